@@ -1,0 +1,43 @@
+"""tokenmill: raw text to training-ready token datasets.
+
+    tokenmill.prepare("corpus/*.parquet", "data/owt", tokenizer="gpt2")
+    tokenmill.verify("data/owt")
+    dataset = tokenmill.open("data/owt")
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0"
+
+__all__ = ["Dataset", "TokenmillError", "open", "plan", "prepare", "repair", "verify"]
+
+if TYPE_CHECKING:
+    from tokenmill.build.prepare import prepare
+    from tokenmill.build.preview import plan
+    from tokenmill.data.dataset import Dataset, open
+    from tokenmill.errors import TokenmillError
+    from tokenmill.verifying import repair, verify
+
+# Nothing heavy loads before it is used; `import tokenmill` stays cheap on a trainer node.
+_HOMES = {
+    "Dataset": "tokenmill.data.dataset",
+    "TokenmillError": "tokenmill.errors",
+    "open": "tokenmill.data.dataset",
+    "plan": "tokenmill.build.preview",
+    "prepare": "tokenmill.build.prepare",
+    "repair": "tokenmill.verifying",
+    "verify": "tokenmill.verifying",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'tokenmill' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -1,0 +1,91 @@
+"""Progress: what a build tells while it runs, and the log of it in `.build/events.jsonl`."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from tokenmill.storage.log import EventLog
+
+Event = dict[str, Any]
+Watcher = Callable[[Event], None]
+
+LOG_SECONDS = 1.0
+
+
+@dataclass(slots=True)
+class Tally:
+    """Running totals. `bytes` are planned bytes of source, of which `total_bytes` are to be done."""
+
+    total_bytes: int
+    total_units: int
+    workers: int
+    done_bytes: int = 0
+    done_units: int = 0
+    bytes: int = 0
+    documents: int = 0
+    tokens: int = 0
+    started: float = 0.0
+
+    def snapshot(self) -> Event:
+        seconds = max(time.monotonic() - self.started, 1e-6)
+        speed = self.bytes / seconds
+        left = max(0, self.total_bytes - self.done_bytes - self.bytes)
+        return {
+            "kind": "progress",
+            "bytes": min(self.done_bytes + self.bytes, self.total_bytes),
+            "total_bytes": self.total_bytes,
+            "units": self.done_units,
+            "total_units": self.total_units,
+            "documents": self.documents,
+            "tokens": self.tokens,
+            "workers": self.workers,
+            "bytes_per_second": round(speed),
+            "tokens_per_second": round(self.tokens / seconds),
+            "seconds_left": round(left / speed, 1) if speed > 0 else None,
+        }
+
+
+class Progress:
+    """Passes events on to whoever watches, and to the log."""
+
+    def __init__(self, watch: Watcher | None) -> None:
+        self._watch = watch
+        self._log: EventLog | None = None
+        self._logged = 0.0
+        self.tally = Tally(total_bytes=0, total_units=0, workers=0)
+
+    def log_to(self, log: EventLog) -> None:
+        self._log = log
+
+    def tell(self, kind: str, **fields: Any) -> None:
+        """An event that is worth a line."""
+        event = {"kind": kind, **fields}
+        if self._log is not None:
+            self._log.add({"time": round(time.time(), 3), **event})
+        if self._watch is not None:
+            self._watch(event)
+
+    def start(self, tally: Tally) -> None:
+        self.tally = tally
+        self.tally.started = time.monotonic()
+        self.tell("start", **{key: value for key, value in tally.snapshot().items() if key != "kind"})
+
+    def hear(self, message: Event) -> None:
+        """What an executor tells."""
+        if message["kind"] == "progress":
+            self.tally.bytes += message["bytes"]
+            self.tally.documents += message["documents"]
+            self.tally.tokens += message["tokens"]
+        else:
+            if message["kind"] == "done":
+                self.tally.done_units += 1
+            self.tell(message["kind"], **{key: value for key, value in message.items() if key != "kind"})
+        event = self.tally.snapshot()
+        if self._log is not None and time.monotonic() - self._logged >= LOG_SECONDS:
+            self._logged = time.monotonic()
+            self._log.add({"time": round(time.time(), 3), **event})
+        if self._watch is not None:
+            self._watch(event)

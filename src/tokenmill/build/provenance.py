@@ -1,0 +1,128 @@
+"""Provenance: for every document of the sources, where it stood and what became of it.
+
+Columns: source, position (row or byte offset), split (null if dropped), dropped (the reason,
+null if kept), tokens. Documents stand in the order of the plan, so the kept ones of a split are
+in the order of its shards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tokenmill.sources.batch import Skip
+from tokenmill.storage import Output
+
+SCHEMA = pa.schema(
+    [
+        ("source", pa.dictionary(pa.int32(), pa.string())),
+        ("position", pa.int64()),
+        ("split", pa.dictionary(pa.int8(), pa.string())),
+        ("dropped", pa.dictionary(pa.int8(), pa.string())),
+        ("tokens", pa.int32()),
+    ]
+)
+GROUP_ROWS = 1 << 20
+
+
+class ProvenanceWriter:
+    """A provenance file in the making; rows are gathered to large row groups."""
+
+    def __init__(self, output: Output) -> None:
+        self.output = output
+        self._sink = _Sink(output)
+        self._writer = pq.ParquetWriter(
+            pa.PythonFile(self._sink, mode="w"), SCHEMA, compression="zstd", write_statistics=False
+        )
+        self._held: list[pa.Table] = []
+        self._rows = 0
+
+    def write(self, table: pa.Table) -> None:
+        self._held.append(table)
+        self._rows += table.num_rows
+        if self._rows >= GROUP_ROWS:
+            self._flush()
+
+    def finish(self) -> Output:
+        self._flush()
+        self._writer.close()
+        return self.output
+
+    def _flush(self) -> None:
+        if self._rows:
+            table = pa.concat_tables(self._held).unify_dictionaries().combine_chunks()
+            self._writer.write_table(table, row_group_size=GROUP_ROWS)
+        self._held, self._rows = [], 0
+
+
+def rows(
+    *,
+    names: Sequence[str],
+    first_source: int,
+    sources: npt.NDArray[np.int32],
+    positions: npt.NDArray[np.int64],
+    splits: npt.NDArray[np.int8],
+    split_names: Sequence[str],
+    tokens: npt.NDArray[np.int64],
+    skips: Sequence[Skip],
+) -> pa.Table:
+    """Provenance of a batch: kept documents and skips, in the order of the source."""
+    reasons = sorted({skip.reason for skip in skips})
+    source = np.concatenate((sources, np.array([skip.source for skip in skips], np.int32)))
+    position = np.concatenate((positions, np.array([skip.position for skip in skips], np.int64)))
+    split = np.concatenate((splits, np.full(len(skips), -1, np.int8)))
+    reason = np.concatenate(
+        (np.full(len(splits), -1, np.int8), np.array([reasons.index(skip.reason) for skip in skips], np.int8))
+    )
+    counts = np.concatenate((tokens.astype(np.int32), np.zeros(len(skips), np.int32)))
+    if skips:
+        order = np.lexsort((position, source))
+        source, position, split, reason, counts = (part[order] for part in (source, position, split, reason, counts))
+    return pa.table(
+        [
+            pa.DictionaryArray.from_arrays(source - np.int32(first_source), pa.array(names, pa.string())),
+            position,
+            _choice(split, split_names),
+            _choice(reason, reasons),
+            counts,
+        ],
+        schema=SCHEMA,
+    )
+
+
+def join(parts: Iterable[pq.ParquetFile]) -> Iterator[pa.Table]:
+    """The tables of several provenance files, one row group at a time."""
+    for part in parts:
+        for group in range(part.num_row_groups):
+            yield part.read_row_group(group).cast(SCHEMA)
+
+
+def _choice(codes: npt.NDArray[np.int8], names: Sequence[str]) -> pa.DictionaryArray:
+    return pa.DictionaryArray.from_arrays(pa.array(codes, mask=codes < 0), pa.array(names, pa.string()))
+
+
+class _Sink:
+    """An output as the file object that Arrow writes to."""
+
+    closed = False
+
+    def __init__(self, output: Output) -> None:
+        self._output = output
+        self._size = 0
+
+    def write(self, data: bytes) -> int:
+        self._size += len(data)
+        return self._output.write(data)
+
+    def tell(self) -> int:
+        return self._size
+
+    def flush(self) -> None:
+        """Publishing makes it durable."""
+
+    def close(self) -> None:
+        """The output is closed when it is published."""

@@ -1,0 +1,115 @@
+"""Receipts: the small record that says a unit is done, and what it must look like on disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tokenmill import records
+from tokenmill.errors import BuildError, DatasetError
+from tokenmill.manifest import Digest, Shard, SourceTotal, check_name
+from tokenmill.storage import Folder
+
+PIECES = ".build/pieces"
+RECEIPTS = ".build/receipts"
+REJECTS = ".build/rejects"
+NO_LIMIT = -1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """What one unit read, dropped and wrote. `token_limit` is -1 but for the unit that ends a token budget."""
+
+    fingerprint: str
+    unit: int
+    token_limit: int
+    documents_read: int
+    dropped: dict[str, int]
+    pieces: dict[str, Shard]
+    sources: tuple[SourceTotal, ...]
+    read_sum: str
+    written_sum: str
+    files: dict[str, Digest]
+
+    @property
+    def tokens(self) -> int:
+        return sum(piece.tokens for piece in self.pieces.values())
+
+    @property
+    def documents(self) -> int:
+        return sum(piece.documents for piece in self.pieces.values())
+
+    @property
+    def provenance(self) -> str:
+        """The file that says where the unit's documents came from."""
+        return f"{PIECES}/{unit_name(self.unit, self.token_limit)}.provenance.parquet"
+
+    def all_files(self) -> dict[str, Digest]:
+        """Every file that the unit wrote."""
+        found = dict(self.files)
+        for piece in self.pieces.values():
+            found[f"{piece.name}.bin"] = piece.bin
+            found[f"{piece.name}.idx"] = piece.idx
+        return found
+
+
+def unit_name(unit: int, token_limit: int) -> str:
+    """How the files of a unit are called; a unit that was cut to a budget is another one."""
+    return f"{unit:06d}" if token_limit == NO_LIMIT else f"{unit:06d}.cut-{token_limit}"
+
+
+def receipt_name(unit: int, token_limit: int) -> str:
+    return f"{RECEIPTS}/{unit_name(unit, token_limit)}.json"
+
+
+def check_books(receipt: Receipt) -> None:
+    """Documents read are kept or dropped, and what was read is what was written. Else `BuildError`."""
+    dropped = sum(receipt.dropped.values())
+    if receipt.documents_read != receipt.documents + dropped:
+        raise BuildError(
+            f"unit {receipt.unit}: {receipt.documents_read} documents read, but {receipt.documents} kept "
+            f"and {dropped} dropped",
+            hint="please report this, with the recipe",
+        )
+    if receipt.read_sum != receipt.written_sum:
+        raise BuildError(
+            f"unit {receipt.unit}: the documents written ({receipt.written_sum}) are not those read "
+            f"({receipt.read_sum})",
+            hint="please report this, with the recipe",
+        )
+
+
+def load_receipt(folder: Folder, unit: int, token_limit: int, fingerprint: str, *, rehash: bool) -> Receipt | None:
+    """The receipt of a unit if it and its files can be trusted.
+
+    Whatever cannot be is moved to quarantine, and the unit is as if it had never run.
+    """
+    name = receipt_name(unit, token_limit)
+    if not folder.exists(name):
+        return None
+    try:
+        receipt = records.unseal(Receipt, folder.read(name, max_bytes=1 << 26), where=name)
+        if (receipt.unit, receipt.token_limit, receipt.fingerprint) != (unit, token_limit, fingerprint):
+            raise DatasetError(f"{name} belongs to another unit or another plan")
+        check_books(receipt)
+    except (DatasetError, BuildError):
+        folder.quarantine(name)
+        return None
+    damaged = list(_damaged(folder, receipt, rehash=rehash))
+    if not damaged:
+        return receipt
+    folder.quarantine(name)
+    for file in damaged:
+        if folder.exists(file):
+            folder.quarantine(file)
+    return None
+
+
+def _damaged(folder: Folder, receipt: Receipt, *, rehash: bool) -> Iterator[str]:
+    for name, digest in receipt.all_files().items():
+        check_name(name, where=receipt_name(receipt.unit, receipt.token_limit))
+        found = folder.stat(name)
+        if found is None or not found.is_file or found.size != digest.bytes:
+            yield name
+        elif rehash and folder.digest(name) != digest:
+            yield name

@@ -1,0 +1,137 @@
+"""Setting up: from a recipe to a plan against the real sources, with a tokenizer that works."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from tokenmill.build.unit import Work
+from tokenmill.errors import RecipeError, SourceError, TokenizerError
+from tokenmill.planning import Plan, make_plan
+from tokenmill.recipe import Recipe
+from tokenmill.shards.layout import dtype_for
+from tokenmill.sources import read_unit
+from tokenmill.sources.listing import Listing, list_sources
+from tokenmill.tokenizer import TokenizerSpec, resolve
+from tokenmill.tokenizer.parity import choose_engine
+from tokenmill.tokenizer.spec import char_spec
+
+
+@dataclass(frozen=True, slots=True)
+class Setup:
+    """A recipe with all its names resolved. `notes` are sentences that the user should read."""
+
+    recipe: Recipe
+    listing: Listing
+    spec: TokenizerSpec
+    plan: Plan
+    notes: tuple[str, ...]
+
+    @property
+    def dtype(self) -> str:
+        return dtype_for(self.spec.vocab_size)
+
+
+def set_up(recipe: Recipe) -> Setup:
+    """Find the sources and the tokenizer, and make the plan. Writes nothing."""
+    spec, note = choose_engine(resolve(recipe.tokenizer, eot_token=recipe.eot_token))
+    if recipe.eot != "none" and spec.eot_id is None:
+        raise TokenizerError(
+            f"{spec.name} names no end-of-text token", hint="name one with --eot-token, or use --eot none"
+        )
+    listing = list_sources(recipe)
+    if not listing.sources:
+        raise RecipeError("there are no sources", hint="give files, folders or globs")
+    plan = make_plan(
+        identity={},
+        sources=listing.sources,
+        extents=listing.extents,
+        unit_bytes=recipe.unit_bytes,
+        sample=recipe.sample,
+        seed=recipe.seed,
+    )
+    if spec.kind == "char":
+        spec = char_spec(_characters(plan, listing.root, recipe))
+    identity = {**recipe.identity(), "tokenizer": spec.fingerprint, "engine": spec.engine_version}
+    notes = [note] if note else []
+    if 65_500 <= spec.vocab_size <= 65_536:
+        notes.append(
+            f"a vocabulary of {spec.vocab_size} is read as uint16 by some of Megatron's tools and as int32 by others"
+        )
+    return Setup(recipe, listing, spec, replace(plan, identity=identity), tuple(notes))
+
+
+def make_work(setup: Setup, *, output: str, scratch: str | None) -> Work:
+    """What the units of a build share."""
+    recipe = setup.recipe
+    return Work(
+        output=output,
+        scratch=scratch,
+        root=setup.listing.root,
+        fingerprint=setup.plan.fingerprint,
+        documents=recipe.documents,
+        eot=recipe.eot,
+        eot_id=setup.spec.eot_id,
+        vocab_size=setup.spec.vocab_size,
+        dtype=setup.dtype,
+        split=dict(sorted(recipe.split.items())),
+        split_names=recipe.splits,
+        seed=recipe.seed,
+        min_chars=recipe.min_chars,
+        max_document_bytes=recipe.max_document_bytes,
+        filter=recipe.filter,
+        on_bad=recipe.on_bad,
+        max_documents=_max_documents(),
+    )
+
+
+def resolve_workers(workers: int | None) -> int:
+    """How many workers: as asked; three quarters of the cores for 0 or less; all of them by default."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if workers is None:
+        workers = _environment("DATASET_NUM_PROC") or cores
+    return workers if workers > 0 else max(1, cores * 3 // 4)
+
+
+def _max_documents() -> int | None:
+    """A bound on the documents of a batch, for those whose scripts set one. The result does not depend on it."""
+    bounds = [_environment("DATASET_BATCH_SIZE"), _environment("DATASET_WRITER_BATCH_SIZE")]
+    return min((bound for bound in bounds if bound), default=None)
+
+
+def _environment(name: str) -> int | None:
+    text = os.environ.get(name, "")
+    if not text:
+        return None
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number <= 0:
+        raise RecipeError(f"{name}={text!r} is not a positive number", hint="unset it or correct it")
+    return number
+
+
+def _characters(plan: Plan, root: str, recipe: Recipe) -> str:
+    """Every character of the sources: a character-level vocabulary takes a pass of its own."""
+    seen = np.zeros(0x110000, np.bool_)
+    for text in _texts(plan, root, recipe):
+        seen[np.frombuffer(text.encode("utf-32-le"), np.uint32)] = True
+    return "".join(chr(point) for point in np.flatnonzero(seen))
+
+
+def _texts(plan: Plan, root: str, recipe: Recipe) -> Iterable[str]:
+    for unit in plan.units:
+        sources = list(plan.sources[unit.source : unit.source + unit.num_sources])
+        paths = [f"{root}/{source.name}" for source in sources]
+        try:
+            for batch in read_unit(
+                unit, paths, sources, documents=recipe.documents, limit=recipe.max_document_bytes
+            ):
+                for data in batch.text.cast("large_binary").to_pylist():
+                    yield data.decode(errors="ignore")
+        except SourceError:
+            continue  # the unit itself will say so

@@ -1,0 +1,224 @@
+"""The state of an output folder: whose it is, what is in it, and what can be trusted.
+
+    OUT/.build/plan.json      the plan; its fingerprint must match
+        .build/where.json     where the sources were, for repair and verify --source
+        .build/clean.json     units that were done at the last clean stop: they need no rehash
+        .build/receipts       one a unit           .build/pieces   what units wrote
+        .build/rejects        bad documents        .build/quarantine   files that failed a check
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tokenmill import manifest as manifests
+from tokenmill import records
+from tokenmill.build.receipt import NO_LIMIT, PIECES, RECEIPTS, REJECTS, Receipt, load_receipt
+from tokenmill.build.setup import Setup
+from tokenmill.errors import DatasetError, OutputError, SourceChangedError, StorageError
+from tokenmill.manifest import Digest, Manifest
+from tokenmill.planning import Plan, Source, differences
+from tokenmill.shards.reader import check_structure
+from tokenmill.storage import Folder
+from tokenmill.tokenizer import TokenizerSpec
+
+PLAN = ".build/plan.json"
+WHERE = ".build/where.json"
+CLEAN = ".build/clean.json"
+TOKENIZER_COPY = ".build/tokenizer"
+_WAYS_OUT = "choose another output, or start this one over with --restart"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Where:
+    """The folder that source names start from, and how documents are told apart."""
+
+    root: str
+    split_names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clean:
+    fingerprint: str
+    units: tuple[int, ...]
+
+
+def check_ours(folder: Folder) -> None:
+    """Refuse a folder that holds something else."""
+    found = folder.stat("")
+    if found is not None and not found.is_folder:
+        raise OutputError(f"{folder.path} is not a folder", hint="choose another output")
+    names = folder.names()
+    if names and ".build" not in names and manifests.NAME not in names:
+        raise OutputError(
+            f"{folder.path} holds something else: {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}",
+            hint="choose an output that is empty or does not exist",
+        )
+
+
+def finished(folder: Folder, plan: Plan) -> Manifest | None:
+    """The manifest of a dataset that stands and is this plan's; None if there is none yet."""
+    if not folder.exists(manifests.NAME):
+        return None
+    found = manifests.load(folder.path)
+    if found.fingerprint != plan.fingerprint:
+        raise OutputError(
+            f"{folder.path} holds a dataset of another recipe:\n  " + "\n  ".join(_differences(found, plan)),
+            hint=_WAYS_OUT,
+        )
+    quick_check(folder, found)
+    return found
+
+
+def quick_check(folder: Folder, found: Manifest) -> None:
+    """Every file is there with its size, every index fits its tokens. Reads no tokens."""
+    for name, digest in found.all_files().items():
+        stat = folder.stat(name)
+        if stat is None or not stat.is_file or stat.size != digest.bytes:
+            size = "is missing" if stat is None else f"has {stat.size} bytes"
+            raise DatasetError(f"{folder.at(name)} {size}, expected {digest.bytes} bytes", hint="run tokenmill repair")
+    for split in found.splits.values():
+        for shard in split.shards:
+            check_structure(
+                folder.at(f"{shard.name}.bin"),
+                folder.at(f"{shard.name}.idx"),
+                tokens=shard.tokens,
+                documents=shard.documents,
+                dtype=found.dtype,
+                deep=False,
+            )
+
+
+def enter(folder: Folder, setup: Setup, *, restart: bool) -> None:
+    """Make the folder this plan's, or find that it is. The lock is held."""
+    plan = setup.plan
+    if restart:
+        start_over(folder)
+    found = load_plan(folder) if folder.exists(PLAN) else None
+    if found is None:
+        folder.write(PLAN, records.seal(plan))
+    elif found.fingerprint != plan.fingerprint:
+        raise OutputError(
+            f"{folder.path} holds an unfinished build of another recipe:\n  "
+            + "\n  ".join(differences(found, plan)),
+            hint=_WAYS_OUT,
+        )
+    else:
+        _check_pins(found.sources, plan.sources)
+    folder.replace(WHERE, records.seal(Where(root=setup.listing.root, split_names=setup.recipe.splits)))
+
+
+def start_over(folder: Folder) -> None:
+    """Remove a build and its dataset, but nothing that tokenmill did not write."""
+    splits: Iterable[str] = ("train", "val")
+    with contextlib.suppress(DatasetError):
+        splits = manifests.load(folder.path).splits
+    with contextlib.suppress(DatasetError):
+        where = records.unseal(Where, folder.read(WHERE), where=WHERE)
+        splits = {*splits, *where.split_names}
+    folder.remove(manifests.NAME)
+    for name in (*splits, "provenance"):
+        folder.remove_tree(name)
+    for name in ("tokenizer.json", "tokenizer.tiktoken", "characters.json"):
+        folder.remove(name)
+    for name in folder.names(".build"):
+        if name not in ("lock", "events.jsonl"):
+            _remove(folder, f".build/{name}")
+
+
+def load_plan(folder: Folder) -> Plan:
+    return records.unseal(Plan, folder.read(PLAN), where=folder.at(PLAN))
+
+
+def load_where(folder: Folder) -> Where:
+    return records.unseal(Where, folder.read(WHERE), where=folder.at(WHERE))
+
+
+def keep_tokenizer(folder: Folder, spec: TokenizerSpec) -> Digest | None:
+    """Put the tokenizer's content into the dataset, so that it can be decoded anywhere."""
+    if spec.file_name is None:
+        return None
+    folder.write(TOKENIZER_COPY, spec.content)
+    return folder.write(spec.file_name, spec.content)
+
+
+def trusted_receipts(folder: Folder, plan: Plan) -> dict[int, Receipt]:
+    """Receipts of units that were done at the last clean stop. All others are rehashed by workers."""
+    try:
+        clean = records.unseal(Clean, folder.read(CLEAN), where=CLEAN)
+    except DatasetError:
+        return {}
+    if clean.fingerprint != plan.fingerprint:
+        return {}
+    there = set(folder.names(RECEIPTS))
+    found = {}
+    for unit in clean.units:
+        if f"{unit:06d}.json" in there and unit < len(plan.units):
+            receipt = load_receipt(folder, unit, NO_LIMIT, clean.fingerprint, rehash=False)
+            if receipt is not None:
+                found[unit] = receipt
+    return found
+
+
+def note_clean_stop(folder: Folder, known: dict[int, Receipt]) -> None:
+    """Write down which units need no rehash at the next start."""
+    if known:
+        fingerprint = next(iter(known.values())).fingerprint
+        with contextlib.suppress(StorageError):  # a full disk: the next start just rehashes
+            folder.replace(CLEAN, records.seal(Clean(fingerprint=fingerprint, units=tuple(sorted(known)))))
+
+
+def bytes_done(folder: Folder) -> int:
+    """How much of the output is there already."""
+    sizes = (folder.stat(f"{PIECES}/{name}") for name in folder.names(PIECES))
+    return sum(found.size for found in sizes if found is not None)
+
+
+def sweep(folder: Folder) -> None:
+    """Remove the temp files of workers that were stopped."""
+    for name in ("", ".build", PIECES, RECEIPTS, REJECTS):
+        folder.sweep(name)
+
+
+def clean_up(folder: Folder, local: Folder | None) -> None:
+    """After the manifest: pieces have become shards, and their own names are not needed any more."""
+    for name in folder.names(PIECES):
+        if not name.endswith(".provenance.parquet"):
+            folder.remove(f"{PIECES}/{name}")
+    folder.remove(CLEAN)
+    if local is not None:
+        local.remove_tree("")
+
+
+def _differences(found: Manifest, plan: Plan) -> list[str]:
+    sources = tuple(
+        Source(name=s.name, kind="", compression="", bytes=s.bytes, modified=0, split="", text={})
+        for s in found.sources
+    )
+    now = tuple(
+        Source(name=s.name, kind="", compression="", bytes=s.bytes, modified=0, split="", text={})
+        for s in plan.sources
+    )
+    old_plan = Plan(format=found.format, identity=found.identity, sources=sources, units=(), target_tokens=0)
+    new_plan = Plan(format=plan.format, identity=plan.identity, sources=now, units=plan.units, target_tokens=0)
+    return differences(old_plan, new_plan)
+
+
+def _check_pins(before: tuple[Source, ...], now: tuple[Source, ...]) -> None:
+    for was, found in zip(before, now, strict=True):
+        if was.modified != found.modified:
+            raise SourceChangedError(
+                f"source {was.name} changed since the plan was made: it had {was.bytes} bytes and time "
+                f"{was.modified}, now {found.bytes} bytes and time {found.modified}",
+                hint="put the old file back, or start over with --restart",
+            )
+
+
+def _remove(folder: Folder, name: str) -> None:
+    found = folder.stat(name)
+    if found is not None and found.is_folder:
+        folder.remove_tree(name)
+    else:
+        folder.remove(name)

@@ -1,0 +1,52 @@
+"""From ids to tokens on disk: the end of text in its place, the range checked, one narrowing."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.errors import BuildError
+from tokenmill.shards.layout import Tokens, numpy_dtype
+from tokenmill.tokenizer import Encoded
+
+
+def place_eot(encoded: Encoded, *, eot: str, eot_id: int | None, vocab_size: int, dtype: str) -> Tokens:
+    """The documents' tokens end to end, each with its end-of-text id where the policy wants it."""
+    ids, lengths = encoded.ids, encoded.lengths
+    if len(ids) and int(ids.max()) >= vocab_size:
+        raise BuildError(
+            f"the tokenizer gave id {int(ids.max())}, beyond its vocabulary of {vocab_size}",
+            hint="please report this, with the tokenizer",
+        )
+    narrow = ids.astype(numpy_dtype(dtype))
+    if eot == "none":
+        return narrow
+    # One extra token a document: document d is shifted by d places, or by d + 1 if the EOT comes first.
+    ends = np.cumsum(lengths)
+    shift = np.arange(len(lengths))
+    places = ends + shift if eot == "append" else ends - lengths + shift
+    tokens = np.empty(len(ids) + len(lengths), narrow.dtype)
+    is_text = np.ones(len(tokens), np.bool_)
+    is_text[places] = False
+    tokens[is_text] = narrow
+    tokens[places] = eot_id
+    return tokens
+
+
+def cut_to(encoded: Encoded, *, room: int, eot: bool) -> Encoded:
+    """The first documents, down to exactly `room` tokens with their EOTs; the last one may be cut."""
+    sizes = encoded.lengths + int(eot)
+    kept = int(np.searchsorted(np.cumsum(sizes), room, side="left")) + 1
+    lengths = encoded.lengths[:kept].copy()
+    lengths[-1] -= int(sizes[:kept].sum()) - room
+    return Encoded(encoded.ids[: int(lengths.sum())], lengths)
+
+
+def select(encoded: Encoded, chosen: npt.NDArray[np.bool_]) -> Encoded:
+    """Some of the documents, in order, copied run by run."""
+    if chosen.all():
+        return encoded
+    borders = np.flatnonzero(np.diff(chosen.astype(np.int8), prepend=0, append=0))
+    ends = np.concatenate(([0], np.cumsum(encoded.lengths)))
+    runs = [encoded.ids[ends[first] : ends[last]] for first, last in borders.reshape(-1, 2)]
+    return Encoded(np.concatenate(runs) if runs else encoded.ids[:0], encoded.lengths[chosen])

@@ -1,0 +1,108 @@
+"""Everything that can go wrong, in one tree.
+
+    TokenmillError                exit code 1
+    ├── RecipeError               2    what was asked for cannot be done as asked
+    │   ├── TokenizerError        2    unknown, unreadable, or without an EOT
+    │   └── OutputError           2    the output folder holds something else
+    ├── SourceError               1    a source cannot be read; names file and position
+    │   └── SourceChangedError    1    a source is not what the plan pinned
+    ├── ParityError               1    the engine and its reference disagree on a document
+    ├── StorageError              1    a write or a read of the output failed
+    │   ├── DiskFullError         1    no space left; says how much is missing
+    │   └── DeterminismError      1    the same unit gave other bytes
+    ├── BadDocumentError          1    a bad document under --on-bad fail
+    ├── BuildError                1    units failed, or the books do not balance
+    ├── DatasetError              4    not a dataset, or a damaged one
+    ├── LockedError               5    another build works on this output
+    └── Interrupted             130    stopped by the user
+
+Every error says what happened and where; `hint` says what to do about it. Errors
+cross process borders as plain records (`to_record`, `from_record`), never as pickles.
+"""
+
+from __future__ import annotations
+
+
+class TokenmillError(Exception):
+    exit_code = 1
+
+    def __init__(self, message: str, *, hint: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+
+
+class RecipeError(TokenmillError):
+    exit_code = 2
+
+
+class TokenizerError(RecipeError):
+    pass
+
+
+class OutputError(RecipeError):
+    pass
+
+
+class SourceError(TokenmillError):
+    pass
+
+
+class SourceChangedError(SourceError):
+    pass
+
+
+class ParityError(TokenmillError):
+    pass
+
+
+class StorageError(TokenmillError):
+    pass
+
+
+class DiskFullError(StorageError):
+    pass
+
+
+class DeterminismError(StorageError):
+    pass
+
+
+class BadDocumentError(TokenmillError):
+    pass
+
+
+class BuildError(TokenmillError):
+    pass
+
+
+class DatasetError(TokenmillError):
+    exit_code = 4
+
+
+class LockedError(TokenmillError):
+    exit_code = 5
+
+
+class Interrupted(TokenmillError):  # noqa: N818  an interruption is not an error of anyone's
+    exit_code = 130
+
+
+def _tree(root: type[TokenmillError]) -> dict[str, type[TokenmillError]]:
+    found = {root.__name__: root}
+    for child in root.__subclasses__():
+        found.update(_tree(child))
+    return found
+
+
+def to_record(error: BaseException) -> dict[str, str]:
+    """A plain record of an error, for another process."""
+    if isinstance(error, TokenmillError):
+        return {"kind": type(error).__name__, "message": error.message, "hint": error.hint}
+    return {"kind": "", "message": f"{type(error).__name__}: {error}", "hint": ""}
+
+
+def from_record(record: dict[str, str]) -> TokenmillError:
+    """The error that `to_record` wrote down."""
+    kind = _tree(TokenmillError).get(record["kind"], TokenmillError)
+    return kind(record["message"], hint=record["hint"])

@@ -1,0 +1,206 @@
+"""The plan: a recipe resolved against the real sources, as an ordered table of units.
+
+    sources, in order     a.parquet              b.jsonl          c.txt d.txt e.txt
+    units                 [0 row groups 0-3]     [2 bytes 0-64M]  [4 whole files]
+                          [1 row groups 4-7]     [3 bytes 64M-..]
+
+Pure: the same sources and the same recipe give the same plan, whatever the number of
+workers, the machine or the time of day. Its fingerprint is the dataset's identity.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tokenmill import records
+
+FORMAT = 1
+MIN_UNIT_BYTES = 16_000_000
+MAX_UNIT_BYTES = 2_000_000_000
+UNITS_WANTED = 256
+SAMPLE_UNITS_WANTED = 64
+# A compressed file holds a few times its own size of text; plans need a guess, results do not depend on it.
+EXPANSION = 4
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """One file to read: what it is, how its text is found, and what pins it."""
+
+    name: str
+    kind: str
+    compression: str
+    bytes: int
+    modified: int
+    split: str
+    text: dict[str, Any]
+
+    def identity(self) -> dict[str, Any]:
+        """Source without what a copy of the same file would not share."""
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "bytes": self.bytes,
+            "split": self.split,
+            "text": self.text,
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Unit:
+    """A slice of one source (`start` to `stop` in its own measure), or a run of whole small ones."""
+
+    index: int
+    source: int
+    num_sources: int
+    start: int
+    stop: int
+    text_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Extent:
+    """How large a source is and where it may be cut.
+
+    `sections` are the text bytes of its row groups or record batches. Without sections a
+    source is cut at any byte if `divisible`, else never.
+    """
+
+    text_bytes: int
+    sections: tuple[int, ...] = ()
+    divisible: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """Sources, units and everything else that decides the bytes of a dataset."""
+
+    format: int
+    identity: dict[str, Any]
+    sources: tuple[Source, ...]
+    units: tuple[Unit, ...]
+    target_tokens: int
+
+    @property
+    def fingerprint(self) -> str:
+        return records.digest(
+            {
+                "format": self.format,
+                "identity": self.identity,
+                "sources": [source.identity() for source in self.sources],
+                "units": self.units,
+                "target_tokens": self.target_tokens,
+            }
+        )
+
+    def text_bytes(self) -> int:
+        return sum(unit.text_bytes for unit in self.units)
+
+
+def make_plan(
+    *,
+    identity: Mapping[str, Any],
+    sources: Sequence[Source],
+    extents: Sequence[Extent],
+    unit_bytes: int | None,
+    sample: float | None,
+    seed: int,
+) -> Plan:
+    """Cut the sources into units of about `unit_bytes` of text, and draw the sample if one is wanted."""
+    total = sum(extent.text_bytes for extent in extents)
+    size = unit_bytes or default_unit_bytes(total, sample=sample)
+    slices = list(_slices(sources, extents, size))
+    if sample is not None:
+        slices = _draw(slices, sample=sample, seed=seed)
+    units = tuple(Unit(index=index, **fields) for index, fields in enumerate(slices))
+    # Any unit of half the wanted size or more reaches the target, so that its piece becomes a shard as it is.
+    return Plan(
+        format=FORMAT,
+        identity=dict(identity),
+        sources=tuple(sources),
+        units=units,
+        target_tokens=max(1, size // 16),
+    )
+
+
+def default_unit_bytes(total: int, *, sample: float | None = None) -> int:
+    """A unit size that gives enough units to share out, and not so many that shards become dust."""
+    if sample is not None:
+        return max(1_000_000, min(int(total * sample) // SAMPLE_UNITS_WANTED, MAX_UNIT_BYTES))
+    return max(MIN_UNIT_BYTES, min(total // UNITS_WANTED, MAX_UNIT_BYTES))
+
+
+def _slices(sources: Sequence[Source], extents: Sequence[Extent], size: int) -> Iterator[dict[str, int]]:
+    first = 0
+    while first < len(sources):
+        count, gathered = 1, extents[first].text_bytes
+        while (
+            first + count < len(sources)
+            and gathered + extents[first + count].text_bytes <= size
+            and sources[first + count].split == sources[first].split
+        ):
+            gathered += extents[first + count].text_bytes
+            count += 1
+        if count > 1:
+            yield {"source": first, "num_sources": count, "start": 0, "stop": -1, "text_bytes": gathered}
+        else:
+            yield from _cut(first, sources[first], extents[first], size)
+        first += count
+
+
+def _cut(index: int, source: Source, extent: Extent, size: int) -> Iterator[dict[str, int]]:
+    """Even parts of one source: a short last part would make a small piece, which must be copied at commit."""
+    parts = max(1, round(extent.text_bytes / size))
+    if extent.sections:
+        bounds = _section_bounds(extent.sections, parts)
+        weights = [sum(extent.sections[a:b]) for a, b in bounds]
+    elif extent.divisible and parts > 1:
+        cuts = [source.bytes * part // parts for part in range(parts + 1)]
+        bounds = list(zip(cuts[:-1], cuts[1:], strict=True))
+        weights = [b - a for a, b in bounds]
+    else:
+        bounds, weights = [(0, -1)], [extent.text_bytes]
+    for (start, stop), weight in zip(bounds, weights, strict=True):
+        yield {"source": index, "num_sources": 1, "start": start, "stop": stop, "text_bytes": weight}
+
+
+def _section_bounds(sections: Sequence[int], parts: int) -> list[tuple[int, int]]:
+    total, seen, starts, last = sum(sections), 0, [0], 0
+    for index, weight in enumerate(sections):
+        part = (2 * seen + weight) * parts // (2 * total) if total else 0
+        if part != last and index:
+            starts.append(index)
+        last = part
+        seen += weight
+    return list(zip(starts, [*starts[1:], len(sections)], strict=True))
+
+
+def _draw(slices: list[dict[str, int]], *, sample: float, seed: int) -> list[dict[str, int]]:
+    """A seeded choice of whole units, in order: what is not drawn is not even read."""
+    wanted = max(1, round(sample * len(slices)))
+    return [slices[i] for i in sorted(random.Random(seed).sample(range(len(slices)), wanted))]
+
+
+def differences(old: Plan, new: Plan) -> list[str]:
+    """What makes two plans differ, one line each, with both values."""
+    lines = [
+        f"{key}: was {old.identity.get(key)!r}, now {new.identity.get(key)!r}"
+        for key in sorted(old.identity.keys() | new.identity.keys())
+        if old.identity.get(key) != new.identity.get(key)
+    ]
+    before = {source.name: source for source in old.sources}
+    after = {source.name: source for source in new.sources}
+    for name in sorted(before.keys() | after.keys()):
+        was, now = before.get(name), after.get(name)
+        if was is None or now is None:
+            lines.append(f"source {name}: {'was not there' if was is None else 'is gone'}")
+        elif was.bytes != now.bytes:
+            lines.append(f"source {name}: was {was.bytes} bytes, now {now.bytes}")
+        elif was.identity() != now.identity():
+            lines.append(f"source {name}: was {was.identity()}, now {now.identity()}")
+    if not lines and old.fingerprint != new.fingerprint:
+        lines.append("the sources are cut into other units")
+    return lines

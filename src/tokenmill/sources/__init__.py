@@ -1,0 +1,59 @@
+"""Sources: from files to batches of documents.
+
+    listing   files, folders, globs -> a table of pinned sources
+    streams   bytes, plain or compressed        separated   byte ranges -> whole documents
+    jsonl, text, parquet, arrow                 one module a kind, all giving batches
+    columns   text from fields                  batch       what they all give
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from tokenmill.planning import Source, Unit
+from tokenmill.sources import arrow, jsonl, parquet, text
+from tokenmill.sources.batch import Batch, even
+from tokenmill.sources.listing import check_unchanged
+
+__all__ = ["read_unit"]
+
+
+def read_unit(
+    unit: Unit,
+    paths: list[str],
+    sources: list[Source],
+    *,
+    documents: str,
+    limit: int,
+    max_documents: int | None = None,
+) -> Iterator[Batch]:
+    """The documents of a unit in order. `paths` and `sources` are those of the unit alone.
+
+    `documents` says what a document is in text files; none is larger than `limit` bytes. Each
+    source is checked against its pin before and after it is read.
+    """
+    return even(_read(unit, paths, sources, documents, limit), max_documents=max_documents)
+
+
+def _read(unit: Unit, paths: list[str], sources: list[Source], documents: str, limit: int) -> Iterator[Batch]:
+    for index, (path, source) in enumerate(zip(paths, sources, strict=True), start=unit.source):
+        check_unchanged(path, source)
+        yield from _read_source(path, index, source, unit.start, unit.stop, documents, limit)
+        check_unchanged(path, source)
+
+
+def _read_source(
+    path: str, index: int, source: Source, start: int, stop: int, documents: str, limit: int
+) -> Iterator[Batch]:
+    if source.kind == "parquet":
+        return parquet.read(path, index, source, start, stop)
+    if source.kind == "arrow":
+        return arrow.read(path, index, source, start, stop)
+    if source.kind == "jsonl":
+        return jsonl.read(path, index, source, start, stop, limit=limit)
+    if documents == "files":
+        return text.read_file(path, index, source, limit=limit)
+    if documents == "lines":
+        return text.read_lines(path, index, source, start, stop, limit=limit)
+    separator = documents.removeprefix("separator:").encode()
+    return text.read_separated(path, index, source, start, stop, separator=separator, limit=limit)

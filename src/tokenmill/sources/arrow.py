@@ -1,0 +1,71 @@
+"""Arrow files, as a saved Hugging Face dataset holds them: a unit is a run of record batches."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from tokenmill.planning import Extent, Source
+from tokenmill.sources.batch import Batch
+from tokenmill.sources.columns import Rule, rule_columns
+from tokenmill.sources.parquet import check_text_column, table_batch
+from tokenmill.sources.streams import explained
+
+
+def columns(path: str) -> list[str]:
+    with _batches(path) as (schema, _):
+        return list(schema.names)
+
+
+def extent(path: str, rule: Rule) -> Extent:
+    """Text bytes of every record batch; the file is mapped, so its texts are not read."""
+    with _batches(path) as (schema, batches):
+        for name in rule_columns(rule):
+            check_text_column(schema.field(name), rule, path)
+        names = rule_columns(rule)
+        sections = tuple(max(1, sum(batch.column(name).nbytes for name in names)) for batch in batches)
+    return Extent(text_bytes=sum(sections), sections=sections)
+
+
+def read(path: str, index: int, source: Source, start: int, stop: int) -> Iterator[Batch]:
+    """The rows of record batches [start, stop); their positions are rows of the file."""
+    row = 0
+    with _batches(path) as (_, batches):
+        for number, batch in enumerate(batches):
+            if 0 <= stop <= number:
+                return
+            if number >= start and batch.num_rows:
+                yield table_batch(index, batch.select(rule_columns(source.text)), source.text, row)
+            row += batch.num_rows
+
+
+@contextlib.contextmanager
+def _batches(path: str) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
+    """Schema and record batches of an Arrow stream or file."""
+    with explained(path):
+        mapped = pa.memory_map(path)
+    with mapped:
+        with explained(path):
+            is_file = mapped.read(6) == b"ARROW1"
+            mapped.seek(0)
+            reader = pa.ipc.open_file(mapped) if is_file else pa.ipc.open_stream(mapped)
+        yield reader.schema, _explained_batches(reader, path, is_file)
+
+
+def _explained_batches(
+    reader: pa.RecordBatchFileReader | pa.RecordBatchStreamReader, path: str, is_file: bool
+) -> Iterator[pa.RecordBatch]:
+    number = 0
+    while True:
+        with explained(path, where=f", record batch {number}"):
+            try:
+                if is_file and number == reader.num_record_batches:
+                    return
+                batch = reader.get_batch(number) if is_file else reader.read_next_batch()
+            except StopIteration:
+                return
+            batch.validate(full=False)
+        yield batch
+        number += 1

@@ -1,0 +1,84 @@
+"""A batch: some documents with where each of them stands, and what was skipped among them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+BATCH_BYTES = 4_000_000
+
+# Why a document is not kept. The first group is policy; the second is bad input, which is quarantined.
+DROPS = ("empty", "too_short", "too_large", "filtered", "over_budget")
+BAD = ("invalid_json", "missing_field", "null_text", "not_text", "lone_surrogate", "invalid_utf8")
+
+
+@dataclass(frozen=True, slots=True)
+class Skip:
+    """A document that is not kept: its source, its row or byte offset there, and why."""
+
+    source: int
+    position: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Documents in order. `text` is Arrow text or bytes; `positions` are rows or byte offsets in `sources`."""
+
+    text: pa.Array
+    sources: npt.NDArray[np.int32]
+    positions: npt.NDArray[np.int64]
+    skips: tuple[Skip, ...] = ()
+
+    @property
+    def num_read(self) -> int:
+        return len(self.text) + len(self.skips)
+
+
+def make_batch(source: int, text: pa.Array, positions: npt.NDArray[np.int64], skips: Iterable[Skip] = ()) -> Batch:
+    """A batch of documents of a single source."""
+    return Batch(text, np.full(len(text), source, np.int32), positions, tuple(skips))
+
+
+def even(batches: Iterable[Batch], *, max_documents: int | None = None) -> Iterator[Batch]:
+    """The same documents in batches of about `BATCH_BYTES`: small ones joined, large ones cut."""
+    held: list[Batch] = []
+    size = count = 0
+    for batch in batches:
+        for part in _cut(batch, max_documents):
+            if held and (
+                size + part.text.nbytes > BATCH_BYTES or (max_documents and count + len(part.text) > max_documents)
+            ):
+                yield _join(held)
+                held, size, count = [], 0, 0
+            held.append(part)
+            size += part.text.nbytes
+            count += len(part.text)
+    if held:
+        yield _join(held)
+
+
+def _cut(batch: Batch, max_documents: int | None) -> Iterator[Batch]:
+    count = len(batch.text)
+    if count < 2 or (batch.text.nbytes <= BATCH_BYTES and (not max_documents or count <= max_documents)):
+        yield batch
+        return
+    half = count // 2
+    yield from _cut(Batch(batch.text[:half], batch.sources[:half], batch.positions[:half], batch.skips), max_documents)
+    yield from _cut(Batch(batch.text[half:], batch.sources[half:], batch.positions[half:]), max_documents)
+
+
+def _join(batches: list[Batch]) -> Batch:
+    if len(batches) == 1:
+        return batches[0]
+    return Batch(
+        # By way of bytes: nobody has checked yet that the texts are valid.
+        pa.concat_arrays([batch.text.cast(pa.large_binary()) for batch in batches]).view(pa.large_string()),
+        np.concatenate([batch.sources for batch in batches]),
+        np.concatenate([batch.positions for batch in batches]),
+        tuple(skip for batch in batches for skip in batch.skips),
+    )

@@ -1,0 +1,113 @@
+"""Parquet: a unit is a run of row groups, read column by column in small batches."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from tokenmill.errors import RecipeError
+from tokenmill.planning import Extent, Source
+from tokenmill.sources.batch import BATCH_BYTES, Batch, Skip, make_batch
+from tokenmill.sources.columns import Rule, row_text, rule_columns
+from tokenmill.sources.streams import explained
+
+
+def columns(path: str) -> list[str]:
+    with _open(path) as file:
+        return list(file.schema_arrow.names)
+
+
+def extent(path: str, rule: Rule) -> Extent:
+    """Text bytes of every row group, from the footer alone."""
+    with _open(path) as file:
+        for name in rule_columns(rule):
+            check_text_column(file.schema_arrow.field(name), rule, path)
+        wanted = set(rule_columns(rule))
+        metadata = file.metadata
+        sections = []
+        for index in range(metadata.num_row_groups):
+            group = metadata.row_group(index)
+            chunks = (group.column(i) for i in range(group.num_columns))
+            sections.append(
+                sum(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema.split(".")[0] in wanted)
+            )
+    return Extent(text_bytes=sum(sections), sections=tuple(sections))
+
+
+def read(path: str, index: int, source: Source, start: int, stop: int) -> Iterator[Batch]:
+    """The rows of row groups [start, stop); their positions are rows of the file."""
+    names = rule_columns(source.text)
+    with _open(path) as file:
+        metadata = file.metadata
+        stop = metadata.num_row_groups if stop < 0 else stop
+        row = sum(metadata.row_group(i).num_rows for i in range(start))
+        for group in range(start, stop):
+            size, rows = metadata.row_group(group).total_byte_size, metadata.row_group(group).num_rows
+            batch_rows = max(1, min(rows, BATCH_BYTES * rows // max(size, 1)))
+            batches = file.iter_batches(batch_rows, row_groups=[group], columns=names, use_threads=False)
+            while True:
+                with explained(path, where=f", row group {group}, from row {row} on"):
+                    table = next(batches, None)
+                if table is None:
+                    break
+                yield table_batch(index, table, source.text, row)
+                row += table.num_rows
+
+
+def table_batch(index: int, table: pa.RecordBatch, rule: Rule, row: int) -> Batch:
+    """The texts of some rows, the first of which is `row`."""
+    positions = np.arange(row, row + table.num_rows, dtype=np.int64)
+    if "column" not in rule:
+        return _row_batch(index, table, rule, positions)
+    text = plain_text(table.column(rule["column"]))
+    if not text.null_count:
+        return make_batch(index, text, positions)
+    null = text.is_null().to_numpy(zero_copy_only=False)
+    skips = [Skip(index, int(position), "null_text") for position in positions[null]]
+    return make_batch(index, text.drop_null(), positions[~null], skips)
+
+
+def _row_batch(index: int, table: pa.RecordBatch, rule: Rule, positions: np.ndarray) -> Batch:  # type: ignore[type-arg]
+    texts, kept, skips = [], [], []
+    for position, row in zip(positions.tolist(), table.to_pylist(), strict=True):
+        text, reason = row_text(rule, row)
+        if reason:
+            skips.append(Skip(index, position, reason))
+        else:
+            texts.append(text)
+            kept.append(position)
+    return make_batch(index, pa.array(texts, pa.large_string()), np.array(kept, np.int64), skips)
+
+
+def plain_text(column: pa.Array) -> pa.Array:
+    """A text column in the layout that the engine takes: offsets and bytes."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
+        return column.view(pa.string() if pa.types.is_binary(column.type) else pa.large_string())
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        return column
+    return column.cast(pa.large_string())
+
+
+def check_text_column(field: pa.Field, rule: Rule, path: str) -> None:
+    """A column that is to be the text must hold text."""
+    kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+    texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    binaries = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
+    if "column" in rule and not any(is_kind(kind) for is_kind in (*texts, *binaries)):
+        raise RecipeError(
+            f"{path}: column {field.name!r} holds {kind}, not text", hint="name a text column with --text-column"
+        )
+
+
+@contextlib.contextmanager
+def _open(path: str) -> Iterator[pq.ParquetFile]:
+    with explained(path):
+        file = pq.ParquetFile(path, buffer_size=BATCH_BYTES, pre_buffer=False)
+    with file:
+        yield file

@@ -1,0 +1,136 @@
+"""Documents that end with a separator, from any byte range: none lost, doubled or cut.
+
+    bytes     a a a | b b | c c c c c c | d
+    ranges    [------------)[------------)
+    read      a a a   b b                    a document belongs to the range that holds its
+                            c c c c c c   d  first byte, however far it reaches
+
+A line is a document that ends with a newline. Separators count from left to right and do not
+overlap; where one could overlap itself ("\\n\\n" in "\\n\\n\\n"), a range must begin its scan at
+a byte that no possible separator crosses: from there it agrees with a scan of the whole file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tokenmill.sources.streams import Stream, open_stream
+
+CHUNK = 4 << 20
+_LOOK_BACK = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Documents end to end with the separators between them; the first begins at byte `start`.
+
+    A run that is `too_large` stands for one document above the limit, whose bytes were passed over.
+    """
+
+    start: int
+    data: bytes
+    too_large: bool = False
+
+
+def read_runs(path: str, compression: str, separator: bytes, start: int, stop: int, limit: int) -> Iterator[Run]:
+    """The documents that begin in [start, stop); a `stop` of -1 is the end of the file."""
+    begin = _fresh(path, separator, max(0, start - len(separator))) if start else 0
+    with open_stream(path, compression, start=begin) as stream:
+        at, held = begin, b""
+        if start:
+            first = _first_document(stream, separator, begin, start)
+            if first is None or 0 <= stop <= first[0]:
+                return
+            at, held = first
+        yield from _runs(stream, separator, at, held, stop, limit)
+
+
+def _runs(stream: Stream, separator: bytes, at: int, held: bytes, stop: int, limit: int) -> Iterator[Run]:
+    """Runs of whole documents. `held` is what was read and not yet given; its first byte begins a document."""
+    while True:
+        chunk = stream.read(CHUNK)
+        held += chunk
+        if stop >= 0 and (end := _find(held, separator, stop - at)) >= 0:
+            yield Run(at, held[:end])
+            return
+        if not chunk:
+            if held:
+                yield Run(at, held)
+            return
+        end = _find_last(held, separator)
+        if end >= 0:
+            yield Run(at, held[:end])
+            held = held[end + len(separator) :]
+            at += end + len(separator)
+        elif len(held) > limit:
+            yield Run(at, b"", too_large=True)
+            after = _pass_over(stream, separator, at, held)
+            if after is None or 0 <= stop <= after[0]:
+                return
+            at, held = after
+
+
+def _first_document(stream: Stream, separator: bytes, at: int, start: int) -> tuple[int, bytes] | None:
+    """Where the first document at or after `start` begins, and what was read of it."""
+    held = stream.read(max(CHUNK, start - at + 2 * len(separator)))
+    end = _find(held, separator, start - at)
+    if end >= 0:
+        return at + end + len(separator), held[end + len(separator) :]
+    return _pass_over(stream, separator, at, held)
+
+
+def _pass_over(stream: Stream, separator: bytes, at: int, held: bytes) -> tuple[int, bytes] | None:
+    """Read on until a separator ends the document that `held` is in, keeping none of it."""
+    while True:
+        tail = held[max(0, len(held) - len(separator) + 1) :] if len(separator) > 1 else b""
+        at += len(held) - len(tail)
+        chunk = stream.read(CHUNK)
+        if not chunk:
+            return None
+        held = tail + chunk
+        end = held.find(separator)
+        if end >= 0:
+            return at + end + len(separator), held[end + len(separator) :]
+
+
+def overlaps_itself(separator: bytes) -> bool:
+    return any(separator.endswith(separator[:size]) for size in range(1, len(separator)))
+
+
+def _find(data: bytes, separator: bytes, wanted: int) -> int:
+    """Where the first separator that ends at `wanted` or later begins; -1 if there is none."""
+    if not overlaps_itself(separator):
+        return data.find(separator, max(0, wanted - len(separator)))
+    found = data.find(separator)
+    while 0 <= found < wanted - len(separator):
+        found = data.find(separator, found + len(separator))
+    return found
+
+
+def _find_last(data: bytes, separator: bytes) -> int:
+    if not overlaps_itself(separator):
+        return data.rfind(separator)
+    last, found = -1, data.find(separator)
+    while found >= 0:
+        last, found = found, data.find(separator, found + len(separator))
+    return last
+
+
+def _fresh(path: str, separator: bytes, at: int) -> int:
+    """The last byte at or before `at` that no possible separator crosses."""
+    size = len(separator)
+    while at > 0 and size > 1:
+        low = max(0, at - _LOOK_BACK)
+        with open_stream(path, "", start=low) as stream:
+            window = stream.read(at - low + size - 1)
+        here = at - low
+        while here > 0:
+            crossing = window.find(separator, max(0, here - size + 1), here + size - 1)
+            if crossing < 0:
+                return low + here
+            here = crossing
+        if low == 0:
+            return 0
+        at = low
+    return at

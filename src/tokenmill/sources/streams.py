@@ -1,0 +1,60 @@
+"""Bytes of a source from a position on: plain, .gz or .zst, never more in memory than was asked for."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Protocol
+
+import pyarrow as pa
+
+from tokenmill.errors import SourceError
+
+CODECS = {"gz": "gzip", "zst": "zstd"}
+
+
+class Stream(Protocol):
+    def read(self, size: int) -> bytes:
+        """Up to `size` bytes; none at the end."""
+
+
+@contextlib.contextmanager
+def open_stream(path: str, compression: str, *, start: int = 0) -> Iterator[Stream]:
+    """A source as a stream of its text's bytes. A plain one may start anywhere."""
+    with explained(path):
+        file = pa.OSFile(path, "rb")
+    with file:
+        if compression:
+            with explained(path), pa.CompressedInputStream(file, CODECS[compression]) as stream:
+                yield _Checked(stream, path)
+        else:
+            file.seek(start)
+            yield _Checked(file, path)
+
+
+@contextlib.contextmanager
+def explained(path: str, *, where: str = "") -> Iterator[None]:
+    """Turn the reading libraries' errors into ours, with the file and the place."""
+    try:
+        yield
+    except (OSError, pa.ArrowException) as error:
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise SourceError(
+            f"cannot read {path}{where}: {reason}",
+            hint="mend or remove the file; the same command tries it again and keeps what is done",
+        ) from None
+
+
+class _Checked:
+    """Says at which byte of the text a stream broke."""
+
+    def __init__(self, stream: Stream, path: str) -> None:
+        self._stream = stream
+        self._path = path
+        self._at = 0
+
+    def read(self, size: int) -> bytes:
+        with explained(self._path, where=f" after {self._at} bytes of text"):
+            data = self._stream.read(size)
+        self._at += len(data)
+        return data

@@ -1,0 +1,83 @@
+"""Text files: a document a line, a document between separators, or a document a file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from tokenmill.planning import Source
+from tokenmill.sources.batch import Batch, Skip, make_batch
+from tokenmill.sources.separated import read_runs
+from tokenmill.sources.streams import open_stream
+
+_BOM = b"\xef\xbb\xbf"
+# What Python's str.isspace takes for white space, as a pattern for Arrow.
+_BLANK = r"^[\s\v\p{Z}\x{85}\x{1c}-\x{1f}]*$"
+
+
+def read_lines(path: str, index: int, source: Source, start: int, stop: int, *, limit: int) -> Iterator[Batch]:
+    """Lines without their ends; lines of white space alone are no documents."""
+    for batch in read_separated(path, index, source, start, stop, separator=b"\n", limit=limit):
+        text = batch.text
+        if pc.any(pc.ends_with(text, "\r")).as_py():
+            text = pc.replace_substring_regex(text, r"\r$", "") if _valid(text) else _strip_returns(text)
+        blank = pc.match_substring_regex(text, _BLANK)
+        if pc.any(blank).as_py():
+            keep = pc.invert(blank)
+            text, positions = text.filter(keep), batch.positions[keep.to_numpy(zero_copy_only=False)]
+            yield make_batch(index, text, positions, batch.skips)
+        else:
+            yield make_batch(index, text, batch.positions, batch.skips)
+
+
+def read_separated(
+    path: str, index: int, source: Source, start: int, stop: int, *, separator: bytes, limit: int
+) -> Iterator[Batch]:
+    """The texts between separators."""
+    for run in read_runs(path, source.compression, separator, start, stop, limit):
+        if run.too_large:
+            yield make_batch(index, _strings([]), np.zeros(0, np.int64), [Skip(index, run.start, "too_large")])
+            continue
+        data, at = run.data, run.start
+        if at == 0 and data.startswith(_BOM):
+            data, at = data[len(_BOM) :], len(_BOM)
+        parts = pc.split_pattern(pa.array([data], pa.large_binary()), separator).values
+        lengths = pc.binary_length(parts).to_numpy() + len(separator)
+        positions = np.cumsum(lengths, dtype=np.int64) - lengths + at
+        yield make_batch(index, parts.view(pa.large_string()), positions)
+
+
+def read_file(path: str, index: int, source: Source, *, limit: int) -> Iterator[Batch]:
+    """The whole file as one document."""
+    position = np.zeros(1, np.int64)
+    with open_stream(path, source.compression) as stream:
+        data = stream.read(min(limit + 1, source.bytes + 1) if not source.compression else limit + 1)
+        if len(data) > limit:
+            yield make_batch(index, _strings([]), position[:0], [Skip(index, 0, "too_large")])
+            return
+        while more := stream.read(limit + 1 - len(data)):
+            data += more
+            if len(data) > limit:
+                yield make_batch(index, _strings([]), position[:0], [Skip(index, 0, "too_large")])
+                return
+    yield make_batch(index, _strings([data.removeprefix(_BOM)]), position)
+
+
+def _strings(texts: list[bytes]) -> pa.Array:
+    """Bytes as Arrow text that is not known to be valid yet; the unit checks it."""
+    return pa.array(texts, pa.large_binary()).view(pa.large_string())
+
+
+def _valid(text: pa.Array) -> bool:
+    try:
+        text.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+def _strip_returns(text: pa.Array) -> pa.Array:
+    return _strings([line.removesuffix(b"\r") for line in text.cast(pa.large_binary()).to_pylist()])

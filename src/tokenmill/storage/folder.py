@@ -1,0 +1,348 @@
+"""A folder that is written durably, in one way only.
+
+    create  temp file beside the target, exclusive, mode 0600
+    write   all of it, hashed in memory on its way
+    publish fsync, close, link to the final name without overwriting, unlink temp, fsync the folder
+
+A file under its final name is therefore whole, or it is a leftover of a power cut, which the
+digests in receipts and manifest tell apart. `publish` takes several files at once, so that
+they share the folder's fsync.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+from tokenmill.errors import DatasetError, DeterminismError, DiskFullError, StorageError
+from tokenmill.manifest import Digest
+from tokenmill.storage.fs import LOCAL, FileStat, FileSystem
+
+BLOCK = 1 << 20
+TEMP_SUFFIX = ".tmp"
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+
+
+class Output(Protocol):
+    """A file that is being written and does not have its final name yet."""
+
+    name: str
+
+    def write(self, data: bytes | memoryview) -> int: ...
+    def settle(self) -> tuple[str, Digest]: ...
+    def discard(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A folder on a file system, and the only way to put files into it."""
+
+    path: str
+    fs: FileSystem = field(default=LOCAL, repr=False)
+
+    def at(self, name: str) -> str:
+        return os.path.join(self.path, name)
+
+    def relative(self, path: str) -> str:
+        return os.path.relpath(path, self.path)
+
+    def make(self, name: str = "") -> None:
+        """Make the folder and its missing parents, each one durable."""
+        path = self.at(name).rstrip("/") if name else self.path
+        missing = []
+        while path and not self._is_there(path):
+            missing.append(path)
+            path = os.path.dirname(path)
+        for folder in reversed(missing):
+            with contextlib.suppress(FileExistsError), explained(folder):
+                self.fs.mkdir(folder)
+            with explained(folder):
+                self.fs.fsync_folder(os.path.dirname(folder) or ".")
+
+    def create(self, name: str) -> DirectOutput:
+        """Start a new file; it appears under its name only when it is published."""
+        temp = f"{self.at(name)}.{secrets.token_hex(6)}{TEMP_SUFFIX}"
+        with explained(temp):
+            return DirectOutput(name, temp, self.fs, self.fs.create(temp))
+
+    def publish(
+        self, outputs: Sequence[Output], *, claimed: Callable[[], bool] = lambda: False
+    ) -> dict[str, Digest]:
+        """Make files durable under their final names, all before the folder's fsync.
+
+        A name that exists with the same digest is success. One with another digest is a leftover
+        and goes to quarantine, unless it is `claimed` by a receipt: then the work is not
+        deterministic, and the build must stop.
+        """
+        digests = {}
+        for output in outputs:
+            temp, digests[output.name] = output.settle()
+            self._take_name(temp, output.name, digests[output.name], claimed)
+        for folder in sorted({os.path.dirname(self.at(output.name)) for output in outputs}):
+            with explained(folder):
+                self.fs.fsync_folder(folder)
+        return digests
+
+    def write(self, name: str, data: bytes, *, claimed: Callable[[], bool] = lambda: False) -> Digest:
+        """Publish one small file."""
+        output = self.create(name)
+        try:
+            output.write(data)
+            return self.publish([output], claimed=claimed)[name]
+        except BaseException:
+            output.discard()
+            raise
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Publish a small file in place of its older self."""
+        output = self.create(name)
+        try:
+            output.write(data)
+            temp, _ = output.settle()
+            with explained(self.at(name)):
+                self.fs.rename(temp, self.at(name))
+                self.fs.fsync_folder(os.path.dirname(self.at(name)))
+        except BaseException:
+            output.discard()
+            raise
+
+    def link(self, name: str, new: str) -> None:
+        """Give a published file a second name, which must not be taken by another content."""
+        self._take_name(self.at(name), new, None, lambda: False, keep=True)
+
+    def sync(self, name: str) -> None:
+        """Make the names inside a folder durable."""
+        with explained(self.at(name)):
+            self.fs.fsync_folder(self.at(name))
+
+    def exists(self, name: str) -> bool:
+        return self._is_there(self.at(name))
+
+    def stat(self, name: str) -> FileStat | None:
+        """Size and kind of a file, or None where there is none."""
+        try:
+            return self.fs.stat(self.at(name))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        except OSError as error:
+            raise _storage_error(error, self.at(name)) from None
+
+    def names(self, name: str = "") -> list[str]:
+        try:
+            return self.fs.names(self.at(name))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+        except OSError as error:
+            raise _storage_error(error, self.at(name)) from None
+
+    def read(self, name: str, *, max_bytes: int = 1 << 30) -> bytes:
+        """All of a small file."""
+        return b"".join(bytes(block) for block in self.blocks(name, max_bytes=max_bytes))
+
+    def blocks(self, name: str, *, max_bytes: int | None = None, cold: bool = False) -> Iterator[memoryview]:
+        """A file's bytes, block by block; each block is valid until the next one."""
+        path = self.at(name)
+        with explained(path):
+            found = self.stat(name)
+            if found is None:
+                raise DatasetError(f"{path} is missing", hint="tokenmill repair restores what a dataset has lost")
+            if not found.is_file:
+                raise DatasetError(f"{path} is not a plain file", hint="tokenmill reads no links or devices")
+            if max_bytes is not None and found.size > max_bytes:
+                raise DatasetError(f"{path} has {found.size} bytes, too many", hint="the file is damaged")
+            fd = self.fs.open(path)
+            try:
+                if cold:
+                    self.fs.forget(fd)
+                buffer = memoryview(bytearray(min(BLOCK, max(found.size, 1))))
+                while count := self.fs.read(fd, buffer):
+                    yield buffer[:count]
+            finally:
+                self.fs.close(fd)
+
+    def digest(self, name: str, *, cold: bool = False) -> Digest:
+        """Size and SHA-256 of a file as it stands on disk now."""
+        size, sha = 0, hashlib.sha256()
+        for block in self.blocks(name, cold=cold):
+            size += len(block)
+            sha.update(block)
+        return Digest(bytes=size, sha256=sha.hexdigest())
+
+    def quarantine(self, name: str) -> str:
+        """Move a file that cannot be trusted out of the way, and keep it."""
+        self.make(".build/quarantine")
+        kept = f".build/quarantine/{name.replace('/', '-')}.{secrets.token_hex(4)}"
+        with explained(self.at(name)):
+            self.fs.rename(self.at(name), self.at(kept))
+            self.fs.fsync_folder(os.path.dirname(self.at(name)))
+        return kept
+
+    def remove(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError), explained(self.at(name)):
+            self.fs.unlink(self.at(name))
+
+    def remove_tree(self, name: str) -> None:
+        """Remove a folder of ours with all that is in it. Links are removed, not followed."""
+        for child in self.names(name):
+            path = os.path.join(name, child)
+            found = self.stat(path)
+            if found is not None and found.is_folder:
+                self.remove_tree(path)
+            else:
+                self.remove(path)
+        with contextlib.suppress(FileNotFoundError), explained(self.at(name)):
+            self.fs.rmdir(self.at(name))
+
+    def sweep(self, name: str = "") -> None:
+        """Remove temp files that a dead writer left."""
+        for child in self.names(name):
+            if child.endswith(TEMP_SUFFIX):
+                self.remove(os.path.join(name, child))
+
+    def free_bytes(self) -> int:
+        path = self.path
+        while path and not self._is_there(path):
+            path = os.path.dirname(path)
+        with explained(path):
+            return self.fs.free_bytes(path or ".")
+
+    def _is_there(self, path: str) -> bool:
+        try:
+            self.fs.stat(path)
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError as error:
+            raise _storage_error(error, path) from None
+        return True
+
+    def _take_name(
+        self, temp: str, name: str, digest: Digest | None, claimed: Callable[[], bool], *, keep: bool = False
+    ) -> None:
+        final = self.at(name)
+        try:
+            self.fs.link(temp, final)
+        except FileExistsError:
+            if keep and self.fs.stat(temp).inode == self.fs.stat(final).inode:
+                return None
+            wanted = digest or self.digest(self.relative(temp))
+            if self.digest(name) != wanted:
+                if claimed():
+                    raise DeterminismError(
+                        f"{final} exists with other bytes under a receipt",
+                        hint="the same unit gave two results: please report this, with the recipe",
+                    ) from None
+                self.quarantine(name)
+                return self._take_name(temp, name, digest, claimed, keep=keep)
+        except OSError as error:
+            if self._was_linked(temp, final):
+                pass  # the reply was lost, the link was not
+            elif error.errno in _NO_LINKS:
+                return self._rename_to(temp, name, digest, claimed)
+            else:
+                raise _storage_error(error, final) from None
+        if not keep:
+            with explained(temp):
+                self.fs.unlink(temp)
+
+    def _was_linked(self, temp: str, final: str) -> bool:
+        try:
+            return self.fs.stat(temp).num_links == 2 and self.fs.stat(final).num_links == 2
+        except OSError:
+            return False
+
+    def _rename_to(self, temp: str, name: str, digest: Digest | None, claimed: Callable[[], bool]) -> None:
+        """File systems without links: rename, after the same questions."""
+        if self.exists(name):
+            if self.digest(name) == (digest or self.digest(self.relative(temp))):
+                return self.remove(self.relative(temp))
+            if claimed():
+                raise DeterminismError(f"{self.at(name)} exists with other bytes under a receipt")
+            self.quarantine(name)
+        with explained(self.at(name)):
+            self.fs.rename(temp, self.at(name))
+
+
+class DirectOutput:
+    """A new file that is written beside its target."""
+
+    def __init__(self, name: str, temp: str, fs: FileSystem, fd: int) -> None:
+        self.name = name
+        self._temp = temp
+        self._fs = fs
+        self._fd: int | None = fd
+        self._sha = hashlib.sha256()
+        self._size = 0
+
+    def write(self, data: bytes | memoryview) -> int:
+        assert self._fd is not None, "written after it was settled"
+        view = memoryview(data).cast("B")
+        self._sha.update(view)
+        write_all(self._fs, self._fd, view, self._temp)
+        self._size += len(view)
+        return len(view)
+
+    def settle(self) -> tuple[str, Digest]:
+        """Make the bytes durable; only the name is missing then."""
+        assert self._fd is not None, "settled twice"
+        fd, self._fd = self._fd, None
+        try:
+            with explained(self._temp):
+                self._fs.allow(fd, 0o666 & ~_umask())
+                self._fs.fsync(fd)
+        finally:
+            with explained(self._temp):
+                self._fs.close(fd)
+        return self._temp, Digest(bytes=self._size, sha256=self._sha.hexdigest())
+
+    def discard(self) -> None:
+        """Throw the file away; harmless after it was published."""
+        if self._fd is not None:
+            with contextlib.suppress(OSError):
+                self._fs.close(self._fd)
+            self._fd = None
+        with contextlib.suppress(OSError):
+            self._fs.unlink(self._temp)
+
+
+def write_all(fs: FileSystem, fd: int, view: memoryview, path: str) -> None:
+    """Write every byte, however short the single writes are."""
+    done = 0
+    while done < len(view):
+        with explained(path):
+            count = fs.write(fd, view[done:])
+        if count <= 0:
+            raise StorageError(f"{path}: a write made no progress at byte {done}", hint="check the drive")
+        done += count
+
+
+@contextlib.contextmanager
+def explained(path: str) -> Iterator[None]:
+    """Turn the operating system's errors into ours; a missing or existing file is the caller's to judge."""
+    try:
+        yield
+    except (FileExistsError, FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        raise
+    except OSError as error:
+        raise _storage_error(error, path) from None
+
+
+def _storage_error(error: OSError, path: str) -> StorageError:
+    if error.errno in _FULL:
+        return DiskFullError(
+            f"no space left while writing {path}",
+            hint="free some space and run the same command again: it goes on where it stopped",
+        )
+    return StorageError(f"{path}: {error.strerror or error}", hint="check the drive and run the same command again")
+
+
+def _umask() -> int:
+    mask = os.umask(0o022)
+    os.umask(mask)
+    return mask

@@ -1,0 +1,124 @@
+"""The seam: every operation on files that tokenmill does, and nothing more.
+
+`LOCAL` does them for real. A crash lab stands in for it to model kills and power cuts,
+so each operation is as small as a system call and none of them has an opinion.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from dataclasses import dataclass
+from typing import Protocol
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FileStat:
+    size: int
+    modified: int
+    num_links: int
+    is_file: bool
+    is_folder: bool
+    inode: tuple[int, int]
+
+
+class FileSystem(Protocol):
+    def create(self, path: str) -> int: ...
+    def open(self, path: str) -> int: ...
+    def append(self, path: str) -> int: ...
+    def read(self, fd: int, buffer: memoryview) -> int: ...
+    def write(self, fd: int, data: memoryview) -> int: ...
+    def allow(self, fd: int, mode: int) -> None: ...
+    def fsync(self, fd: int) -> None: ...
+    def forget(self, fd: int) -> None: ...
+    def close(self, fd: int) -> None: ...
+    def link(self, path: str, new: str) -> None: ...
+    def rename(self, path: str, new: str) -> None: ...
+    def unlink(self, path: str) -> None: ...
+    def touch(self, path: str) -> None: ...
+    def mkdir(self, path: str) -> None: ...
+    def rmdir(self, path: str) -> None: ...
+    def fsync_folder(self, path: str) -> None: ...
+    def stat(self, path: str) -> FileStat: ...
+    def names(self, path: str) -> list[str]: ...
+    def free_bytes(self, path: str) -> int: ...
+
+
+class LocalFileSystem:
+    """The operating system's own files."""
+
+    def create(self, path: str) -> int:
+        """Open a new file for writing; it must not exist, nor be a link."""
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+    def open(self, path: str) -> int:
+        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+
+    def append(self, path: str) -> int:
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+
+    def read(self, fd: int, buffer: memoryview) -> int:
+        return os.readv(fd, [buffer])
+
+    def write(self, fd: int, data: memoryview) -> int:
+        return os.write(fd, data)
+
+    def allow(self, fd: int, mode: int) -> None:
+        os.fchmod(fd, mode)
+
+    def fsync(self, fd: int) -> None:
+        os.fsync(fd)
+
+    def forget(self, fd: int) -> None:
+        """Ask for the next read to come from the disk, not from memory."""
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def link(self, path: str, new: str) -> None:
+        os.link(path, new, follow_symlinks=False)
+
+    def rename(self, path: str, new: str) -> None:
+        os.rename(path, new)
+
+    def unlink(self, path: str) -> None:
+        os.unlink(path)
+
+    def touch(self, path: str) -> None:
+        os.utime(path)
+
+    def mkdir(self, path: str) -> None:
+        os.mkdir(path)
+
+    def rmdir(self, path: str) -> None:
+        os.rmdir(path)
+
+    def fsync_folder(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def stat(self, path: str) -> FileStat:
+        found = os.lstat(path)
+        return FileStat(
+            size=found.st_size,
+            modified=found.st_mtime_ns,
+            num_links=found.st_nlink,
+            is_file=stat.S_ISREG(found.st_mode),
+            is_folder=stat.S_ISDIR(found.st_mode),
+            inode=(found.st_dev, found.st_ino),
+        )
+
+    def names(self, path: str) -> list[str]:
+        return sorted(os.listdir(path))
+
+    def free_bytes(self, path: str) -> int:
+        found = os.statvfs(path)
+        return found.f_bavail * found.f_frsize
+
+
+LOCAL = LocalFileSystem()

@@ -1,0 +1,135 @@
+"""A lock on an output folder: it saves work, it never carries correctness.
+
+The lock is a small file that its holder touches every few seconds. A holder that died on
+this machine is seen at once by its process; one elsewhere, by a heartbeat that stands
+still. Two builders that race past the lock would write the same bytes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import platform
+import secrets
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from tokenmill import records
+from tokenmill.errors import DatasetError, LockedError, StorageError
+from tokenmill.storage.folder import Folder
+
+LOCK = ".build/lock"
+HEARTBEAT_SECONDS = 5.0
+PATIENCE_SECONDS = 30.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holder:
+    """Who holds a lock: a process on a machine, told apart from a later one with the same number."""
+
+    machine: str
+    process: int
+    started: str
+    token: str
+
+
+@contextlib.contextmanager
+def locked(folder: Folder, *, patience: float = PATIENCE_SECONDS) -> Iterator[None]:
+    """Hold the folder's lock, or raise `LockedError` if a living build has it."""
+    me = Holder(
+        machine=_machine(), process=os.getpid(), started=_started(os.getpid()), token=secrets.token_hex(8)
+    )
+    while not _acquire(folder, me):
+        _break_if_dead(folder, patience)
+    stop = threading.Event()
+    beat = threading.Thread(target=_beat, args=(folder, stop), daemon=True, name="tokenmill-heartbeat")
+    beat.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        beat.join()
+        with contextlib.suppress(DatasetError, StorageError):
+            if _holder(folder) == me:
+                folder.remove(LOCK)
+
+
+def _acquire(folder: Folder, me: Holder) -> bool:
+    if folder.exists(LOCK):
+        return False
+    output = folder.create(LOCK)
+    try:
+        output.write(records.seal(me))
+        temp, _ = output.settle()
+        folder.fs.link(temp, folder.at(LOCK))
+    except FileExistsError:
+        return False
+    except OSError:
+        # No links here: the name was free a moment ago, and the lock need not be perfect.
+        folder.replace(LOCK, records.seal(me))
+    finally:
+        output.discard()
+    return _holder(folder) == me
+
+
+def _break_if_dead(folder: Folder, patience: float) -> None:
+    holder = _holder(folder)
+    if holder is not None and holder.machine == _machine():
+        if holder.started == _started(holder.process):
+            raise LockedError(
+                f"{folder.path} is being built by process {holder.process} on this machine",
+                hint="wait for it, or stop it and run the same command again",
+            )
+        folder.remove(LOCK)
+        return
+    first, waited = folder.stat(LOCK), 0.0
+    while waited < patience and first is not None:
+        time.sleep(min(0.5, patience))
+        waited += 0.5
+        now = folder.stat(LOCK)
+        if now is not None and now.modified != first.modified:
+            raise LockedError(
+                f"{folder.path} is being built on another machine",
+                hint="wait for it, or stop it and run the same command again",
+            )
+    folder.remove(LOCK)
+
+
+def _holder(folder: Folder) -> Holder | None:
+    """Who has the lock; None if nobody, or if the file says nothing sensible."""
+    try:
+        return records.unseal(Holder, folder.read(LOCK, max_bytes=4096), where=LOCK)
+    except (DatasetError, FileNotFoundError):
+        return None
+
+
+def _beat(folder: Folder, stop: threading.Event) -> None:
+    while not stop.wait(HEARTBEAT_SECONDS):
+        with contextlib.suppress(OSError):
+            folder.fs.touch(folder.at(LOCK))
+
+
+def _machine() -> str:
+    """A name for this boot of this machine and its process numbers: containers count as machines."""
+    parts = [platform.node()]
+    for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"):
+        with contextlib.suppress(OSError):
+            parts.append(os.readlink(path) if "/ns/" in path else open(path, encoding="ascii").read().strip())
+    return records.digest(parts)[:16]
+
+
+def _started(process: int) -> str:
+    """When a process began, in the kernel's own ticks; empty if it is not there."""
+    try:
+        with open(f"/proc/{process}/stat", encoding="ascii", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+        return "" if fields[0] in "ZX" else fields[19]
+    except FileNotFoundError:
+        if os.path.isdir("/proc/self"):
+            return ""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(process, 0)
+        return "alive"
+    return ""

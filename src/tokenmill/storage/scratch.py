@@ -1,0 +1,91 @@
+"""Local-first writing: a file grows on a fast local disk, then goes to the target in one pass.
+
+    scratch/x.tmp  --write, write, write-->  complete
+    target/x.tmp   <--one sequential copy--  fsync, read back, compare
+    target/x       <--link
+
+When the scratch disk is too small for a file, what is there so far moves to the target and
+the rest follows it directly.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+
+from tokenmill.errors import DiskFullError, StorageError
+from tokenmill.manifest import Digest
+from tokenmill.storage.folder import TEMP_SUFFIX, DirectOutput, Folder, explained, write_all
+
+
+class ScratchOutput:
+    """A new file of `target` that is written in `scratch` first."""
+
+    def __init__(self, scratch: Folder, target: Folder, name: str) -> None:
+        self.name = name
+        self._scratch = scratch
+        self._target = target
+        self._local_name = f"{os.path.basename(name)}.{secrets.token_hex(6)}{TEMP_SUFFIX}"
+        with explained(scratch.at(self._local_name)):
+            self._fd: int | None = scratch.fs.create(scratch.at(self._local_name))
+        self._direct: DirectOutput | None = None
+        self._sha = hashlib.sha256()
+        self._size = 0
+
+    def write(self, data: bytes | memoryview) -> int:
+        view = memoryview(data).cast("B")
+        if self._direct is None:
+            assert self._fd is not None, "written after it was settled"
+            try:
+                write_all(self._scratch.fs, self._fd, view, self._scratch.at(self._local_name))
+            except DiskFullError:
+                self._direct = self._move()
+        if self._direct is not None:
+            self._direct.write(view)
+        self._sha.update(view)
+        self._size += len(view)
+        return len(view)
+
+    def settle(self) -> tuple[str, Digest]:
+        if self._direct is None:
+            self._direct = self._move()
+        temp, digest = self._direct.settle()
+        wanted = Digest(bytes=self._size, sha256=self._sha.hexdigest())
+        # The copy crossed a network drive: believe only what comes back from it.
+        if digest != wanted or self._target.digest(self._target.relative(temp), cold=True) != wanted:
+            raise StorageError(
+                f"{temp} came back with other bytes than were sent", hint="check the drive; the unit will be redone"
+            )
+        return temp, digest
+
+    def discard(self) -> None:
+        self._drop_local()
+        if self._direct is not None:
+            self._direct.discard()
+
+    def _move(self) -> DirectOutput:
+        """Copy the bytes that were accepted so far to the target, and forget the local file."""
+        direct = self._target.create(self.name)
+        try:
+            left = self._size
+            for block in self._scratch.blocks(self._local_name):
+                direct.write(block[:left])
+                left -= min(left, len(block))
+            if left:
+                raise StorageError(f"the scratch file of {self.name} lost {left} bytes", hint="check the scratch disk")
+        except BaseException:
+            direct.discard()
+            raise
+        finally:
+            self._drop_local()
+        return direct
+
+    def _drop_local(self) -> None:
+        if self._fd is not None:
+            with contextlib.suppress(OSError):
+                self._scratch.fs.close(self._fd)
+            self._fd = None
+        with contextlib.suppress(OSError):
+            self._scratch.fs.unlink(self._scratch.at(self._local_name))

@@ -1,0 +1,179 @@
+"""Encoding: Arrow text in, ids and the number of ids of each document out.
+
+gigatoken gets the Arrow buffers as they are, one call a batch, on the calling thread. Special
+tokens are taken out of the tokenizer first, so that their strings inside a text are text.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import awkward as ak
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from gigatoken import Tokenizer as _Gigatoken
+from gigatoken import gigatoken_rs as _rs
+
+from tokenmill.errors import TokenizerError
+from tokenmill.storage.temporary import temporary_file
+from tokenmill.tokenizer.spec import TokenizerSpec
+
+Ids = npt.NDArray[np.unsignedinteger[Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Encoded:
+    """Ids of a batch of documents end to end, and how many each document has."""
+
+    ids: Ids
+    lengths: npt.NDArray[np.int64]
+
+
+class Engine(Protocol):
+    def encode(self, text: pa.Array) -> Encoded:
+        """Encode valid UTF-8 documents, none of them null."""
+
+    def decode(self, ids: Ids) -> str:
+        """The text of ids, without any special token."""
+
+
+def open_engine(spec: TokenizerSpec) -> Engine:
+    """An engine for a tokenizer; a tokenizer that it cannot encode is a `TokenizerError`."""
+    if spec.kind == "byte":
+        return _ByteEngine()
+    if spec.kind == "char":
+        return _CharEngine(spec)
+    if spec.engine == "tokenizers":
+        return _TokenizersEngine(spec)
+    engine = _GigatokenEngine(spec)
+    engine.check_specials()
+    return engine
+
+
+def supported(spec: TokenizerSpec) -> str | None:
+    """None if gigatoken encodes this tokenizer, else its reason."""
+    try:
+        open_engine(spec)
+    except TokenizerError as error:
+        return error.message
+    return None
+
+
+def convert_sentencepiece_bpe(data: bytes) -> bytes:
+    """gigatoken's own reading of a byte-pair SentencePiece model."""
+    from gigatoken._load.sentencepiece import sentencepiece_to_tokenizer_json
+
+    return sentencepiece_to_tokenizer_json(data).encode()
+
+
+def text_buffers(text: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
+    """Offsets and bytes of an Arrow text array, without a copy of the text."""
+    wide = pa.types.is_large_string(text.type) or pa.types.is_large_binary(text.type)
+    _, offsets_buffer, data_buffer = text.buffers()
+    offsets = np.frombuffer(offsets_buffer, np.int64 if wide else np.int32, len(text) + 1 + text.offset)
+    offsets = offsets[text.offset :].astype(np.int64)
+    if data_buffer is None:
+        return offsets, np.zeros(0, np.uint8)
+    data = np.frombuffer(data_buffer, np.uint8)[offsets[0] : offsets[-1]]
+    return offsets - offsets[0], data
+
+
+class _GigatokenEngine:
+    def __init__(self, spec: TokenizerSpec) -> None:
+        self._specials: dict[str, int] = {}
+        try:
+            self._encoder = self._load(spec)
+        except Exception as error:  # gigatoken raises plain RuntimeErrors
+            reason = str(error).partition("\n")[0]
+            raise TokenizerError(f"gigatoken cannot encode {spec.name}: {reason}") from None
+
+    def _load(self, spec: TokenizerSpec) -> Any:
+        if spec.kind == "tiktoken":
+            with temporary_file(spec.content, suffix=".tiktoken") as path:
+                return _rs.BPETokenizer.from_tiktoken(path, spec.scheme, None)
+        parsed = json.loads(spec.content)
+        added = parsed.get("added_tokens") or []
+        self._specials = {token["content"]: token["id"] for token in added if token.get("special")}
+        parsed["added_tokens"] = [token for token in added if not token.get("special")]
+        return _Gigatoken.from_json(json.dumps(parsed)).backend
+
+    def check_specials(self) -> None:
+        """No text may give a special token's id, least of all its own name."""
+        for name, number in self._specials.items():
+            if number in self._encoder.encode(f"a{name} {name}"):
+                raise TokenizerError(f"gigatoken encodes the text {name!r} as the special token {number}")
+
+    def encode(self, text: pa.Array) -> Encoded:
+        offsets, data = text_buffers(text)
+        strings = ak.contents.ListOffsetArray(
+            ak.index.Index64(offsets),
+            ak.contents.NumpyArray(data, parameters={"__array__": "char"}),
+            parameters={"__array__": "string"},
+        )
+        found = self._encoder.encode_batch(ak.Array(strings), parallel=False).layout
+        ends = np.asarray(found.offsets.data)
+        return Encoded(np.asarray(found.content.data)[ends[0] : ends[-1]], np.diff(ends))
+
+    def decode(self, ids: Ids) -> str:
+        return bytes(self._encoder.decode(ids.astype(np.uint32))).decode(errors="replace")
+
+
+class _TokenizersEngine:
+    """Hugging Face's own encoder, for the models that gigatoken does not know."""
+
+    def __init__(self, spec: TokenizerSpec) -> None:
+        self._encoder = open_tokenizers(spec)
+
+    def encode(self, text: pa.Array) -> Encoded:
+        found = self._encoder.encode_batch_fast(text.to_pylist(), add_special_tokens=False)
+        rows = [np.array(row.ids, np.uint32) for row in found]
+        lengths = np.fromiter((len(row) for row in rows), np.int64, len(rows))
+        return Encoded(np.concatenate(rows) if rows else np.zeros(0, np.uint32), lengths)
+
+    def decode(self, ids: Ids) -> str:
+        return str(self._encoder.decode(ids.tolist(), skip_special_tokens=True))
+
+
+class _ByteEngine:
+    def encode(self, text: pa.Array) -> Encoded:
+        offsets, data = text_buffers(text)
+        return Encoded(data, np.diff(offsets))
+
+    def decode(self, ids: Ids) -> str:
+        return ids.astype(np.uint8).tobytes().decode(errors="replace")
+
+
+class _CharEngine:
+    def __init__(self, spec: TokenizerSpec) -> None:
+        self._characters = np.array(json.loads(spec.content), np.uint32)
+        self._ids = np.full(0x110000, 0xFFFFFFFF, np.uint32)
+        self._ids[self._characters] = np.arange(len(self._characters), dtype=np.uint32)
+
+    def encode(self, text: pa.Array) -> Encoded:
+        offsets, data = text_buffers(text)
+        points = np.frombuffer(data.tobytes().decode().encode("utf-32-le"), np.uint32)
+        # A character begins at every byte that does not continue one.
+        begun = np.concatenate(([0], np.cumsum((data & 0xC0) != 0x80)))
+        return Encoded(self._ids[points], np.diff(begun[offsets]))
+
+    def decode(self, ids: Ids) -> str:
+        return self._characters[ids].tobytes().decode("utf-32-le")
+
+
+def open_tokenizers(spec: TokenizerSpec) -> Any:
+    """The `tokenizers` object of a tokenizer.json, with special strings as plain text."""
+    import tokenizers
+
+    try:
+        found = tokenizers.Tokenizer.from_buffer(spec.content)
+    except Exception as error:  # a Rust error, whatever is wrong with the file
+        raise TokenizerError(f"tokenizers cannot read {spec.name}: {error}", hint="check the file") from None
+    found.encode_special_tokens = True
+    with contextlib.suppress(AttributeError):
+        found.no_padding()
+        found.no_truncation()
+    return found

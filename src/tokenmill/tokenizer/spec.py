@@ -1,0 +1,255 @@
+"""A tokenizer's content: found by name, pinned by fingerprint, with its end-of-text id.
+
+    gpt2 | byte | char                        built in
+    DIR, tokenizer.json                       Hugging Face format
+    ranks.tiktoken, ranks.tiktoken:SCHEME     byte-pair ranks and the scheme that cuts text into words
+    x.model                                   SentencePiece
+    org/name, org/name@revision               from the hub
+    tokenizers:ANY OF THE ABOVE               encode with `tokenizers` instead of gigatoken
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import importlib.resources
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from tokenmill import records
+from tokenmill.errors import TokenizerError
+from tokenmill.tokenizer import sentencepiece
+
+# Scheme and end-of-text of the rank files that OpenAI publishes; the files themselves carry neither.
+KNOWN_RANKS = {
+    "gpt2": ("gpt2", 50256),
+    "r50k_base": ("gpt2", 50256),
+    "cl100k_base": ("gpt4", 100257),
+    "o200k_base": ("o200k", 199999),
+}
+SCHEMES = ("gpt2", "gpt4", "o200k", "qwen2")
+EOT_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<|end▁of▁sentence|>", "[EOS]", "[SEP]")
+MAX_CONTENT_BYTES = 1 << 28
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenizerSpec:
+    """All that it takes to encode, and to know that it is the same tokenizer again."""
+
+    name: str
+    kind: str
+    scheme: str
+    content: bytes
+    vocab_size: int
+    eot_id: int | None
+    engine: str
+
+    @property
+    def fingerprint(self) -> str:
+        return records.digest(
+            [self.kind, self.scheme, hashlib.sha256(self.content).hexdigest(), self.vocab_size, self.eot_id]
+        )
+
+    @property
+    def file_name(self) -> str | None:
+        """Under which name the content stands in a dataset; built-in tokenizers need none."""
+        if self.kind == "byte" or self.name == "gpt2":
+            return None
+        return {"hf": "tokenizer.json", "tiktoken": "tokenizer.tiktoken", "char": "characters.json"}[self.kind]
+
+    @property
+    def engine_version(self) -> str:
+        """What encodes, and which version of it: another one may give other ids."""
+        if self.engine == "tokenmill":
+            return "tokenmill"
+        return f"{self.engine} {importlib.metadata.version(self.engine)}"
+
+    def describe(self) -> dict[str, Any]:
+        """The tokenizer as the manifest has it."""
+        return {
+            "name": self.name,
+            "kind": self.kind,
+            "scheme": self.scheme,
+            "file": self.file_name,
+            "fingerprint": self.fingerprint,
+            "vocab_size": self.vocab_size,
+            "eot_id": self.eot_id,
+            "engine": self.engine_version,
+        }
+
+
+def resolve(name: str, *, eot_token: str | None = None) -> TokenizerSpec:
+    """Find a tokenizer by the name the user gave. `char` comes back without its characters."""
+    forced = name.startswith("tokenizers:")
+    spec = _resolve(name.removeprefix("tokenizers:"), eot_token)
+    if forced:
+        if spec.kind != "hf":
+            raise TokenizerError(f"{name}: only a tokenizer.json can be encoded by tokenizers", hint="drop the prefix")
+        spec = replace(spec, engine="tokenizers")
+    return spec
+
+
+def from_dataset(description: dict[str, Any], content: bytes | None) -> TokenizerSpec:
+    """The tokenizer of a dataset, from what its manifest and its folder hold."""
+    if content is None:
+        content = _embedded() if description["name"] == "gpt2" else b""
+    return TokenizerSpec(
+        name=description["name"],
+        kind=description["kind"],
+        scheme=description["scheme"],
+        content=content,
+        vocab_size=description["vocab_size"],
+        eot_id=description["eot_id"],
+        engine=description["engine"].partition(" ")[0],
+    )
+
+
+def char_spec(characters: str) -> TokenizerSpec:
+    """A tokenizer of these characters: ids in code point order, then the end of text."""
+    chars = sorted(set(characters))
+    return TokenizerSpec(
+        name="char",
+        kind="char",
+        scheme="",
+        content=records.canonical([ord(char) for char in chars]),
+        vocab_size=len(chars) + 1,
+        eot_id=len(chars),
+        engine="tokenmill",
+    )
+
+
+def _resolve(name: str, eot_token: str | None) -> TokenizerSpec:
+    if name == "gpt2":
+        return _tiktoken("gpt2", _embedded(), "gpt2", 50256, eot_token)
+    if name == "byte":
+        _no_eot_token(name, eot_token)
+        return TokenizerSpec(
+            name="byte", kind="byte", scheme="", content=b"", vocab_size=257, eot_id=256, engine="tokenmill"
+        )
+    if name == "char":
+        _no_eot_token(name, eot_token)
+        return char_spec("")
+    path_text, _, scheme = name.rpartition(":") if ".tiktoken:" in name else (name, "", "")
+    path = Path(path_text).expanduser()
+    if path.is_dir():
+        for file_name in ("tokenizer.json", "tokenizer.model"):
+            if (path / file_name).is_file():
+                path = path / file_name
+                break
+        else:
+            raise TokenizerError(
+                f"{path} holds neither tokenizer.json nor tokenizer.model", hint="name the tokenizer's file itself"
+            )
+    if path.is_file():
+        return _from_file(path, scheme, eot_token)
+    if path.suffix in (".json", ".model", ".tiktoken") or name.startswith((".", "/", "~")):
+        raise TokenizerError(f"there is no tokenizer file {path}", hint="check the path")
+    return _from_hub(name, eot_token)
+
+
+def _from_file(path: Path, scheme: str, eot_token: str | None) -> TokenizerSpec:
+    content = _read(path)
+    if path.suffix == ".tiktoken":
+        known_scheme, eot = KNOWN_RANKS.get(path.stem, ("", None))
+        scheme = scheme or known_scheme
+        if scheme not in SCHEMES:
+            raise TokenizerError(
+                f"{path.name}: a .tiktoken file does not say how text is cut into words, and {scheme!r} is not known",
+                hint=f"add the scheme: {path}:SCHEME, one of {', '.join(SCHEMES)}",
+            )
+        return _tiktoken(path.name, content, scheme, eot, eot_token)
+    if path.suffix == ".model":
+        return _hf(path.name, sentencepiece.to_tokenizer_json(content, name=path.name), None, eot_token)
+    config = path.parent / "tokenizer_config.json"
+    return _hf(path.name, content, _read(config) if config.is_file() else None, eot_token)
+
+
+def _from_hub(name: str, eot_token: str | None) -> TokenizerSpec:
+    from huggingface_hub import hf_hub_download
+    from huggingface_hub.errors import EntryNotFoundError
+
+    repository, _, revision = name.partition("@")
+    try:
+        content = _read(Path(hf_hub_download(repository, "tokenizer.json", revision=revision or None)))
+        try:
+            config = _read(Path(hf_hub_download(repository, "tokenizer_config.json", revision=revision or None)))
+        except EntryNotFoundError:
+            config = None
+    except Exception as error:  # the hub's client raises many kinds; all mean that there is no tokenizer
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise TokenizerError(
+            f"unknown tokenizer {name!r}: not built in (gpt2, byte, char), not a file, and the hub says: {reason}",
+            hint="check the name, or give a tokenizer.json, .tiktoken or .model file",
+        ) from None
+    return _hf(name, content, config, eot_token)
+
+
+def _tiktoken(name: str, content: bytes, scheme: str, eot: int | None, eot_token: str | None) -> TokenizerSpec:
+    _no_eot_token(name, eot_token)
+    ranks = len(content.split()) // 2
+    return TokenizerSpec(
+        name=name,
+        kind="tiktoken",
+        scheme=scheme,
+        content=content,
+        vocab_size=max(ranks, eot + 1 if eot is not None else 0),
+        eot_id=eot,
+        engine="gigatoken",
+    )
+
+
+def _hf(name: str, content: bytes, config: bytes | None, eot_token: str | None) -> TokenizerSpec:
+    try:
+        parsed = json.loads(content)
+        model = parsed["model"]
+        added = {token["content"]: int(token["id"]) for token in parsed.get("added_tokens") or []}
+        vocab = model["vocab"]
+        ids = vocab if isinstance(vocab, dict) else {entry[0]: i for i, entry in enumerate(vocab)}
+    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+        raise TokenizerError(
+            f"{name} is not a tokenizer.json: {type(error).__name__}: {error}", hint="check the file"
+        ) from None
+    known = {**ids, **added}
+    if eot_token is not None and eot_token not in known:
+        raise TokenizerError(
+            f"{name} has no token {eot_token!r}", hint=f"its special tokens: {', '.join(sorted(added)) or 'none'}"
+        )
+    wanted = [eot_token] if eot_token is not None else [_configured_eos(config), *EOT_NAMES]
+    eot = next((known[token] for token in wanted if token in known), None)
+    return TokenizerSpec(
+        name=name,
+        kind="hf",
+        scheme="",
+        content=content,
+        vocab_size=max(known.values(), default=-1) + 1,
+        eot_id=eot,
+        engine="gigatoken",
+    )
+
+
+def _configured_eos(config: bytes | None) -> str | None:
+    try:
+        eos = json.loads(config or b"{}").get("eos_token")
+    except (ValueError, AttributeError):
+        return None
+    return eos.get("content") if isinstance(eos, dict) else eos
+
+
+def _no_eot_token(name: str, eot_token: str | None) -> None:
+    if eot_token is not None:
+        raise TokenizerError(f"--eot-token does not apply to {name}", hint="it names a token of a tokenizer.json")
+
+
+def _embedded() -> bytes:
+    return importlib.resources.files("tokenmill").joinpath("embedded/gpt2.tiktoken").read_bytes()
+
+
+def _read(path: Path) -> bytes:
+    try:
+        if path.stat().st_size > MAX_CONTENT_BYTES:
+            raise TokenizerError(f"{path} is too large for a tokenizer", hint="check the path")
+        return path.read_bytes()
+    except OSError as error:
+        raise TokenizerError(f"cannot read the tokenizer {path}: {error.strerror}", hint="check the path") from None
