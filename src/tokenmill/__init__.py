@@ -1,8 +1,8 @@
 """tokenmill: raw text to training-ready token datasets.
 
-    tokenmill.prepare("corpus/*.parquet", "data/owt", tokenizer="gpt2")
-    tokenmill.verify("data/owt")
-    dataset = tokenmill.open("data/owt")
+tokenmill.prepare("corpus/*.parquet", "data/owt", tokenizer="gpt2")
+tokenmill.verify("data/owt")
+dataset = tokenmill.open("data/owt")
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from tokenmill.build.preview import plan
     from tokenmill.data.dataset import Dataset, open
     from tokenmill.errors import TokenmillError
-    from tokenmill.verifying import repair, verify
+    from tokenmill.repairing import repair
+    from tokenmill.verifying import verify
 
 # Nothing heavy loads before it is used; `import tokenmill` stays cheap on a trainer node.
 _HOMES = {
@@ -28,7 +29,7 @@ _HOMES = {
     "open": "tokenmill.data.dataset",
     "plan": "tokenmill.build.preview",
     "prepare": "tokenmill.build.prepare",
-    "repair": "tokenmill.verifying",
+    "repair": "tokenmill.repairing",
     "verify": "tokenmill.verifying",
 }
 

@@ -16,6 +16,9 @@ from tokenmill.errors import DatasetError
 
 NAME = "dataset.json"
 FORMAT = 1
+# Why a document is not kept. The first group is policy; the second is bad input, which is quarantined.
+DROPS = ("empty", "too_short", "too_large", "filtered", "over_budget")
+BAD = ("invalid_json", "missing_field", "null_text", "not_text", "lone_surrogate", "invalid_utf8")
 _PART = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]+")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -78,6 +81,11 @@ class Manifest:
     @property
     def documents(self) -> int:
         return sum(split.documents for split in self.splits.values())
+
+    @property
+    def quarantined(self) -> int:
+        """Documents that were bad input; `.build/rejects` names them."""
+        return sum(count for reason, count in self.dropped.items() if reason in BAD)
 
     def all_files(self) -> dict[str, Digest]:
         """Every file that the dataset consists of, but for the manifest itself."""

@@ -10,6 +10,7 @@ workers, the machine or the time of day. Its fingerprint is the dataset's identi
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +19,7 @@ from typing import Any
 from tokenmill import records
 
 FORMAT = 1
-MIN_UNIT_BYTES = 16_000_000
+MIN_UNIT_BYTES = 32_000_000
 MAX_UNIT_BYTES = 2_000_000_000
 UNITS_WANTED = 256
 SAMPLE_UNITS_WANTED = 64
@@ -159,7 +160,7 @@ def _cut(index: int, source: Source, extent: Extent, size: int) -> Iterator[dict
         weights = [sum(extent.sections[a:b]) for a, b in bounds]
     elif extent.divisible and parts > 1:
         cuts = [source.bytes * part // parts for part in range(parts + 1)]
-        bounds = list(zip(cuts[:-1], cuts[1:], strict=True))
+        bounds = list(itertools.pairwise(cuts))
         weights = [b - a for a, b in bounds]
     else:
         bounds, weights = [(0, -1)], [extent.text_bytes]

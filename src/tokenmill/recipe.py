@@ -6,6 +6,7 @@ part of it. `identity()` is the part that a dataset's fingerprint covers.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -76,9 +77,7 @@ class Recipe(pydantic.BaseModel):
         if documents not in ("lines", "files") and not (
             documents.startswith("separator:") and len(documents) > len("separator:")
         ):
-            raise RecipeError(
-                f"--documents {documents!r} is not known", hint="use lines, files or separator:TEXT"
-            )
+            raise RecipeError(f"--documents {documents!r} is not known", hint="use lines, files or separator:TEXT")
         return documents
 
     @pydantic.model_validator(mode="after")
@@ -108,7 +107,7 @@ class Recipe(pydantic.BaseModel):
         return whole
 
 
-def make_recipe(fields: Mapping[str, Any], *, config: str | Path | None = None) -> Recipe:
+def make_recipe(fields: Mapping[str, Any], *, config: str | os.PathLike[str] | None = None) -> Recipe:
     """A recipe from the fields that were given, on top of a YAML file if there is one."""
     given = {name: value for name, value in fields.items() if value is not None and value != ()}
     if config is not None:

@@ -107,7 +107,7 @@ def _convert_dataclass(kind: type, value: Any, *, where: str) -> Any:
     return kind(**{name: convert(hints[name], value[name], where=f"{where}.{name}") for name in sorted(names)})
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def _hints(kind: type) -> dict[str, Any]:
     return typing.get_type_hints(kind)
 

@@ -43,6 +43,4 @@ class Budget:
             return None
         unit = plan.units[self._next - 1]
         room = self._max - (self._tokens - self._known[unit.index].tokens)
-        return Task(
-            unit=unit, sources=plan.sources[unit.source : unit.source + unit.num_sources], token_limit=room
-        )
+        return Task(unit=unit, sources=plan.sources[unit.source : unit.source + unit.num_sources], token_limit=room)

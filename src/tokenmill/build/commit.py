@@ -101,9 +101,7 @@ def check_books(plan: Plan, receipts: Sequence[Receipt], result: Manifest) -> No
     }
     for what, (found, expected) in facts.items():
         if found != expected:
-            raise BuildError(
-                f"the books do not balance: {what}: {found} against {expected}", hint="please report this"
-            )
+            raise BuildError(f"the books do not balance: {what}: {found} against {expected}", hint="please report this")
 
 
 def _commit_split(
@@ -175,9 +173,7 @@ def group_provenance(receipts: Sequence[Receipt]) -> Iterator[list[Receipt]]:
         yield held
 
 
-def _commit_provenance(
-    folder: Folder, receipts: Sequence[Receipt], intact: Mapping[str, Digest]
-) -> dict[str, Digest]:
+def _commit_provenance(folder: Folder, receipts: Sequence[Receipt], intact: Mapping[str, Digest]) -> dict[str, Digest]:
     folder.make("provenance")
     files: dict[str, Digest] = {}
     for index, group in enumerate(group_provenance(receipts)):

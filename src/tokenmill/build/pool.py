@@ -1,4 +1,4 @@
-"""Executors: where units run. In this process, or in a pool of worker processes.
+"""Executors: where units run. In this process, or shared out over a crew of workers.
 
     tasks  ->  idle worker  ->  done | failed | died
                    ^                      |
@@ -10,29 +10,24 @@ error that no retry can mend is not retried; an error that concerns the whole bu
 
 from __future__ import annotations
 
-import contextlib
-import os
-import socket
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from multiprocessing import connection as mp_connection
 from multiprocessing.connection import Connection
-from typing import Any, Protocol
+from typing import Protocol
 
 from tokenmill import errors
+from tokenmill.build.crew import Crew, Message
 from tokenmill.build.unit import Task, Work, run_unit
-from tokenmill.build.worker import EngineHolder, Reporter, receive, send
-from tokenmill.tokenizer import TokenizerSpec
+from tokenmill.build.worker import EngineHolder, Reporter
+from tokenmill.tokenizer import Engine, TokenizerSpec
 
 MAX_TRIES = 3
-_STOP_SECONDS = 1.0
 FATAL = (errors.DiskFullError, errors.DeterminismError, errors.BadDocumentError, errors.RecipeError)
 
-# What an executor tells: {"kind": "progress" | "done" | "retry" | "failed", ...}
-Listener = Callable[[dict[str, Any]], None]
+# Hears messages like {"kind": "progress" | "done" | "retry" | "failed", ...}.
+Listener = Callable[[Message], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +42,7 @@ class Executor(Protocol):
     workers: int
 
     def run(self, tasks: Iterator[Task], listener: Listener) -> list[Failure]:
-        """Do the tasks in order, more or less; gives those that failed for good."""
+        """Do the tasks, more or less in order; gives those that failed for good."""
 
     def stop(self) -> None:
         """Stop at once; nothing that was published is touched."""
@@ -58,9 +53,9 @@ class Inline:
 
     workers = 1
 
-    def __init__(self, work: Work, spec: TokenizerSpec) -> None:
+    def __init__(self, work: Work, spec: TokenizerSpec, engine: Engine) -> None:
         self._work = work
-        self._engine = EngineHolder(spec)
+        self._engine = EngineHolder(spec, engine)
 
     def run(self, tasks: Iterator[Task], listener: Listener) -> list[Failure]:
         failures = []
@@ -80,13 +75,9 @@ class Inline:
             try:
                 run_unit(self._work, task, self._engine, report)
                 return None
-            except FATAL:
-                raise
-            except errors.TokenmillError as error:
-                failure = error
-            except (MemoryError, OSError, RuntimeError, ValueError) as error:
+            except Exception as error:  # whatever a unit dies of, the other units go on
                 failure = errors.from_record(errors.to_record(error))
-            if isinstance(failure, errors.SourceError) or attempt == MAX_TRIES:
+            if _is_final(failure, attempt):
                 break
             listener({"kind": "retry", "unit": task.unit.index, "error": failure.message})
         return failure
@@ -96,131 +87,71 @@ class Inline:
 
 
 class Pool:
-    """Worker processes. They start before the plan is made, and load while it is."""
+    """Units shared out over a crew."""
 
-    def __init__(self, workers: int) -> None:
-        self.workers = workers
-        self._start_message: dict[str, Any] | None = None
-        self._deaths = 0
-        self._crew: dict[Connection, subprocess.Popen[bytes]] = {}
-        for _ in range(workers):
-            self._hire()
-
-    def begin(self, work: Work, spec: TokenizerSpec) -> None:
-        """Tell the workers what they work on."""
-        self._start_message = {"path": sys.path, "work": asdict(work), "tokenizer": spec.describe()}
-        for link in list(self._crew):
-            self._brief(link)
+    def __init__(self, crew: Crew, work: Work, spec: TokenizerSpec) -> None:
+        self.workers = crew.workers
+        self._crew = crew
+        self._idle: list[Connection] = []
+        self._deaths_at_start = 0
+        crew.brief({"path": sys.path, "work": asdict(work), "tokenizer": spec.describe()})
 
     def run(self, tasks: Iterator[Task], listener: Listener) -> list[Failure]:
-        assert self._start_message is not None, "begin the work first"
         tries: Counter[int] = Counter()
         again: list[Task] = []
         busy: dict[Connection, Task] = {}
-        idle: list[Connection] = []
         failures: list[Failure] = []
         exhausted = False
         while True:
-            while idle and (again or not exhausted):
+            while self._idle and (again or not exhausted):
                 task = again.pop() if again else next(tasks, None)
                 if task is None:
                     exhausted = True
                     break
-                link = idle.pop()
+                link = self._idle.pop()
                 busy[link] = task
-                with contextlib.suppress(OSError):  # a dead worker is noticed below
-                    send(link, asdict(task))
+                self._crew.tell(link, asdict(task))
             if exhausted and not busy and not again:
                 return failures
-            for link in mp_connection.wait(list(self._crew)):
-                assert isinstance(link, Connection)
-                message = self._hear(link)
-                task = busy.get(link)
-                if message["kind"] == "progress":
+            for link, message in self._crew.hear():
+                kind = message["kind"]
+                if kind == "progress":
                     listener(message)
-                elif message["kind"] == "ready":
-                    idle.append(link)
-                elif message["kind"] == "done":
-                    assert task is not None
-                    del busy[link]
-                    idle.append(link)
+                    continue
+                task = busy.pop(link, None)
+                if kind != "died":
+                    self._idle.append(link)
+                elif link in self._idle:
+                    self._idle.remove(link)
+                if task is None:
+                    self._note_start(message)
+                elif kind == "done":
                     listener({"kind": "done", "unit": task.unit.index})
                 else:
-                    busy.pop(link, None)
-                    if link in self._crew:
-                        idle.append(link)
-                    elif link in idle:
-                        idle.remove(link)
-                    if task is None:
-                        self._check_start(message)
-                        continue
                     tries[task.unit.index] += 1
-                    failure = self._judge(task, message, tries[task.unit.index])
-                    if failure is None:
-                        again.append(task)
-                        listener({"kind": "retry", "unit": task.unit.index, "error": message["error"]["message"]})
+                    failure = errors.from_record(message["error"])
+                    if _is_final(failure, tries[task.unit.index]):
+                        failures.append(Failure(task, failure))
+                        listener({"kind": "failed", "unit": task.unit.index, "error": failure.message})
                     else:
-                        failures.append(failure)
-                        listener({"kind": "failed", "unit": task.unit.index, "error": failure.error.message})
+                        again.append(task)
+                        listener({"kind": "retry", "unit": task.unit.index, "error": failure.message})
 
     def stop(self) -> None:
-        crew, self._crew = self._crew, {}
-        for process in crew.values():
-            process.terminate()
-        for link, process in crew.items():
-            try:
-                process.wait(_STOP_SECONDS)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            link.close()
+        self._crew.stop()
 
-    def _hire(self) -> None:
-        ours, theirs = socket.socketpair()
-        with theirs:
-            environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
-            process = subprocess.Popen(
-                [sys.executable, "-c", f"from tokenmill.build.worker import main; main({theirs.fileno()})"],
-                pass_fds=[theirs.fileno()],
-                stdin=subprocess.DEVNULL,
-                env=environment,
-                start_new_session=True,
-            )
-        link = Connection(ours.detach())
-        self._crew[link] = process
-        if self._start_message is not None:
-            self._brief(link)
-
-    def _brief(self, link: Connection) -> None:
-        with contextlib.suppress(OSError):  # a dead worker is noticed when it is listened to
-            send(link, self._start_message or {})
-
-    def _hear(self, link: Connection) -> dict[str, Any]:
-        """What a worker says; one that died is replaced, and its death is what it says."""
-        try:
-            return receive(link)
-        except (EOFError, OSError):
-            process = self._crew.pop(link)
-            code = process.wait()
-            link.close()
-            self._hire()
-            cause = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-            error = {"kind": "BuildError", "message": f"a worker {cause}", "hint": "is there enough memory?"}
-            return {"kind": "died", "error": error}
-
-    def _judge(self, task: Task, message: dict[str, Any], tries: int) -> Failure | None:
-        """A failure that is final, or None for another try."""
-        error = errors.from_record(message["error"])
-        if isinstance(error, FATAL):
-            raise error
-        if isinstance(error, errors.SourceError) or tries >= MAX_TRIES:
-            return Failure(task, error)
-        return None
-
-    def _check_start(self, message: dict[str, Any]) -> None:
-        """Workers that die before their first task will not do better the next time."""
-        self._deaths += 1
-        if self._deaths > MAX_TRIES * self.workers:
+    def _note_start(self, message: Message) -> None:
+        """Workers that cannot even start will not do better the next time."""
+        if message["kind"] in ("died", "failed"):
+            self._deaths_at_start += 1
+        if self._deaths_at_start > MAX_TRIES * self.workers:
             raise errors.BuildError(
                 f"workers do not start: {message['error']['message']}", hint="see the messages above, or use -j 1"
             )
+
+
+def _is_final(error: errors.TokenmillError, tries: int) -> bool:
+    """Whether a unit has failed for good. An error of the whole build is raised."""
+    if isinstance(error, FATAL):
+        raise error
+    return isinstance(error, errors.SourceError) or tries >= MAX_TRIES

@@ -109,7 +109,6 @@ def _damaged(folder: Folder, receipt: Receipt, *, rehash: bool) -> Iterator[str]
     for name, digest in receipt.all_files().items():
         check_name(name, where=receipt_name(receipt.unit, receipt.token_limit))
         found = folder.stat(name)
-        if found is None or not found.is_file or found.size != digest.bytes:
-            yield name
-        elif rehash and folder.digest(name) != digest:
+        there = found is not None and found.is_file and found.size == digest.bytes
+        if not there or (rehash and folder.digest(name) != digest):
             yield name

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tokenmill.build.crew import positive_from_environment
 from tokenmill.build.unit import Work
 from tokenmill.errors import RecipeError, SourceError, TokenizerError
 from tokenmill.planning import Plan, make_plan
@@ -15,7 +15,7 @@ from tokenmill.recipe import Recipe
 from tokenmill.shards.layout import dtype_for
 from tokenmill.sources import read_unit
 from tokenmill.sources.listing import Listing, list_sources
-from tokenmill.tokenizer import TokenizerSpec, resolve
+from tokenmill.tokenizer import Engine, TokenizerSpec, open_engine, resolve
 from tokenmill.tokenizer.parity import choose_engine
 from tokenmill.tokenizer.spec import char_spec
 
@@ -27,6 +27,7 @@ class Setup:
     recipe: Recipe
     listing: Listing
     spec: TokenizerSpec
+    engine: Engine
     plan: Plan
     notes: tuple[str, ...]
 
@@ -37,7 +38,7 @@ class Setup:
 
 def set_up(recipe: Recipe) -> Setup:
     """Find the sources and the tokenizer, and make the plan. Writes nothing."""
-    spec, note = choose_engine(resolve(recipe.tokenizer, eot_token=recipe.eot_token))
+    spec, engine, note = choose_engine(resolve(recipe.tokenizer, eot_token=recipe.eot_token))
     if recipe.eot != "none" and spec.eot_id is None:
         raise TokenizerError(
             f"{spec.name} names no end-of-text token", hint="name one with --eot-token, or use --eot none"
@@ -55,13 +56,14 @@ def set_up(recipe: Recipe) -> Setup:
     )
     if spec.kind == "char":
         spec = char_spec(_characters(plan, listing.root, recipe))
+        engine = open_engine(spec)
     identity = {**recipe.identity(), "tokenizer": spec.fingerprint, "engine": spec.engine_version}
     notes = [note] if note else []
     if 65_500 <= spec.vocab_size <= 65_536:
         notes.append(
             f"a vocabulary of {spec.vocab_size} is read as uint16 by some of Megatron's tools and as int32 by others"
         )
-    return Setup(recipe, listing, spec, replace(plan, identity=identity), tuple(notes))
+    return Setup(recipe, listing, spec, engine, replace(plan, identity=identity), tuple(notes))
 
 
 def make_work(setup: Setup, *, output: str, scratch: str | None) -> Work:
@@ -88,31 +90,10 @@ def make_work(setup: Setup, *, output: str, scratch: str | None) -> Work:
     )
 
 
-def resolve_workers(workers: int | None) -> int:
-    """How many workers: as asked; three quarters of the cores for 0 or less; all of them by default."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    if workers is None:
-        workers = _environment("DATASET_NUM_PROC") or cores
-    return workers if workers > 0 else max(1, cores * 3 // 4)
-
-
 def _max_documents() -> int | None:
     """A bound on the documents of a batch, for those whose scripts set one. The result does not depend on it."""
-    bounds = [_environment("DATASET_BATCH_SIZE"), _environment("DATASET_WRITER_BATCH_SIZE")]
+    bounds = [positive_from_environment(f"DATASET_{name}BATCH_SIZE") for name in ("", "WRITER_")]
     return min((bound for bound in bounds if bound), default=None)
-
-
-def _environment(name: str) -> int | None:
-    text = os.environ.get(name, "")
-    if not text:
-        return None
-    try:
-        number = int(text)
-    except ValueError:
-        number = 0
-    if number <= 0:
-        raise RecipeError(f"{name}={text!r} is not a positive number", hint="unset it or correct it")
-    return number
 
 
 def _characters(plan: Plan, root: str, recipe: Recipe) -> str:
@@ -128,9 +109,7 @@ def _texts(plan: Plan, root: str, recipe: Recipe) -> Iterable[str]:
         sources = list(plan.sources[unit.source : unit.source + unit.num_sources])
         paths = [f"{root}/{source.name}" for source in sources]
         try:
-            for batch in read_unit(
-                unit, paths, sources, documents=recipe.documents, limit=recipe.max_document_bytes
-            ):
+            for batch in read_unit(unit, paths, sources, documents=recipe.documents, limit=recipe.max_document_bytes):
                 for data in batch.text.cast("large_binary").to_pylist():
                     yield data.decode(errors="ignore")
         except SourceError:

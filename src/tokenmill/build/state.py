@@ -1,22 +1,24 @@
 """The state of an output folder: whose it is, what is in it, and what can be trusted.
 
-    OUT/.build/plan.json      the plan; its fingerprint must match
-        .build/where.json     where the sources were, for repair and verify --source
-        .build/clean.json     units that were done at the last clean stop: they need no rehash
-        .build/receipts       one a unit           .build/pieces   what units wrote
-        .build/rejects        bad documents        .build/quarantine   files that failed a check
+OUT/.build/plan.json      the plan; its fingerprint must match
+    .build/job.json       how its units were done, for repair and verify --source
+    .build/clean.json     units that were done at the last clean stop: they need no rehash
+    .build/receipts       one a unit           .build/pieces   what units wrote
+    .build/rejects        bad documents        .build/quarantine   files that failed a check
 """
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 from tokenmill import manifest as manifests
 from tokenmill import records
 from tokenmill.build.receipt import NO_LIMIT, PIECES, RECEIPTS, REJECTS, Receipt, load_receipt
 from tokenmill.build.setup import Setup
+from tokenmill.build.unit import Work
 from tokenmill.errors import DatasetError, OutputError, SourceChangedError, StorageError
 from tokenmill.manifest import Digest, Manifest
 from tokenmill.planning import Plan, Source, differences
@@ -25,18 +27,19 @@ from tokenmill.storage import Folder
 from tokenmill.tokenizer import TokenizerSpec
 
 PLAN = ".build/plan.json"
-WHERE = ".build/where.json"
+JOB = ".build/job.json"
 CLEAN = ".build/clean.json"
 TOKENIZER_COPY = ".build/tokenizer"
 _WAYS_OUT = "choose another output, or start this one over with --restart"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Where:
-    """The folder that source names start from, and how documents are told apart."""
+class Job:
+    """All that it takes, beside the plan, to do units of a build again."""
 
-    root: str
-    split_names: tuple[str, ...]
+    work: Work
+    tokenizer: dict[str, Any]
+    parity: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,13 +104,11 @@ def enter(folder: Folder, setup: Setup, *, restart: bool) -> None:
         folder.write(PLAN, records.seal(plan))
     elif found.fingerprint != plan.fingerprint:
         raise OutputError(
-            f"{folder.path} holds an unfinished build of another recipe:\n  "
-            + "\n  ".join(differences(found, plan)),
+            f"{folder.path} holds an unfinished build of another recipe:\n  " + "\n  ".join(differences(found, plan)),
             hint=_WAYS_OUT,
         )
     else:
         _check_pins(found.sources, plan.sources)
-    folder.replace(WHERE, records.seal(Where(root=setup.listing.root, split_names=setup.recipe.splits)))
 
 
 def start_over(folder: Folder) -> None:
@@ -116,8 +117,7 @@ def start_over(folder: Folder) -> None:
     with contextlib.suppress(DatasetError):
         splits = manifests.load(folder.path).splits
     with contextlib.suppress(DatasetError):
-        where = records.unseal(Where, folder.read(WHERE), where=WHERE)
-        splits = {*splits, *where.split_names}
+        splits = {*splits, *load_job(folder).work.split_names}
     folder.remove(manifests.NAME)
     for name in (*splits, "provenance"):
         folder.remove_tree(name)
@@ -132,8 +132,14 @@ def load_plan(folder: Folder) -> Plan:
     return records.unseal(Plan, folder.read(PLAN), where=folder.at(PLAN))
 
 
-def load_where(folder: Folder) -> Where:
-    return records.unseal(Where, folder.read(WHERE), where=folder.at(WHERE))
+def save_job(folder: Folder, job: Job) -> None:
+    folder.replace(JOB, records.seal(job))
+
+
+def load_job(folder: Folder) -> Job:
+    """The job of a build; the folder may have moved since."""
+    job = records.unseal(Job, folder.read(JOB), where=folder.at(JOB))
+    return replace(job, work=replace(job.work, output=folder.path, scratch=None))
 
 
 def keep_tokenizer(folder: Folder, spec: TokenizerSpec) -> Digest | None:
@@ -198,8 +204,7 @@ def _differences(found: Manifest, plan: Plan) -> list[str]:
         for s in found.sources
     )
     now = tuple(
-        Source(name=s.name, kind="", compression="", bytes=s.bytes, modified=0, split="", text={})
-        for s in plan.sources
+        Source(name=s.name, kind="", compression="", bytes=s.bytes, modified=0, split="", text={}) for s in plan.sources
     )
     old_plan = Plan(format=found.format, identity=found.identity, sources=sources, units=(), target_tokens=0)
     new_plan = Plan(format=plan.format, identity=plan.identity, sources=now, units=plan.units, target_tokens=0)

@@ -5,6 +5,8 @@ It feeds the parity check, and tells how many tokens and how much time the whole
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import math
 import time
 from collections.abc import Sequence
@@ -13,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from tokenmill.errors import RecipeError
+from tokenmill.errors import RecipeError, SourceError
 from tokenmill.planning import Plan, Unit
 from tokenmill.shards.layout import index_bytes, numpy_dtype
 from tokenmill.sources import read_unit
@@ -21,7 +23,7 @@ from tokenmill.sources.batch import Batch
 from tokenmill.tokenizer import Engine
 
 PLACES = 16
-BYTES_A_PLACE = 64_000
+SURVEY_BYTES = 512_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +49,9 @@ class Estimate:
 def survey(plan: Plan, root: str, *, documents: str, limit: int, places: int = PLACES) -> list[Place]:
     """Documents from the beginning of evenly spread units."""
     wanted = np.unique(np.linspace(0, len(plan.units) - 1, min(places, len(plan.units))).astype(int))
-    return [place for i in wanted if (place := _visit(plan, plan.units[i], root, documents, limit)) is not None]
+    share = SURVEY_BYTES // len(wanted)
+    visits = (_visit(plan, plan.units[i], root, documents=documents, limit=limit, share=share) for i in wanted)
+    return [place for place in visits if place is not None]
 
 
 def estimate(plan: Plan, places: Sequence[Place], engine: Engine, *, dtype: str, eot: bool, workers: int) -> Estimate:
@@ -60,7 +64,7 @@ def estimate(plan: Plan, places: Sequence[Place], engine: Engine, *, dtype: str,
     lengths = engine.encode(text).lengths + int(eot)
     spent = time.perf_counter() - begin
     borders = np.cumsum([0, *(len(place.texts) for place in places)])
-    tokens = np.array([lengths[a:b].sum() for a, b in zip(borders[:-1], borders[1:], strict=True)], float)
+    tokens = np.array([lengths[a:b].sum() for a, b in itertools.pairwise(borders)], float)
     planned = np.array([place.text_bytes * place.weight for place in places])
     ratio = tokens.sum() / planned.sum()
     total = plan.text_bytes()
@@ -80,21 +84,21 @@ def estimate(plan: Plan, places: Sequence[Place], engine: Engine, *, dtype: str,
     )
 
 
-def _visit(plan: Plan, unit: Unit, root: str, documents: str, limit: int) -> Place | None:
+def _visit(plan: Plan, unit: Unit, root: str, *, documents: str, limit: int, share: int) -> Place | None:
     sources = list(plan.sources[unit.source : unit.source + unit.num_sources])
     paths = [f"{root}/{source.name}" for source in sources]
-    for batch in read_unit(unit, paths, sources, documents=documents, limit=limit):
-        texts, size = _head(batch)
-        if texts:
-            return Place(texts, size, _weight(batch, sources[0].kind, size, len(texts)))
+    with contextlib.suppress(SourceError):  # the unit itself will say what is wrong
+        for batch in read_unit(unit, paths, sources, documents=documents, limit=limit):
+            texts, size = _head(batch, share)
+            if texts:
+                return Place(texts, size, _weight(batch, sources[0].kind, size, len(texts)))
     return None
 
 
-def _head(batch: Batch) -> tuple[list[str], int]:
+def _head(batch: Batch, share: int) -> tuple[list[str], int]:
     texts: list[str] = []
     size = 0
-    binary = batch.text.cast(pa.large_binary())
-    for scalar in binary:
+    for scalar in batch.text.cast(pa.large_binary()):
         data = scalar.as_py()
         try:
             text = data.decode()
@@ -103,7 +107,7 @@ def _head(batch: Batch) -> tuple[list[str], int]:
         if text:
             texts.append(text)
             size += len(data)
-        if size >= BYTES_A_PLACE:
+        if size >= share:
             break
     return texts, size
 

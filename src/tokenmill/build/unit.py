@@ -10,6 +10,7 @@ function runs in the process, in a pool and on a cluster.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -35,11 +36,11 @@ from tokenmill.build.receipt import (
 from tokenmill.build.tokens import cut_to, place_eot, select
 from tokenmill.errors import BadDocumentError
 from tokenmill.filters import load_filter
-from tokenmill.manifest import SourceTotal
+from tokenmill.manifest import BAD, SourceTotal
 from tokenmill.planning import Source, Unit
 from tokenmill.shards.writer import ShardWriter
 from tokenmill.sources import read_unit
-from tokenmill.sources.batch import BAD, Batch, Skip
+from tokenmill.sources.batch import Batch, Skip
 from tokenmill.storage import Folder, Output, ScratchOutput
 from tokenmill.tokenizer import Encoded, Engine
 from tokenmill.tokenizer.engine import text_buffers
@@ -257,9 +258,7 @@ class _Run:
             low += share
         return splits
 
-    def _record(
-        self, batch: Batch, kept: Kept, tokens: npt.NDArray[np.int64], splits: npt.NDArray[np.int8]
-    ) -> None:
+    def _record(self, batch: Batch, kept: Kept, tokens: npt.NDArray[np.int64], splits: npt.NDArray[np.int8]) -> None:
         first = self.task.unit.source
         self.documents_read += batch.num_read
         self.written_sum += kept.skipped_hashes.sum(axis=0, dtype=np.uint64)
@@ -339,7 +338,7 @@ def hash_documents(text: pa.Array) -> npt.NDArray[np.uint64]:
     view = memoryview(data)
     digest = xxhash.xxh3_128_digest
     bounds = offsets.tolist()
-    joined = b"".join([digest(view[a:b]) for a, b in zip(bounds[:-1], bounds[1:], strict=True)])
+    joined = b"".join([digest(view[a:b]) for a, b in itertools.pairwise(bounds)])
     return np.frombuffer(joined, ">u8").astype(np.uint64).reshape(-1, 2)
 
 

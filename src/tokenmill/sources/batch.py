@@ -9,11 +9,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-BATCH_BYTES = 4_000_000
-
-# Why a document is not kept. The first group is policy; the second is bad input, which is quarantined.
-DROPS = ("empty", "too_short", "too_large", "filtered", "over_budget")
-BAD = ("invalid_json", "missing_field", "null_text", "not_text", "lone_surrogate", "invalid_utf8")
+BATCH_BYTES = 8_000_000
 
 
 @dataclass(frozen=True, slots=True)

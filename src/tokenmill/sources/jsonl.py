@@ -1,38 +1,52 @@
-"""JSON lines: one object a line. A line that is bad is told apart from its neighbours, and skipped."""
+"""JSON lines: one object a line. A bad line is told apart from its neighbours, and skipped.
+
+A run of lines goes to Arrow's parser at once, which builds the text column and nothing else. If
+anything in it is odd, its lines are judged one by one: a line is good if either parser takes it,
+so that what becomes of it never depends on its neighbours.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.json
 
-from tokenmill.errors import RecipeError
 from tokenmill.planning import Source
 from tokenmill.sources.batch import Batch, Skip, make_batch
 from tokenmill.sources.columns import Rule, row_text
-from tokenmill.sources.separated import Run, read_runs
+from tokenmill.sources.separated import read_runs
 
 _BOM = b"\xef\xbb\xbf"
 _PEEK_BYTES = 64_000_000
 
 
 def read(path: str, index: int, source: Source, start: int, stop: int, *, limit: int) -> Iterator[Batch]:
-    fast = _fast_decoder(source.text)
     for run in read_runs(path, source.compression, b"\n", start, stop, limit):
         if run.too_large:
-            yield make_batch(index, pa.array([], pa.string()), np.zeros(0, np.int64), [Skip(index, run.start, "too_large")])
+            skip = Skip(index, run.start, "too_large")
+            yield make_batch(index, pa.array([], pa.string()), np.zeros(0, np.int64), [skip])
+            continue
+        data, at = run.data, run.start
+        if at == 0 and data[: len(_BOM)] == _BOM:
+            data, at = data[len(_BOM) :], len(_BOM)
+        positions = np.concatenate(([0], np.flatnonzero(np.frombuffer(data, np.uint8) == 10) + 1)) + at
+        text = _parse_column(data, source.text["column"], len(positions)) if "column" in source.text else None
+        if text is not None:
+            yield make_batch(index, text, positions)
         else:
-            yield _decode(index, run, source.text, fast)
+            yield _judge_lines(index, bytes(data).split(b"\n"), positions, source.text)
 
 
 def columns(path: str, compression: str) -> list[str]:
     """The field names of the first object of a file; none if it has no object at all."""
     for run in read_runs(path, compression, b"\n", 0, -1, _PEEK_BYTES):
-        for line in run.data.removeprefix(_BOM).split(b"\n"):
+        for line in bytes(run.data).removeprefix(_BOM).split(b"\n"):
             try:
                 row = msgspec.json.decode(line)
             except (ValueError, RecursionError):
@@ -43,59 +57,61 @@ def columns(path: str, compression: str) -> list[str]:
     return []
 
 
-def _fast_decoder(rule: Rule) -> Callable[[bytes], list[Any]] | None:
-    """A decoder of whole runs that builds the text and nothing else; for rules of one column."""
-    if "column" not in rule:
-        return None
+def _parse_column(data: bytes | memoryview, column: str, num_lines: int) -> pa.Array | None:
+    """The text of every line; None unless each line is an object with text in that field."""
     try:
-        row = msgspec.defstruct("Row", [("text", str)], rename={"text": rule["column"]}, gc=False)
-    except (TypeError, ValueError) as error:
-        raise RecipeError(f"--text-column {rule['column']!r}: {error}", hint="give the name of a field") from None
-    return msgspec.json.Decoder(row).decode_lines
+        table = pyarrow.json.read_json(
+            pa.BufferReader(pa.py_buffer(data)),
+            read_options=pyarrow.json.ReadOptions(use_threads=False, block_size=len(data) + 1),
+            parse_options=pyarrow.json.ParseOptions(
+                explicit_schema=pa.schema([(column, pa.string())]), unexpected_field_behavior="ignore"
+            ),
+        )
+    except pa.ArrowException:
+        return None
+    text = table.column(column)
+    if table.num_rows != num_lines or text.null_count or text.num_chunks != 1:
+        return None
+    return text.chunk(0)
 
 
-def _decode(index: int, run: Run, rule: Rule, fast: Callable[[bytes], list[Any]] | None) -> Batch:
-    data, start = run.data, run.start
-    if start == 0 and data.startswith(_BOM):
-        data, start = data[len(_BOM) :], len(_BOM)
-    if fast is not None:
-        try:
-            texts = [row.text for row in fast(data)]
-        except (ValueError, RecursionError):
-            return _decode_each(index, data, start, rule)
-        newlines = np.flatnonzero(np.frombuffer(data, np.uint8) == 10)
-        positions = np.concatenate(([0], newlines + 1)) + start
-        if len(texts) == len(positions):
-            return make_batch(index, pa.array(texts, pa.large_string()), positions)
-    return _decode_each(index, data, start, rule)
-
-
-def _decode_each(index: int, data: bytes, start: int, rule: Rule) -> Batch:
+def _judge_lines(index: int, lines: list[bytes], positions: npt.NDArray[np.int64], rule: Rule) -> Batch:
     texts: list[str] = []
-    positions: list[int] = []
+    kept: list[int] = []
     skips: list[Skip] = []
-    for line in data.split(b"\n"):
-        if line and not line.isspace():
-            text, reason = _line_text(line, rule)
-            if reason:
-                skips.append(Skip(index, start, reason))
-            else:
-                texts.append(text)
-                positions.append(start)
-        start += len(line) + 1
-    return make_batch(index, pa.array(texts, pa.large_string()), np.array(positions, np.int64), skips)
+    for line, position in zip(lines, positions.tolist(), strict=True):
+        if not line or line.isspace():
+            continue
+        text, reason = _line_text(line, rule)
+        if reason:
+            skips.append(Skip(index, position, reason))
+        else:
+            texts.append(text)
+            kept.append(position)
+    return make_batch(index, pa.array(texts, pa.large_string()), np.array(kept, np.int64), skips)
 
 
 def _line_text(line: bytes, rule: Rule) -> tuple[str, str]:
     try:
-        row = msgspec.json.decode(line)
-    except UnicodeDecodeError:
-        return "", "invalid_utf8"
-    except (ValueError, RecursionError):
+        row: Any = msgspec.json.decode(line)
+    except (ValueError, RecursionError) as error:
+        odd = isinstance(error, UnicodeDecodeError | RecursionError) or b"NaN" in line or b"Infinity" in line
+        second = _parse_column(line, rule["column"], 1) if odd and "column" in rule else None
+        if second is not None:
+            return _valid_text(second)
+        if isinstance(error, UnicodeDecodeError):
+            return "", "invalid_utf8"
         return "", "lone_surrogate" if _has_lone_surrogate(line) else "invalid_json"
     if not isinstance(row, dict):
         return "", "invalid_json"
     return row_text(rule, row)
+
+
+def _valid_text(column: pa.Array) -> tuple[str, str]:
+    try:
+        return column.cast(pa.binary())[0].as_py().decode(), ""
+    except UnicodeDecodeError:
+        return "", "invalid_utf8"
 
 
 def _has_lone_surrogate(line: bytes) -> bool:

@@ -139,7 +139,9 @@ def _describe(path: str, root: str, split: str, recipe: Recipe) -> tuple[Source,
     kind, compression = kind_of(path)
     kind = kind or "text"
     if compression and kind in ("parquet", "arrow"):
-        raise RecipeError(f"{path}: a compressed {kind} file is not read", hint="decompress it: it is compressed inside")
+        raise RecipeError(
+            f"{path}: a compressed {kind} file is not read", hint="decompress it: it is compressed inside"
+        )
     rule: Rule = {}
     if kind != "text":
         columns = jsonl.columns(path, compression) if kind == "jsonl" else _tables(kind).columns(path)

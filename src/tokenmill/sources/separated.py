@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from tokenmill.sources.streams import Stream, open_stream
 
-CHUNK = 4 << 20
+CHUNK = 8 << 20
 _LOOK_BACK = 1 << 16
 
 
@@ -29,7 +29,7 @@ class Run:
     """
 
     start: int
-    data: bytes
+    data: memoryview
     too_large: bool = False
 
 
@@ -49,26 +49,37 @@ def read_runs(path: str, compression: str, separator: bytes, start: int, stop: i
 def _runs(stream: Stream, separator: bytes, at: int, held: bytes, stop: int, limit: int) -> Iterator[Run]:
     """Runs of whole documents. `held` is what was read and not yet given; its first byte begins a document."""
     while True:
-        chunk = stream.read(CHUNK)
-        held += chunk
-        if stop >= 0 and (end := _find(held, separator, stop - at)) >= 0:
-            yield Run(at, held[:end])
+        data, is_last = _read_behind(held, stream)
+        if stop >= 0 and (end := _find(data, separator, stop - at)) >= 0:
+            yield Run(at, memoryview(data)[:end])
             return
-        if not chunk:
-            if held:
-                yield Run(at, held)
+        if is_last:
+            if data:
+                yield Run(at, memoryview(data))
             return
-        end = _find_last(held, separator)
+        end = _find_last(data, separator)
         if end >= 0:
-            yield Run(at, held[:end])
-            held = held[end + len(separator) :]
+            yield Run(at, memoryview(data)[:end])
+            held = bytes(memoryview(data)[end + len(separator) :])
             at += end + len(separator)
-        elif len(held) > limit:
-            yield Run(at, b"", too_large=True)
-            after = _pass_over(stream, separator, at, held)
+        elif len(data) > limit:
+            yield Run(at, memoryview(b""), too_large=True)
+            after = _pass_over(stream, separator, at, data)
             if after is None or 0 <= stop <= after[0]:
                 return
             at, held = after
+        else:
+            held = bytes(data)
+
+
+def _read_behind(held: bytes, stream: Stream) -> tuple[bytearray, bool]:
+    """What is held and the next chunk behind it, copied once; and whether the stream has ended."""
+    data = bytearray(len(held) + CHUNK)
+    data[: len(held)] = held
+    with memoryview(data) as view:
+        count = stream.readinto(view[len(held) :])
+    del data[len(held) + count :]
+    return data, not count
 
 
 def _first_document(stream: Stream, separator: bytes, at: int, start: int) -> tuple[int, bytes] | None:
@@ -80,10 +91,10 @@ def _first_document(stream: Stream, separator: bytes, at: int, start: int) -> tu
     return _pass_over(stream, separator, at, held)
 
 
-def _pass_over(stream: Stream, separator: bytes, at: int, held: bytes) -> tuple[int, bytes] | None:
+def _pass_over(stream: Stream, separator: bytes, at: int, held: bytes | bytearray) -> tuple[int, bytes] | None:
     """Read on until a separator ends the document that `held` is in, keeping none of it."""
     while True:
-        tail = held[max(0, len(held) - len(separator) + 1) :] if len(separator) > 1 else b""
+        tail = bytes(held[max(0, len(held) - len(separator) + 1) :]) if len(separator) > 1 else b""
         at += len(held) - len(tail)
         chunk = stream.read(CHUNK)
         if not chunk:
@@ -98,7 +109,7 @@ def overlaps_itself(separator: bytes) -> bool:
     return any(separator.endswith(separator[:size]) for size in range(1, len(separator)))
 
 
-def _find(data: bytes, separator: bytes, wanted: int) -> int:
+def _find(data: bytes | bytearray, separator: bytes, wanted: int) -> int:
     """Where the first separator that ends at `wanted` or later begins; -1 if there is none."""
     if not overlaps_itself(separator):
         return data.find(separator, max(0, wanted - len(separator)))
@@ -108,7 +119,7 @@ def _find(data: bytes, separator: bytes, wanted: int) -> int:
     return found
 
 
-def _find_last(data: bytes, separator: bytes) -> int:
+def _find_last(data: bytes | bytearray, separator: bytes) -> int:
     if not overlaps_itself(separator):
         return data.rfind(separator)
     last, found = -1, data.find(separator)

@@ -17,6 +17,9 @@ class Stream(Protocol):
     def read(self, size: int) -> bytes:
         """Up to `size` bytes; none at the end."""
 
+    def readinto(self, buffer: memoryview) -> int:
+        """Fill a buffer as far as possible; 0 at the end."""
+
 
 @contextlib.contextmanager
 def open_stream(path: str, compression: str, *, start: int = 0) -> Iterator[Stream]:
@@ -58,3 +61,9 @@ class _Checked:
             data = self._stream.read(size)
         self._at += len(data)
         return data
+
+    def readinto(self, buffer: memoryview) -> int:
+        with explained(self._path, where=f" after {self._at} bytes of text"):
+            count = self._stream.readinto(buffer)
+        self._at += count
+        return count

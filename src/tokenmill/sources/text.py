@@ -42,9 +42,12 @@ def read_separated(
             yield make_batch(index, _strings([]), np.zeros(0, np.int64), [Skip(index, run.start, "too_large")])
             continue
         data, at = run.data, run.start
-        if at == 0 and data.startswith(_BOM):
+        if at == 0 and data[: len(_BOM)] == _BOM:
             data, at = data[len(_BOM) :], len(_BOM)
-        parts = pc.split_pattern(pa.array([data], pa.large_binary()), separator).values
+        whole = pa.LargeBinaryArray.from_buffers(
+            pa.large_binary(), 1, [None, pa.py_buffer(np.array([0, len(data)])), pa.py_buffer(data)]
+        )
+        parts = pc.split_pattern(whole, separator).values
         lengths = pc.binary_length(parts).to_numpy() + len(separator)
         positions = np.cumsum(lengths, dtype=np.int64) - lengths + at
         yield make_batch(index, parts.view(pa.large_string()), positions)

@@ -1,10 +1,10 @@
 """The only code that writes.
 
-    fs        the seam: single operations on files, replaceable by a crash lab
-    folder    durable, exclusive, hashed writes; everything else is built on it
-    scratch   local-first writing for slow targets
-    lock      one builder per output, at most, most of the time
-    log       events.jsonl, which may lose its last line
+fs        the seam: single operations on files, replaceable by a crash lab
+folder    durable, exclusive, hashed writes; everything else is built on it
+scratch   local-first writing for slow targets
+lock      one builder per output, at most, most of the time
+log       events.jsonl, which may lose its last line
 """
 
 from tokenmill.storage.folder import Folder, Output

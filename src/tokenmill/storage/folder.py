@@ -72,9 +72,7 @@ class Folder:
         with explained(temp):
             return DirectOutput(name, temp, self.fs, self.fs.create(temp))
 
-    def publish(
-        self, outputs: Sequence[Output], *, claimed: Callable[[], bool] = lambda: False
-    ) -> dict[str, Digest]:
+    def publish(self, outputs: Sequence[Output], *, claimed: Callable[[], bool] = lambda: False) -> dict[str, Digest]:
         """Make files durable under their final names, all before the folder's fsync.
 
         A name that exists with the same digest is success. One with another digest is a leftover
@@ -229,42 +227,48 @@ class Folder:
         try:
             self.fs.link(temp, final)
         except FileExistsError:
-            if keep and self.fs.stat(temp).inode == self.fs.stat(final).inode:
-                return None
-            wanted = digest or self.digest(self.relative(temp))
-            if self.digest(name) != wanted:
-                if claimed():
-                    raise DeterminismError(
-                        f"{final} exists with other bytes under a receipt",
-                        hint="the same unit gave two results: please report this, with the recipe",
-                    ) from None
-                self.quarantine(name)
-                return self._take_name(temp, name, digest, claimed, keep=keep)
+            if not self._is_same(temp, name, digest):
+                self._give_way(name, claimed)
+                self._take_name(temp, name, digest, claimed, keep=keep)
+                return
         except OSError as error:
-            if self._was_linked(temp, final):
-                pass  # the reply was lost, the link was not
-            elif error.errno in _NO_LINKS:
-                return self._rename_to(temp, name, digest, claimed)
-            else:
+            if error.errno in _NO_LINKS:
+                self._rename_to(temp, name, digest, claimed)
+                return
+            if not self._was_linked(temp, final):  # on NFS the reply may be lost, and the link made
                 raise _storage_error(error, final) from None
         if not keep:
             with explained(temp):
                 self.fs.unlink(temp)
 
+    def _is_same(self, temp: str, name: str, digest: Digest | None) -> bool:
+        """Whether a name is taken by the same file, or by one with the same bytes."""
+        if self.fs.stat(temp).inode == self.fs.stat(self.at(name)).inode:
+            return True
+        return self.digest(name) == (digest or self.digest(self.relative(temp)))
+
+    def _give_way(self, name: str, claimed: Callable[[], bool]) -> None:
+        """Move a leftover out of the way; what a receipt claims is no leftover."""
+        if claimed():
+            raise DeterminismError(
+                f"{self.at(name)} exists with other bytes under a receipt",
+                hint="the same work gave two results: please report this, with the recipe",
+            )
+        self.quarantine(name)
+
     def _was_linked(self, temp: str, final: str) -> bool:
         try:
-            return self.fs.stat(temp).num_links == 2 and self.fs.stat(final).num_links == 2
+            return self.fs.stat(temp).inode == self.fs.stat(final).inode
         except OSError:
             return False
 
     def _rename_to(self, temp: str, name: str, digest: Digest | None, claimed: Callable[[], bool]) -> None:
         """File systems without links: rename, after the same questions."""
         if self.exists(name):
-            if self.digest(name) == (digest or self.digest(self.relative(temp))):
-                return self.remove(self.relative(temp))
-            if claimed():
-                raise DeterminismError(f"{self.at(name)} exists with other bytes under a receipt")
-            self.quarantine(name)
+            if self._is_same(temp, name, digest):
+                self.remove(self.relative(temp))
+                return
+            self._give_way(name, claimed)
         with explained(self.at(name)):
             self.fs.rename(temp, self.at(name))
 

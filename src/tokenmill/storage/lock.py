@@ -38,9 +38,7 @@ class Holder:
 @contextlib.contextmanager
 def locked(folder: Folder, *, patience: float = PATIENCE_SECONDS) -> Iterator[None]:
     """Hold the folder's lock, or raise `LockedError` if a living build has it."""
-    me = Holder(
-        machine=_machine(), process=os.getpid(), started=_started(os.getpid()), token=secrets.token_hex(8)
-    )
+    me = Holder(machine=_machine(), process=os.getpid(), started=_started(os.getpid()), token=secrets.token_hex(8))
     while not _acquire(folder, me):
         _break_if_dead(folder, patience)
     stop = threading.Event()
@@ -114,9 +112,10 @@ def _beat(folder: Folder, stop: threading.Event) -> None:
 def _machine() -> str:
     """A name for this boot of this machine and its process numbers: containers count as machines."""
     parts = [platform.node()]
-    for path in ("/proc/sys/kernel/random/boot_id", "/proc/self/ns/pid"):
-        with contextlib.suppress(OSError):
-            parts.append(os.readlink(path) if "/ns/" in path else open(path, encoding="ascii").read().strip())
+    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+        parts.append(file.read().strip())
+    with contextlib.suppress(OSError):
+        parts.append(os.readlink("/proc/self/ns/pid"))
     return records.digest(parts)[:16]
 
 

@@ -1,4 +1,4 @@
-"""A file that lives as long as a with block, for libraries that take paths and nothing else."""
+"""Files and folders that live as long as a with block."""
 
 from __future__ import annotations
 
@@ -9,8 +9,15 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def temporary_file(content: bytes, *, suffix: str) -> Iterator[str]:
-    """The path of a file in the system's temp folder with this content."""
+    """The path of a file with this content, for libraries that take paths and nothing else."""
     with tempfile.NamedTemporaryFile(prefix="tokenmill-", suffix=suffix) as file:
         file.write(content)
         file.flush()
         yield file.name
+
+
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[str]:
+    """The path of an empty folder in the system's temp folder."""
+    with tempfile.TemporaryDirectory(prefix="tokenmill-") as path:
+        yield path

@@ -54,15 +54,6 @@ def open_engine(spec: TokenizerSpec) -> Engine:
     return engine
 
 
-def supported(spec: TokenizerSpec) -> str | None:
-    """None if gigatoken encodes this tokenizer, else its reason."""
-    try:
-        open_engine(spec)
-    except TokenizerError as error:
-        return error.message
-    return None
-
-
 def convert_sentencepiece_bpe(data: bytes) -> bytes:
     """gigatoken's own reading of a byte-pair SentencePiece model."""
     from gigatoken._load.sentencepiece import sentencepiece_to_tokenizer_json

@@ -6,15 +6,16 @@ The reference is another implementation of the same tokenizer: tiktoken for rank
 
 from __future__ import annotations
 
-import base64
+import binascii
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import pyarrow as pa
 
 from tokenmill.errors import ParityError, TokenizerError
-from tokenmill.tokenizer.engine import Engine, open_engine, open_tokenizers, supported
+from tokenmill.tokenizer.engine import Engine, open_engine, open_tokenizers
 from tokenmill.tokenizer.spec import TokenizerSpec
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -22,8 +23,7 @@ _UPPER, _LOWER = r"\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}", r"\p{Ll}\p{Lm}\p{Lo}\p{M}"
 # How each scheme cuts text into words: the patterns are part of the tokenizers' definition.
 PATTERNS = {
     "gpt2": r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
-    "gpt4": _CONTRACTIONS
-    + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+    "gpt4": _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     "qwen2": _CONTRACTIONS + r"|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
     "o200k": rf"[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]*[{_LOWER}]+{_CONTRACTIONS}?"
     rf"|[^\r\n\p{{L}}\p{{N}}]?[{_UPPER}]+[{_LOWER}]*{_CONTRACTIONS}?"
@@ -41,18 +41,18 @@ class Parity:
     tokens: int
 
 
-def choose_engine(spec: TokenizerSpec) -> tuple[TokenizerSpec, str]:
-    """The tokenizer with the engine that can encode it, and a sentence about it if it is the slow one."""
-    if spec.engine != "gigatoken":
-        return spec, ""
-    reason = supported(spec)
-    if reason is None:
-        return spec, ""
-    if spec.kind != "hf":
-        raise TokenizerError(reason, hint="use a tokenizer.json instead")
-    fallback = replace(spec, engine="tokenizers")
-    open_engine(fallback)
-    return fallback, f"{reason}; encoding with tokenizers, which is many times slower"
+def choose_engine(spec: TokenizerSpec) -> tuple[TokenizerSpec, Engine, str]:
+    """The tokenizer with an engine that can encode it, and a sentence about it if it is the slow one."""
+    try:
+        return spec, open_engine(spec), ""
+    except TokenizerError as error:
+        if spec.engine != "gigatoken":
+            raise
+        if spec.kind != "hf":
+            raise TokenizerError(error.message, hint="use a tokenizer.json instead") from None
+        fallback = replace(spec, engine="tokenizers")
+        note = f"{error.message}; encoding with tokenizers, which is many times slower"
+        return fallback, open_engine(fallback), note
 
 
 def check_parity(spec: TokenizerSpec, engine: Engine, texts: Sequence[str]) -> Parity:
@@ -65,11 +65,13 @@ def check_parity(spec: TokenizerSpec, engine: Engine, texts: Sequence[str]) -> P
         start += length
         theirs = reference(text)
         if ours != theirs:
-            at = next((i for i, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), min(len(ours), len(theirs)))
+            pairs = enumerate(zip(ours, theirs, strict=False))
+            at = next((i for i, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
+            before = engine.decode(np.array(ours[:at], np.uint32))
             raise ParityError(
                 f"{spec.engine_version} and {name} disagree on a document at token {at}: "
-                f"{ours[at : at + 8]} against {theirs[at : at + 8]}, after {engine.decode(encoded.ids[start - length : start - length + at])[-60:]!r}; "
-                f"the text begins {text[:200]!r}",
+                f"{ours[at : at + 8]} against {theirs[at : at + 8]}, after {before[-60:]!r}; "
+                f"the text there: {text[len(before) : len(before) + 200]!r}",
                 hint="please report this text; --tokenizer tokenizers:NAME encodes with the reference meanwhile",
             )
     return Parity(
@@ -91,7 +93,7 @@ def open_reference(spec: TokenizerSpec) -> tuple[str, Callable[[str], list[int]]
         encoding = tiktoken.Encoding(
             spec.name,
             pat_str=PATTERNS[spec.scheme],
-            mergeable_ranks={base64.b64decode(token): int(rank) for token, rank in pairs},
+            mergeable_ranks={binascii.a2b_base64(token): int(rank) for token, rank in pairs},
             special_tokens={},
         )
         return f"tiktoken {tiktoken.__version__}", encoding.encode_ordinary

@@ -1,11 +1,11 @@
 """A tokenizer's content: found by name, pinned by fingerprint, with its end-of-text id.
 
-    gpt2 | byte | char                        built in
-    DIR, tokenizer.json                       Hugging Face format
-    ranks.tiktoken, ranks.tiktoken:SCHEME     byte-pair ranks and the scheme that cuts text into words
-    x.model                                   SentencePiece
-    org/name, org/name@revision               from the hub
-    tokenizers:ANY OF THE ABOVE               encode with `tokenizers` instead of gigatoken
+gpt2 | byte | char                        built in
+DIR, tokenizer.json                       Hugging Face format
+ranks.tiktoken, ranks.tiktoken:SCHEME     byte-pair ranks and the scheme that cuts text into words
+x.model                                   SentencePiece
+org/name, org/name@revision               from the hub
+tokenizers:ANY OF THE ABOVE               encode with `tokenizers` instead of gigatoken
 """
 
 from __future__ import annotations

@@ -1,0 +1,73 @@
+"""Does a dataset hold exactly what tiktoken gives? Read by plain numpy, with no code of ours.
+
+python interop/tiktoken_ids.py [CORPUS] [--work DIR]
+
+Without a corpus it takes the source files of Python's standard library, a document each.
+"""
+
+# ruff: noqa: T201 - a script prints
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from reference import Count, documents_of, expected_ids, gpt2, library_files, shard_prefixes, stop
+
+import tokenmill
+
+WORKERS = 2
+
+
+def copy_library(folder: Path) -> Path:
+    """The standard library as a folder of text files, whose names say where each was."""
+    folder.mkdir()
+    for number, path in enumerate(library_files()):
+        shutil.copyfile(path, folder / f"{number:05d}-{path.stem}.txt")
+    return folder
+
+
+def compare(dataset: Path, documents: Iterator[str]) -> Count:
+    """Hold every document of the corpus against the tokens where it must be."""
+    encoding, count = gpt2(), Count()
+    for prefix in shard_prefixes(dataset):
+        tokens = np.memmap(prefix.with_suffix(".bin"), np.uint16, mode="r")
+        at = 0
+        while at < len(tokens):
+            text = next(documents, None)
+            if text is None:
+                stop(f"{prefix.name}.bin goes on after document {count.documents}, the corpus's last")
+            expected = expected_ids(encoding, text)
+            found = tokens[at : at + len(expected)]
+            if not np.array_equal(found, expected):
+                stop(
+                    f"document {count.documents}, at token {at} of {prefix.name}.bin: {found[:20]}, not {expected[:20]}"
+                )
+            at += len(expected)
+            count.documents += 1
+            count.tokens += len(expected)
+    if next(documents, None) is not None:
+        stop(f"the dataset ends after {count.documents} documents, the corpus has more")
+    return count
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("corpus", nargs="?", type=Path, help="parquet with a column text, or a folder of text files")
+    parser.add_argument("--work", type=Path, help="keep `dataset` and `library` in this folder, for megatron_shards.py")
+    arguments = parser.parse_args()
+    with tempfile.TemporaryDirectory() as temporary:
+        work = arguments.work or Path(temporary)
+        corpus = arguments.corpus or copy_library(work / "library")
+        kind = "files" if corpus.is_dir() else "lines"
+        tokenmill.prepare(str(corpus), work / "dataset", workers=WORKERS, documents=kind)
+        count = compare(work / "dataset", documents_of(corpus))
+    print(f"tiktoken: {count.documents:,} documents, {count.tokens:,} tokens, all equal")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,219 @@
+"""The whole build, from a recipe to a manifest.
+
+    set up -> is it done already? -> lock -> parity, space -> units -> commit -> manifest
+
+Any interruption leaves whole files and receipts; the same call goes on from there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from tokenmill import records
+from tokenmill.build import state
+from tokenmill.build.budget import Budget
+from tokenmill.build.commit import commit
+from tokenmill.build.crew import Crew
+from tokenmill.build.pool import Executor, Failure, Inline, Pool
+from tokenmill.build.progress import Progress, Tally, Watcher
+from tokenmill.build.receipt import NO_LIMIT, PIECES, RECEIPTS, REJECTS, Receipt, load_receipt
+from tokenmill.build.setup import Setup, make_work, set_up
+from tokenmill.build.survey import check_found, estimate, survey
+from tokenmill.build.unit import Task
+from tokenmill.errors import BuildError, DiskFullError, Interrupted
+from tokenmill.manifest import Manifest
+from tokenmill.recipe import Recipe
+from tokenmill.sizes import format_bytes
+from tokenmill.storage import Folder
+from tokenmill.storage.lock import locked
+from tokenmill.storage.log import EventLog
+from tokenmill.tokenizer.parity import Parity, check_parity
+
+SPACE_MARGIN = 64_000_000
+
+
+def build(
+    recipe: Recipe,
+    output: str,
+    *,
+    workers: int,
+    crew: Crew | None,
+    scratch: str | None,
+    restart: bool,
+    watch: Watcher | None,
+) -> tuple[Manifest, bool]:
+    """The dataset of a recipe, and whether it stood already. `crew` are workers that load meanwhile."""
+    folder = Folder(output)
+    state.check_ours(folder)
+    progress = Progress(watch)
+    setup = set_up(recipe)
+    for note in setup.notes:
+        progress.tell("note", message=note)
+    done = None if restart else state.finished(folder, setup.plan)
+    if done is not None:
+        return done, True
+    local = _scratch_folder(scratch, folder)
+    folder.make(".build")
+    with locked(folder), EventLog(folder, ".build/events.jsonl") as log:
+        progress.log_to(log)
+        state.enter(folder, setup, restart=restart)
+        return _build(setup, folder, local, workers, crew, progress), False
+
+
+def _build(
+    setup: Setup, folder: Folder, local: Folder | None, workers: int, crew: Crew | None, progress: Progress
+) -> Manifest:
+    for name in (PIECES, RECEIPTS, REJECTS):
+        folder.make(name)
+    state.sweep(folder)
+    work = make_work(setup, output=folder.path, scratch=local.path if local else None)
+    tokenizer_file = state.keep_tokenizer(folder, setup.spec)
+    executor: Executor
+    if workers == 1:
+        executor = Inline(work, setup.spec, setup.engine)
+    else:
+        executor = Pool(crew or Crew(workers), work, setup.spec)
+    try:
+        parity = _check_first(setup, folder, progress)
+        state.save_job(folder, state.Job(work=work, tokenizer=setup.spec.describe(), parity=asdict(parity)))
+        receipts = _run_units(setup, folder, executor, progress)
+    finally:
+        executor.stop()
+    progress.tell("commit", units=len(receipts))
+    result = commit(
+        folder,
+        setup.plan,
+        receipts,
+        splits=setup.recipe.splits,
+        dtype=setup.dtype,
+        tokenizer=setup.spec.describe(),
+        tokenizer_file=tokenizer_file,
+        parity=asdict(parity),
+    )
+    state.clean_up(folder, local)
+    progress.tell("finished", tokens=result.tokens, documents=result.documents)
+    return result
+
+
+def _check_first(setup: Setup, folder: Folder, progress: Progress) -> Parity:
+    """Before the work: the engine against its reference, and the disk against the estimate."""
+    recipe = setup.recipe
+    places = survey(setup.plan, setup.listing.root, documents=recipe.documents, limit=recipe.max_document_bytes)
+    check_found(places)
+    parity = check_parity(setup.spec, setup.engine, [text for place in places for text in place.texts])
+    progress.tell("parity", **asdict(parity))
+    expected = estimate(setup.plan, places, setup.engine, dtype=setup.dtype, eot=recipe.eot != "none", workers=1)
+    share = min(1.0, recipe.max_tokens / expected.tokens) if recipe.max_tokens and expected.tokens else 1.0
+    check_space(folder, round(expected.output_bytes * share) - state.bytes_done(folder))
+    return parity
+
+
+def check_space(folder: Folder, need: int) -> None:
+    """Raise `DiskFullError` now rather than after hours."""
+    free = folder.free_bytes()
+    if need > 0 and need + SPACE_MARGIN > free:
+        raise DiskFullError(
+            f"{folder.path} needs about {format_bytes(need + SPACE_MARGIN)} and has {format_bytes(free)} free: "
+            f"{format_bytes(need + SPACE_MARGIN - free)} are missing",
+            hint="free some space, choose another output, or limit the work with --max-tokens or --sample",
+        )
+
+
+def _run_units(setup: Setup, folder: Folder, executor: Executor, progress: Progress) -> list[Receipt]:
+    """Receipts of all units that the dataset consists of, in order."""
+    plan, fingerprint = setup.plan, setup.plan.fingerprint
+    known = state.trusted_receipts(folder, plan)
+    budget = Budget(setup.recipe.max_tokens, known)
+    finished_bytes = sum(plan.units[index].text_bytes for index in known)
+    progress.start(
+        Tally(
+            total_bytes=plan.text_bytes(),
+            total_units=len(plan.units),
+            workers=executor.workers,
+            done_bytes=finished_bytes,
+            done_units=len(known),
+            documents=sum(receipt.documents_read for receipt in known.values()),
+            tokens=sum(receipt.tokens for receipt in known.values()),
+        )
+    )
+
+    def tasks() -> Iterator[Task]:
+        for unit in plan.units:
+            if budget.is_spent():
+                return
+            if unit.index not in known:
+                yield Task(unit=unit, sources=plan.sources[unit.source : unit.source + unit.num_sources])
+
+    def listen(message: dict[str, Any]) -> None:
+        if message["kind"] == "done":
+            receipt = load_receipt(folder, message["unit"], NO_LIMIT, fingerprint, rehash=False)
+            if receipt is not None:
+                known[receipt.unit] = receipt
+        progress.hear(message)
+
+    try:
+        failures = executor.run(tasks(), listen)
+        _raise_failures(failures, setup)
+        cut = budget.cut(plan)
+        if cut is not None:
+            _raise_failures(executor.run(iter([cut]), progress.hear), setup)
+    except KeyboardInterrupt:
+        executor.stop()
+        state.sweep(folder)
+        raise Interrupted(
+            f"stopped; {len(known)} of {len(plan.units)} units are done and kept",
+            hint="run the same command again: it goes on from there",
+        ) from None
+    finally:
+        with contextlib.suppress(KeyboardInterrupt):
+            state.note_clean_stop(folder, known)
+    return _in_order(folder, setup, known, budget, cut)
+
+
+def _in_order(
+    folder: Folder, setup: Setup, known: dict[int, Receipt], budget: Budget, cut: Task | None
+) -> list[Receipt]:
+    last = budget.num_units(len(setup.plan.units))
+    if missing := [index for index in range(last) if index not in known]:
+        raise BuildError(
+            f"unit {missing[0]} was reported done, but its receipt cannot be trusted",
+            hint="check the drive, then run the same command again",
+        )
+    receipts = [known[index] for index in range(last)]
+    if cut is not None:
+        receipt = load_receipt(folder, cut.unit.index, cut.token_limit, setup.plan.fingerprint, rehash=False)
+        assert receipt is not None, "the cut unit was just done"
+        receipts.append(receipt)
+    if not sum(receipt.tokens for receipt in receipts):
+        dropped = {}
+        for receipt in receipts:
+            dropped.update(receipt.dropped)
+        raise BuildError(f"no document was kept; dropped: {dropped}", hint="check the sources and the filters")
+    return receipts
+
+
+def _raise_failures(failures: Sequence[Failure], setup: Setup) -> None:
+    if failures:
+        first = failures[0]
+        lines = [f"unit {failure.task.unit.index}: {failure.error.message}" for failure in failures[:10]]
+        more = f"\n  and {len(failures) - 10} more" if len(failures) > 10 else ""
+        source = first.task.sources[0].name
+        raise BuildError(
+            f"{len(failures)} of {len(setup.plan.units)} units failed, the others are done; first {source} "
+            f"from {first.task.unit.start} on:\n  " + "\n  ".join(lines) + more,
+            hint=first.error.hint or "the same command tries them again and keeps what is done",
+        )
+
+
+def _scratch_folder(scratch: str | None, folder: Folder) -> Folder | None:
+    """A corner of the scratch disk for this output alone."""
+    if scratch is None:
+        return None
+    local = Folder(os.path.join(scratch, f"tokenmill-{records.digest(folder.path)[:12]}"))
+    local.make()
+    local.sweep()
+    return local

@@ -1,0 +1,104 @@
+"""plan: what a build would do, without doing any of it. Writes nothing."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from tokenmill import manifest as manifests
+from tokenmill.build import state
+from tokenmill.build.crew import resolve_workers
+from tokenmill.build.receipt import RECEIPTS
+from tokenmill.build.setup import set_up
+from tokenmill.build.survey import Estimate, check_found, estimate, survey
+from tokenmill.build.worker import MEMORY_BUDGET
+from tokenmill.errors import DatasetError
+from tokenmill.recipe import make_recipe
+from tokenmill.storage import Folder
+
+PLACES = 48
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Preview:
+    """What a build would read, write and take."""
+
+    files: int
+    source_bytes: int
+    units: int
+    units_done: int
+    workers: int
+    estimate: Estimate
+    max_tokens: int | None
+    disk_needed: int
+    disk_free: int | None
+    scratch_free: int | None
+    memory: int
+    fingerprint: str
+    finished: bool
+    conflict: tuple[str, ...]
+    notes: tuple[str, ...]
+
+
+def plan(
+    sources: str | Sequence[str] = (),
+    output: str | os.PathLike[str] | None = None,
+    *,
+    config: str | os.PathLike[str] | None = None,
+    workers: int | None = None,
+    scratch: str | os.PathLike[str] | None = None,
+    restart: bool = False,
+    **recipe: Any,
+) -> Preview:
+    """Files, units, tokens with an error bar, disk, memory and time of a build that is not started."""
+    given = (sources,) if isinstance(sources, str) else tuple(sources)
+    wanted = make_recipe({"sources": given, **recipe}, config=config)
+    setup = set_up(wanted)
+    places = survey(
+        setup.plan, setup.listing.root, documents=wanted.documents, limit=wanted.max_document_bytes, places=PLACES
+    )
+    check_found(places)
+    count = resolve_workers(workers)
+    expected = estimate(setup.plan, places, setup.engine, dtype=setup.dtype, eot=wanted.eot != "none", workers=count)
+    share = min(1.0, wanted.max_tokens / expected.tokens) if wanted.max_tokens and expected.tokens else 1.0
+    folder = Folder(os.path.abspath(output)) if output is not None else None
+    standing = (0, False, ()) if folder is None or restart else _standing(folder, setup.plan.fingerprint)
+    done, finished, conflict = standing
+    needed = 0 if finished else round(expected.output_bytes * share)
+    if folder is not None and not restart:
+        needed -= state.bytes_done(folder)
+    return Preview(
+        files=len(setup.listing.sources),
+        source_bytes=sum(source.bytes for source in setup.listing.sources),
+        units=len(setup.plan.units),
+        units_done=len(setup.plan.units) if finished else done,
+        workers=count,
+        estimate=expected,
+        max_tokens=wanted.max_tokens,
+        disk_needed=max(0, needed),
+        disk_free=folder.free_bytes() if folder is not None else None,
+        scratch_free=Folder(os.path.abspath(scratch)).free_bytes() if scratch is not None else None,
+        memory=count * MEMORY_BUDGET,
+        fingerprint=setup.plan.fingerprint,
+        finished=finished,
+        conflict=conflict,
+        notes=setup.notes,
+    )
+
+
+def _standing(folder: Folder, fingerprint: str) -> tuple[int, bool, tuple[str, ...]]:
+    """Units done, whether the dataset stands, and what else is in the way."""
+    state.check_ours(folder)
+    try:
+        if folder.exists(manifests.NAME):
+            same = manifests.load(folder.path).fingerprint == fingerprint
+            return 0, same, () if same else (f"{folder.path} holds a dataset of another recipe",)
+        if folder.exists(state.PLAN):
+            same = state.load_plan(folder).fingerprint == fingerprint
+            done = sum(name.count(".") == 1 for name in folder.names(RECEIPTS))
+            return done if same else 0, False, () if same else (f"{folder.path} holds a build of another recipe",)
+    except DatasetError as error:
+        return 0, False, (error.message,)
+    return 0, False, ()

@@ -1,0 +1,80 @@
+"""Redoing units of a finished build: what repair and `verify --source` stand on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from tokenmill import records
+from tokenmill.build import state
+from tokenmill.build.budget import Budget
+from tokenmill.build.pool import Executor
+from tokenmill.build.receipt import NO_LIMIT, RECEIPTS, Receipt, receipt_name
+from tokenmill.build.unit import Task
+from tokenmill.errors import BuildError, DatasetError
+from tokenmill.planning import Plan
+from tokenmill.storage import Folder
+
+Receipts = dict[tuple[int, int], Receipt]
+
+
+def reopen(folder: Folder) -> tuple[Plan, state.Job]:
+    """Plan and job of a finished build."""
+    if not folder.exists(state.PLAN) or not folder.exists(state.JOB):
+        raise DatasetError(
+            f"{folder.path} does not say where its sources are: its .build folder is gone",
+            hint="prepare it again, with --restart here or into another folder, and compare the two manifests",
+        )
+    return state.load_plan(folder), state.load_job(folder)
+
+
+def load_receipts(folder: Folder, plan: Plan) -> Receipts:
+    """Every receipt that can be read, by unit and token limit. Their pieces may be gone: they became shards."""
+    found: Receipts = {}
+    for name in folder.names(RECEIPTS):
+        path = f"{RECEIPTS}/{name}"
+        try:
+            receipt = records.unseal(Receipt, folder.read(path), where=path)
+        except DatasetError:
+            continue
+        key = (receipt.unit, receipt.token_limit)
+        if receipt.fingerprint == plan.fingerprint and path == receipt_name(*key):
+            found[key] = receipt
+    return found
+
+
+def dataset_receipts(plan: Plan, receipts: Receipts) -> list[Receipt]:
+    """The receipts that the dataset consists of, in order: a token budget may have cut it short."""
+    whole = {unit: receipt for (unit, limit), receipt in receipts.items() if limit == NO_LIMIT}
+    budget = Budget(plan.identity.get("max_tokens"), whole)
+    wanted = [(unit, NO_LIMIT) for unit in range(budget.num_units(len(plan.units)))]
+    cut = budget.cut(plan)
+    if cut is not None:
+        wanted.append((cut.unit.index, cut.token_limit))
+    if missing := [key for key in wanted if key not in receipts]:
+        raise DatasetError(f"the receipt of unit {missing[0][0]} is missing or damaged", hint="run tokenmill repair")
+    return [receipts[key] for key in wanted]
+
+
+def task_of(plan: Plan, receipt: Receipt) -> Task:
+    return make_task(plan, receipt.unit, receipt.token_limit)
+
+
+def make_task(plan: Plan, unit: int, token_limit: int = NO_LIMIT) -> Task:
+    found = plan.units[unit]
+    return Task(
+        unit=found, sources=plan.sources[found.source : found.source + found.num_sources], token_limit=token_limit
+    )
+
+
+def run_tasks(executor: Executor, tasks: Iterable[Task]) -> None:
+    """Do some units; any failure is an error."""
+    failures = executor.run(iter(tasks), lambda message: None)
+    if failures:
+        raise BuildError(
+            f"{len(failures)} units cannot be done again: {failures[0].error.message}", hint=failures[0].error.hint
+        )
+
+
+def same_result(before: Mapping[tuple[int, int], Receipt], now: Mapping[tuple[int, int], Receipt]) -> list[int]:
+    """Units that gave another result than the first time."""
+    return [key[0] for key in before.keys() & now.keys() if before[key] != now[key]]

@@ -1,0 +1,198 @@
+"""The commands."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import click
+import typer
+
+from tokenmill import __version__
+from tokenmill.cli import show
+from tokenmill.cli.options import library_arguments, with_options
+from tokenmill.errors import Interrupted, TokenmillError
+
+app = typer.Typer(
+    help="Raw text to training-ready token datasets: crash-safe, verified, at engine speed.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+_PREPARE = """
+Prepare a dataset. Killed? Run the same command again: it goes on where it stopped.
+
+\b
+Examples:
+  tokenmill prepare corpus/*.parquet -o data/owt
+  tokenmill prepare corpus/ -o data/owt --split val=0.0005 -j 16
+  tokenmill prepare chat.jsonl.zst -o data/chat --template "{prompt}\\n\\n{response}"
+  tokenmill prepare "src/**/*.py" -o data/code --documents files
+  tokenmill prepare big.txt -o data/big --documents "separator:<|endoftext|>"
+  tokenmill prepare corpus/ -o /nfs/owt --scratch /local/tmp --max-tokens 150G
+
+\b
+Exit codes: 0 done, 1 failed, 2 usage or recipe, 3 done with quarantined
+documents, 4 verification failed, 5 locked by another build, 130 interrupted.
+"""
+_PLAN = """
+Tell what prepare would do with the same arguments: files, units, tokens, disk, memory, time. Writes nothing.
+
+\b
+Example:
+  tokenmill plan corpus/*.parquet -o data/owt
+"""
+_VERIFY = """
+Check a dataset against its manifest: every size, every index, every SHA-256.
+
+\b
+Examples:
+  tokenmill verify data/owt
+  tokenmill verify data/owt --quick            sizes and structure only
+  tokenmill verify data/owt --source sample    tokenise some of the sources again, and compare
+"""
+_REPAIR = """
+Restore a damaged dataset: what is bad goes to .build/quarantine, and only that is done again.
+
+\b
+Example:
+  tokenmill repair data/owt
+"""
+_INSPECT = """
+Show what a dataset holds, and the text of its first documents.
+
+\b
+Examples:
+  tokenmill inspect data/owt
+  tokenmill inspect data/owt --split val --documents 5
+"""
+
+Dataset = Annotated[Path, typer.Argument(metavar="OUT", help="a dataset's folder", show_default=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="print the result as JSON")]
+Workers = Annotated[int | None, typer.Option("-j", "--workers", metavar="N", help="all cores by default")]
+
+
+@app.callback()
+def _root(version: Annotated[bool, typer.Option("--version", help="print the version")] = False) -> None:
+    if version:
+        typer.echo(f"tokenmill {__version__}")
+        raise typer.Exit
+
+
+@app.command(help=_PREPARE)
+@with_options
+def prepare(options: dict[str, Any]) -> int:
+    from tokenmill.build.prepare import prepare
+
+    quiet, progress = options["quiet"], not options["no_progress"]
+    with show.Watcher(quiet=quiet, verbose=options["verbose"], progress=progress) as watcher:
+        result = prepare(watch=watcher, **library_arguments(options))
+    if options["as_json"]:
+        _print_json(show.result_record(result))
+    elif not quiet:
+        show.result(result)
+    return 3 if result.manifest.quarantined else 0
+
+
+@app.command(help=_PLAN)
+@with_options
+def plan(options: dict[str, Any]) -> int:
+    from tokenmill.build.preview import plan
+
+    preview = plan(**library_arguments(options))
+    if options["as_json"]:
+        _print_json(dataclasses.asdict(preview))
+    elif not options["quiet"]:
+        show.preview(preview)
+    return 2 if preview.conflict else 0
+
+
+@app.command(help=_VERIFY)
+def verify(
+    dataset: Dataset,
+    quick: Annotated[bool, typer.Option("--quick", help="sizes and structure only")] = False,
+    source: Annotated[
+        Literal["sample", "all"] | None, typer.Option(help="tokenise the sources again, and compare")
+    ] = None,
+    workers: Workers = None,
+    as_json: AsJson = False,
+) -> int:
+    from tokenmill.verifying import verify
+
+    report = verify(dataset, quick=quick, source=source, workers=workers)
+    if as_json:
+        _print_json({"ok": report.ok, **dataclasses.asdict(report)})
+    else:
+        show.report(report)
+    return 0 if report.ok else 4
+
+
+@app.command(help=_REPAIR)
+def repair(dataset: Dataset, workers: Workers = None, as_json: AsJson = False) -> int:
+    from tokenmill.repairing import repair
+    from tokenmill.verifying import verify
+
+    problems = repair(dataset, workers=workers)
+    after = verify(dataset, workers=workers)
+    if as_json:
+        _print_json({"ok": after.ok, "repaired": [dataclasses.asdict(problem) for problem in problems]})
+    else:
+        show.repaired(problems, after)
+    return 0 if after.ok else 4
+
+
+@app.command(help=_INSPECT)
+def inspect(
+    dataset: Dataset,
+    split: Annotated[str, typer.Option(metavar="NAME", help="which split to show texts of")] = "train",
+    documents: Annotated[int, typer.Option(metavar="N", help="how many texts to show", min=0)] = 3,
+    as_json: AsJson = False,
+) -> int:
+    from tokenmill.cli.inspecting import describe, first_texts
+
+    if as_json:
+        _print_json({**describe(dataset), "texts": first_texts(dataset, split, documents)})
+    else:
+        show.dataset(describe(dataset), split, first_texts(dataset, split, documents))
+    return 0
+
+
+def run() -> int:
+    """Parse and run; gives the exit code. Errors become a sentence and a hint."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        code = app(standalone_mode=False)
+        return code if isinstance(code, int) else 0
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except click.exceptions.ClickException as error:
+        error.show()
+        return 2
+    except TokenmillError as error:
+        show.error(error.message, error.hint)
+        return error.exit_code
+    except (KeyboardInterrupt, click.exceptions.Abort):
+        show.error("stopped", "run the same command again: it goes on from there")
+        return Interrupted.exit_code
+    except BrokenPipeError:
+        return 1
+    except Exception as error:
+        if "-v" in sys.argv or "--verbose" in sys.argv:
+            traceback.print_exc()
+        show.error(f"unexpected {type(error).__name__}: {error}", "please report this, with what -v prints")
+        return 1
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _print_json(record: dict[str, Any]) -> None:
+    print(json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False))

@@ -1,0 +1,48 @@
+"""What `tokenmill inspect` tells of a dataset."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from tokenmill.data.dataset import open as open_dataset
+from tokenmill.errors import RecipeError
+from tokenmill.storage import Folder
+
+
+def describe(path: Path) -> dict[str, Any]:
+    """A dataset in numbers."""
+    dataset = open_dataset(path)
+    manifest = dataset.manifest
+    return {
+        "path": dataset.path,
+        "fingerprint": manifest.fingerprint,
+        "tokenizer": manifest.tokenizer,
+        "parity": manifest.parity,
+        "dtype": manifest.dtype,
+        "tokens": manifest.tokens,
+        "documents": manifest.documents,
+        "documents_read": manifest.documents_read,
+        "dropped": manifest.dropped,
+        "sources": len(manifest.sources),
+        "bytes": sum(digest.bytes for digest in manifest.all_files().values()),
+        "splits": {
+            name: {"tokens": split.tokens, "documents": split.documents, "shards": len(split.shards)}
+            for name, split in manifest.splits.items()
+        },
+    }
+
+
+def first_texts(path: Path, split: str, count: int) -> list[str]:
+    """The first documents of a split, decoded."""
+    from tokenmill.tokenizer import open_engine
+    from tokenmill.tokenizer.spec import from_dataset
+
+    dataset = open_dataset(path)
+    if split not in dataset.splits:
+        raise RecipeError(f"there is no split {split!r}", hint=f"there are {', '.join(dataset.splits)}")
+    description = dataset.manifest.tokenizer
+    content = Folder(dataset.path).read(description["file"]) if description["file"] else None
+    engine = open_engine(from_dataset(description, content))
+    documents = (dataset[split].document(i) for i in range(min(count, dataset[split].num_documents)))
+    return [engine.decode(tokens[tokens != description["eot_id"]]) for tokens in documents]

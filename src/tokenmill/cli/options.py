@@ -1,0 +1,111 @@
+"""The options that `prepare` and `plan` share, each said once."""
+
+from __future__ import annotations
+
+import codecs
+import inspect
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+
+def _option(*names: str, metavar: str | None = None, help: str) -> Any:
+    return typer.Option(*names, metavar=metavar, help=help, show_default=False)
+
+
+_TEXT = str | None
+_FLAG = bool
+
+OPTIONS: dict[str, Any] = {
+    "sources": Annotated[
+        list[str] | None, typer.Argument(metavar="SOURCE...", help="files, folders or globs", show_default=False)
+    ],
+    "output": Annotated[_TEXT, _option("-o", "--output", metavar="OUT", help="the dataset's folder")],
+    "tokenizer": Annotated[
+        _TEXT,
+        _option(
+            metavar="NAME",
+            help="gpt2 (the default), byte, char, a tokenizer.json, a .tiktoken[:SCHEME], a SentencePiece .model, "
+            "or a name on the hub",
+        ),
+    ],
+    "text_column": Annotated[_TEXT, _option(metavar="NAME", help="the column or field that holds the text")],
+    "template": Annotated[_TEXT, _option(metavar="TEXT", help='text from several columns: "{title}\\n\\n{body}"')],
+    "documents": Annotated[
+        _TEXT, _option(metavar="WHAT", help="in text files: lines (the default), files or separator:TEXT")
+    ],
+    "eot": Annotated[_TEXT, _option(metavar="WHERE", help="end of text: append (the default), prepend or none")],
+    "eot_token": Annotated[_TEXT, _option(metavar="TOKEN", help="which token of a tokenizer.json ends a text")],
+    "split": Annotated[_TEXT, _option(metavar="NAME=SHARE", help="hold documents out by their content: val=0.0005")],
+    "val_source": Annotated[
+        list[str] | None, _option(metavar="SOURCE", help="a source that is the validation split; may be repeated")
+    ],
+    "unit_bytes": Annotated[_TEXT, _option(metavar="SIZE", help="text of one unit of work, like 256MB")],
+    "workers": Annotated[
+        int | None,
+        _option("-j", "--workers", metavar="N", help="all cores by default; 0 or less: three quarters of them"),
+    ],
+    "scratch": Annotated[
+        Path | None, _option(metavar="DIR", help="write here first, where OUT is a slow network drive")
+    ],
+    "max_tokens": Annotated[_TEXT, _option(metavar="N", help="stop at exactly so many tokens, like 150G")],
+    "sample": Annotated[_TEXT, _option(metavar="SHARE", help="a seeded share of the units, like 1%, for a trial")],
+    "seed": Annotated[int | None, _option(metavar="N", help="of the split and of the sample (0)")],
+    "min_chars": Annotated[int | None, _option(metavar="N", help="drop documents of fewer characters")],
+    "max_document_bytes": Annotated[_TEXT, _option(metavar="SIZE", help="drop larger documents (64MB)")],
+    "filter": Annotated[
+        _TEXT, _option(metavar="MODULE:FUNCTION", help="keep the documents for which your function is true")
+    ],
+    "on_bad": Annotated[
+        _TEXT, _option(metavar="WHAT", help="bad documents: quarantine (the default), or fail at the first one")
+    ],
+    "config": Annotated[Path | None, _option(metavar="FILE", help="a recipe in YAML; options win over it")],
+    "restart": Annotated[_FLAG, _option("--restart", help="throw away what OUT holds, and start over")],
+    "as_json": Annotated[_FLAG, _option("--json", help="print the result as JSON")],
+    "quiet": Annotated[_FLAG, _option("-q", "--quiet", help="print nothing but errors")],
+    "verbose": Annotated[_FLAG, _option("-v", "--verbose", help="tell of every unit; show tracebacks")],
+    "no_progress": Annotated[_FLAG, _option("--no-progress", help="no bar and no progress lines")],
+}
+_FLAGS = ("restart", "as_json", "quiet", "verbose", "no_progress")
+
+
+def with_options(command: Callable[[dict[str, Any]], int]) -> Callable[..., int]:
+    """A command that takes all of `OPTIONS`, and gets them as one dict."""
+
+    def wrapper(**given: Any) -> int:
+        return command(given)
+
+    wrapper.__name__ = command.__name__
+    wrapper.__annotations__ = {**OPTIONS, "return": int}
+    wrapper.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # what inspect looks for first
+        [
+            inspect.Parameter(
+                name, inspect.Parameter.KEYWORD_ONLY, default=False if name in _FLAGS else None, annotation=kind
+            )
+            for name, kind in OPTIONS.items()
+        ]
+    )
+    return wrapper
+
+
+def library_arguments(given: dict[str, Any]) -> dict[str, Any]:
+    """The options as `tokenmill.prepare` and `tokenmill.plan` take them."""
+    arguments = {name: value for name, value in given.items() if name not in _FLAGS}
+    arguments["sources"] = tuple(arguments["sources"] or ())
+    arguments["val_sources"] = tuple(arguments.pop("val_source") or ())
+    arguments["template"] = unescape(arguments["template"])
+    arguments["documents"] = unescape(arguments["documents"])
+    arguments["restart"] = given["restart"]
+    return arguments
+
+
+def unescape(text: str | None) -> str | None:
+    """`\\n`, `\\t` and the like as a shell passes them on, turned into what they mean."""
+    if text is None:
+        return None
+    return re.sub(
+        r"\\(?:[nrt\\]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4})", lambda found: codecs.decode(found[0], "unicode_escape"), text
+    )

@@ -1,0 +1,231 @@
+"""What the user sees: progress while a build runs, and results as a few lines.
+
+On a terminal a bar; elsewhere a line every half minute. Texts from outside are printed with their
+control characters escaped.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from tokenmill.sizes import format_bytes, format_count, format_seconds
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from tokenmill.build.prepare import Result
+    from tokenmill.build.preview import Preview
+    from tokenmill.verifying import Problem, Report
+
+LINE_SECONDS = 30.0
+Event = dict[str, Any]
+
+
+def printable(text: str) -> str:
+    """A text whose control characters cannot act on a terminal."""
+    return "".join(char if char.isprintable() or char in "\n\t" else f"\\x{ord(char):02x}" for char in text)
+
+
+class Watcher:
+    """Shows the events of a build on standard error."""
+
+    def __init__(self, *, quiet: bool, verbose: bool, progress: bool) -> None:
+        self._quiet = quiet
+        self._verbose = verbose
+        self._bar: Progress | None = None
+        self._wants_bar = progress and not quiet and sys.stderr.isatty()
+        self._wants_lines = progress and not quiet and not sys.stderr.isatty()
+        self._last_line = time.monotonic()
+
+    def __enter__(self) -> Watcher:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._end_bar()
+
+    def __call__(self, event: Event) -> None:
+        kind = event["kind"]
+        if kind == "progress":
+            self._show_progress(event)
+        elif kind == "start":
+            if self._wants_bar:
+                self._start_bar(event)
+            if event["units"]:
+                self._say(f"going on: {event['units']} of {event['total_units']} units are done already")
+        elif kind == "note":
+            self._say(event["message"])
+        elif kind == "parity":
+            self._say(
+                f"parity: {event['documents']} documents ({format_bytes(event['bytes'])}) of your sources encode "
+                f"the same with {event['reference']}",
+                only_verbose=True,
+            )
+        elif kind == "retry":
+            self._say(f"unit {event['unit']} is tried again: {event['error']}")
+        elif kind == "failed":
+            self._say(f"unit {event['unit']} failed: {event['error']}")
+        elif kind == "done":
+            self._say(f"unit {event['unit']} done", only_verbose=True)
+        elif kind == "commit":
+            self._end_bar()
+
+    def _say(self, text: str, *, only_verbose: bool = False) -> None:
+        if self._quiet or (only_verbose and not self._verbose):
+            return
+        if self._bar is not None:
+            self._bar.console.print(printable(text), markup=False, highlight=False)
+        else:
+            print(printable(text), file=sys.stderr, flush=True)
+
+    def _show_progress(self, event: Event) -> None:
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=event["bytes"], info=progress_line(event))
+        elif self._wants_lines and time.monotonic() - self._last_line >= LINE_SECONDS:
+            self._last_line = time.monotonic()
+            share = event["bytes"] / max(event["total_bytes"], 1)
+            print(f"{share:4.0%}  {progress_line(event)}", file=sys.stderr, flush=True)
+
+    def _start_bar(self, event: Event) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+        columns = (BarColumn(bar_width=24), TaskProgressColumn(), TextColumn("{task.fields[info]}"))
+        self._bar = Progress(*columns, console=Console(stderr=True))
+        self._bar.add_task("", total=max(event["total_bytes"], 1), completed=event["bytes"], info="")
+        self._bar.start()
+
+    def _end_bar(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+
+def progress_line(event: Event) -> str:
+    left = event["seconds_left"]
+    return "  ".join(
+        [
+            f"{format_bytes(event['bytes'])} of {format_bytes(event['total_bytes'])}",
+            f"{format_count(event['documents'])} documents",
+            f"{format_count(event['tokens_per_second'])} tokens/s",
+            f"{format_bytes(event['bytes_per_second'])}/s",
+            f"ETA {format_seconds(left) if left is not None else '?'}",
+            f"{event['workers']} worker{'s' if event['workers'] != 1 else ''}",
+        ]
+    )
+
+
+def error(message: str, hint: str) -> None:
+    print(f"error: {printable(message)}", file=sys.stderr)
+    if hint:
+        print(f"hint: {printable(hint)}", file=sys.stderr)
+
+
+def result_record(result: Result) -> dict[str, Any]:
+    manifest = result.manifest
+    return {
+        "output": result.output,
+        "already_complete": result.already_complete,
+        "seconds": round(result.seconds, 3),
+        "fingerprint": manifest.fingerprint,
+        "tokens": manifest.tokens,
+        "documents": manifest.documents,
+        "documents_read": manifest.documents_read,
+        "dropped": manifest.dropped,
+        "quarantined": manifest.quarantined,
+        "dtype": manifest.dtype,
+        "parity": manifest.parity,
+        "splits": {
+            name: {"tokens": split.tokens, "documents": split.documents, "shards": len(split.shards)}
+            for name, split in manifest.splits.items()
+        },
+    }
+
+
+def result(result: Result) -> None:
+    manifest = result.manifest
+    if result.already_complete:
+        print(f"{result.output} is complete already: sizes and structure checked in {result.seconds:.1f} s")
+    else:
+        print(f"{result.output} is done in {format_seconds(result.seconds)}")
+    for name, split in manifest.splits.items():
+        print(
+            f"  {name:<6} {split.tokens:>16,} tokens  {split.documents:>12,} documents  {len(split.shards):>5,} shards"
+        )
+    if manifest.dropped:
+        dropped = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in manifest.dropped.items())
+        print(f"  dropped {dropped}")
+    if manifest.quarantined:
+        print(f"  {manifest.quarantined:,} bad documents are listed in {result.output}/.build/rejects")
+
+
+def preview(preview: Preview) -> None:
+    estimate = preview.estimate
+    total = estimate.tokens if preview.max_tokens is None else min(preview.max_tokens, estimate.tokens)
+    rows = [
+        ("files", f"{preview.files:,} ({format_bytes(preview.source_bytes)})"),
+        ("units", f"{preview.units:,}, of which {preview.units_done:,} are done"),
+        (
+            "tokens",
+            f"about {format_count(total)}"
+            + (f" +- {format_count(estimate.error)}" if total == estimate.tokens else " (--max-tokens)"),
+        ),
+        ("documents", f"about {format_count(estimate.documents)} in all"),
+        ("disk", f"about {format_bytes(preview.disk_needed)} needed{_free(preview.disk_free)}"),
+        ("memory", f"at most {format_bytes(preview.memory)} for {preview.workers} workers"),
+        ("time", f"about {format_seconds(max(1, estimate.seconds))}"),
+    ]
+    if preview.scratch_free is not None:
+        rows.append(("scratch", f"{format_bytes(preview.scratch_free)} free"))
+    for name, text in rows:
+        print(f"  {name:<10} {text}")
+    for note in (*preview.notes, *preview.conflict):
+        print(f"  note: {printable(note)}")
+    if preview.finished:
+        print("  the dataset is complete already")
+
+
+def _free(free: int | None) -> str:
+    return "" if free is None else f", {format_bytes(free)} free"
+
+
+def report(report: Report) -> None:
+    if report.ok:
+        hashed = f", {format_bytes(report.bytes_hashed)} hashed" if report.bytes_hashed else ""
+        units = f", {report.units_checked} units tokenised again" if report.units_checked else ""
+        print(f"ok: {report.files} files{hashed}{units} in {report.seconds:.1f} s")
+    else:
+        for problem in report.problems:
+            print(f"bad: {printable(problem.file)}: {printable(problem.what)}")
+        error(f"{len(report.problems)} problems in {report.path}", "tokenmill repair restores the files")
+
+
+def repaired(problems: tuple[Problem, ...], after: Report) -> None:
+    for problem in problems:
+        print(f"was bad: {printable(problem.file)}: {printable(problem.what)}")
+    if after.ok:
+        print(f"ok: {len(problems)} problems mended" if problems else "ok: nothing to mend")
+    else:
+        report(after)
+
+
+def dataset(record: dict[str, Any], split: str, texts: list[str]) -> None:
+    tokenizer = record["tokenizer"]
+    print(f"{record['path']}: {format_count(record['tokens'])} tokens, {format_bytes(record['bytes'])}")
+    print(f"  tokenizer  {tokenizer['name']} (vocabulary {tokenizer['vocab_size']:,}), stored as {record['dtype']}")
+    for name, totals in record["splits"].items():
+        print(
+            f"  {name:<10} {totals['tokens']:,} tokens, {totals['documents']:,} documents, {totals['shards']:,} shards"
+        )
+    print(f"  sources    {record['sources']:,}, {record['documents_read']:,} documents read")
+    for reason, count in record["dropped"].items():
+        print(f"  dropped    {count:,} {reason.replace('_', ' ')}")
+    for index, text in enumerate(texts):
+        lines = printable(text[:2000]).strip().splitlines()
+        print(f"\n{split} document {index}:")
+        for line in lines[:8]:
+            print(f"  | {line[:110]}")

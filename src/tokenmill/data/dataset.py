@@ -1,0 +1,109 @@
+"""A dataset, opened: its splits as one run of tokens and of documents, mapped and never copied whole."""
+
+from __future__ import annotations
+
+import bisect
+import os
+from collections.abc import Iterator
+from itertools import accumulate
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill import manifest as manifests
+from tokenmill.manifest import Manifest, Shard
+from tokenmill.shards.layout import Tokens, numpy_dtype
+from tokenmill.shards.reader import check_structure, document_starts, map_tokens
+
+Starts = npt.NDArray[np.int64]
+
+
+def open(path: str | os.PathLike[str]) -> Dataset:
+    """Open a dataset folder. What is not a finished dataset is a `DatasetError`."""
+    return Dataset(os.path.abspath(path), manifests.load(os.path.abspath(path)))
+
+
+class Dataset:
+    """A finished dataset: `dataset["train"]` is a split."""
+
+    def __init__(self, path: str, manifest: Manifest) -> None:
+        self.path = path
+        self.manifest = manifest
+        self._splits = {name: TokenSplit(path, split.shards, manifest.dtype) for name, split in manifest.splits.items()}
+
+    @property
+    def splits(self) -> list[str]:
+        return list(self._splits)
+
+    def __getitem__(self, split: str) -> TokenSplit:
+        if split not in self._splits:
+            raise KeyError(f"no split {split!r}; there are {', '.join(self.splits)}")
+        return self._splits[split]
+
+
+class TokenSplit:
+    """The documents of a split, in order, over all its shards."""
+
+    def __init__(self, path: str, shards: tuple[Shard, ...], dtype: str) -> None:
+        self._path = path
+        self._shards = shards
+        self._dtype = dtype
+        self._token_ends = list(accumulate(shard.tokens for shard in shards))
+        self._document_ends = list(accumulate(shard.documents for shard in shards))
+        self._maps: dict[int, tuple[Tokens, Starts]] = {}
+
+    @property
+    def num_tokens(self) -> int:
+        return self._token_ends[-1] if self._shards else 0
+
+    @property
+    def num_documents(self) -> int:
+        return self._document_ends[-1] if self._shards else 0
+
+    def __len__(self) -> int:
+        return self.num_documents
+
+    def __iter__(self) -> Iterator[Tokens]:
+        return (self.document(index) for index in range(self.num_documents))
+
+    def document(self, index: int) -> Tokens:
+        """The tokens of one document, with its end of text."""
+        if not 0 <= index < self.num_documents:
+            raise IndexError(f"document {index} of {self.num_documents}")
+        number = bisect.bisect_right(self._document_ends, index)
+        local = index - (self._document_ends[number - 1] if number else 0)
+        tokens, starts = self._map(number)
+        itemsize = numpy_dtype(self._dtype).itemsize
+        begin = int(starts[local]) // itemsize
+        end = int(starts[local + 1]) // itemsize if local + 1 < len(starts) else len(tokens)
+        return tokens[begin:end]
+
+    def tokens(self, start: int, stop: int) -> Tokens:
+        """Tokens [start, stop) of the split, over shard borders."""
+        if not 0 <= start <= stop <= self.num_tokens:
+            raise IndexError(f"tokens {start} to {stop} of {self.num_tokens}")
+        parts = []
+        number = bisect.bisect_right(self._token_ends, start)
+        while start < stop:
+            first = self._token_ends[number - 1] if number else 0
+            end = min(stop, self._token_ends[number])
+            parts.append(self._map(number)[0][start - first : end - first])
+            start, number = end, number + 1
+        return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, numpy_dtype(self._dtype)), *parts])
+
+    def _map(self, number: int) -> tuple[Tokens, Starts]:
+        """Tokens and document starts of a shard, mapped at its first use."""
+        if number not in self._maps:
+            shard = self._shards[number]
+            base = os.path.join(self._path, shard.name)
+            check_structure(
+                f"{base}.bin",
+                f"{base}.idx",
+                tokens=shard.tokens,
+                documents=shard.documents,
+                dtype=self._dtype,
+                deep=False,
+            )
+            starts = document_starts(f"{base}.idx", shard.documents)
+            self._maps[number] = (map_tokens(f"{base}.bin", self._dtype), starts)
+        return self._maps[number]

@@ -1,0 +1,164 @@
+"""repair: make a damaged dataset what it was, byte for byte.
+
+What is bad moves to `.build/quarantine`; the units that it came from are done again; the commit
+puts in place what is missing. Nothing that is healthy is touched.
+"""
+
+from __future__ import annotations
+
+import os
+
+from tokenmill import manifest as manifests
+from tokenmill.build import state
+from tokenmill.build.commit import commit, group_pieces, group_provenance
+from tokenmill.build.crew import Crew, resolve_workers
+from tokenmill.build.pool import Executor, Inline, Pool
+from tokenmill.build.receipt import NO_LIMIT, PIECES, RECEIPTS, REJECTS, Receipt
+from tokenmill.build.redo import (
+    Receipts,
+    dataset_receipts,
+    load_receipts,
+    make_task,
+    reopen,
+    run_tasks,
+    same_result,
+    task_of,
+)
+from tokenmill.errors import DatasetError, DeterminismError
+from tokenmill.manifest import Digest, Manifest
+from tokenmill.planning import Plan
+from tokenmill.storage import Folder
+from tokenmill.storage.lock import locked
+from tokenmill.tokenizer import open_engine
+from tokenmill.tokenizer.spec import TokenizerSpec, from_dataset
+from tokenmill.verifying import Problem, verify
+
+
+def repair(path: str | os.PathLike[str], *, workers: int | None = None) -> tuple[Problem, ...]:
+    """Restore a damaged dataset; gives what was wrong. The sources must be where they were."""
+    folder = Folder(os.path.abspath(path))
+    if not folder.exists(state.PLAN) and not folder.exists(manifests.NAME):
+        manifests.load(folder.path)  # says what is not there
+    try:
+        found: Manifest | None = manifests.load(folder.path)
+        problems = verify(path, workers=workers).problems
+    except DatasetError as error:
+        if not folder.exists(state.PLAN):
+            raise
+        found, problems = None, (Problem(manifests.NAME, error.message),)
+    if problems:
+        plan, job = reopen(folder)
+        with locked(folder):
+            _repair(folder, plan, job, found, problems, resolve_workers(workers))
+    return problems
+
+
+def _repair(
+    folder: Folder,
+    plan: Plan,
+    job: state.Job,
+    found: Manifest | None,
+    problems: tuple[Problem, ...],
+    workers: int,
+) -> None:
+    bad = {problem.file for problem in problems}
+    for name in sorted(bad):
+        if folder.exists(name):
+            folder.quarantine(name)
+    for name in (PIECES, RECEIPTS, REJECTS):
+        folder.make(name)
+    state.sweep(folder)
+    spec = _restore_tokenizer(folder, job)
+    executor: Executor
+    if workers == 1:
+        executor = Inline(job.work, spec, open_engine(spec))
+    else:
+        executor = Pool(Crew(workers), job.work, spec)
+    try:
+        receipts = _complete(folder, plan, executor)
+        parts = dataset_receipts(plan, receipts)
+        intact = _intact(folder, plan, parts, found, bad)
+        run_tasks(executor, [task_of(plan, part) for part in _lost(folder, plan, parts, intact)])
+    finally:
+        executor.stop()
+    now = load_receipts(folder, plan)
+    if changed := same_result(receipts, now):
+        raise DeterminismError(
+            f"unit {changed[0]} gave other bytes than the first time",
+            hint="has the source changed? see verify --source",
+        )
+    result = commit(
+        folder,
+        plan,
+        dataset_receipts(plan, now),
+        splits=job.work.split_names,
+        dtype=job.work.dtype,
+        tokenizer=job.tokenizer,
+        tokenizer_file=folder.digest(job.tokenizer["file"]) if job.tokenizer["file"] else None,
+        parity=job.parity,
+        intact=intact,
+    )
+    if found is not None and result != found:
+        raise DeterminismError("the repaired dataset is not the one that was damaged", hint="has a source changed?")
+    state.clean_up(folder, None)
+
+
+def _restore_tokenizer(folder: Folder, job: state.Job) -> TokenizerSpec:
+    """The tokenizer, from the dataset or from the copy that its build kept."""
+    name = job.tokenizer["file"]
+    if not name:
+        return from_dataset(job.tokenizer, None)
+    content = folder.read(name if folder.exists(name) else state.TOKENIZER_COPY)
+    spec = from_dataset(job.tokenizer, content)
+    if spec.fingerprint != job.tokenizer["fingerprint"]:
+        raise DatasetError(
+            f"{folder.at(name)} is not the tokenizer of this dataset", hint="put the right file in its place"
+        )
+    folder.write(name, content)
+    return spec
+
+
+def _complete(folder: Folder, plan: Plan, executor: Executor) -> Receipts:
+    """All receipts; units whose receipt is lost are done again, for nobody knows what they held."""
+    found = load_receipts(folder, plan)
+    limit = min((unit for unit, limit in found if limit != NO_LIMIT), default=len(plan.units) - 1)
+    missing = [unit for unit in range(limit + 1) if (unit, NO_LIMIT) not in found]
+    run_tasks(executor, [make_task(plan, unit) for unit in missing])
+    return load_receipts(folder, plan)
+
+
+def _intact(
+    folder: Folder, plan: Plan, parts: list[Receipt], found: Manifest | None, bad: set[str]
+) -> dict[str, Digest]:
+    """Files that need not be made again. Without a manifest, those that a receipt vouches for."""
+    if found is not None:
+        return {name: digest for name, digest in found.all_files().items() if name not in bad}
+    intact = {}
+    for split in sorted({split for part in parts for split in part.pieces}):
+        pieces = [part.pieces[split] for part in parts if split in part.pieces]
+        for index, group in enumerate(group_pieces(pieces, plan.target_tokens)):
+            if len(group) == 1:
+                for ending, digest in ((".bin", group[0].bin), (".idx", group[0].idx)):
+                    name = f"{split}/{index:05d}{ending}"
+                    if folder.exists(name) and folder.digest(name) == digest:
+                        intact[name] = digest
+    return intact
+
+
+def _lost(folder: Folder, plan: Plan, parts: list[Receipt], intact: dict[str, Digest]) -> list[Receipt]:
+    """The units without which the missing files cannot be made."""
+    lost: dict[int, Receipt] = {}
+    for split in sorted({split for part in parts for split in part.pieces}):
+        owners = iter([part for part in parts if split in part.pieces])
+        pieces = [part.pieces[split] for part in parts if split in part.pieces]
+        for index, group in enumerate(group_pieces(pieces, plan.target_tokens)):
+            members = [next(owners) for _ in group]
+            if not all(f"{split}/{index:05d}{ending}" in intact for ending in (".bin", ".idx")):
+                lost.update({member.unit: member for member in members})
+    for index, receipts in enumerate(group_provenance(parts)):
+        if f"provenance/{index:05d}.parquet" not in intact:
+            for part in receipts:
+                name = part.provenance
+                if not folder.exists(name) or folder.digest(name) != part.files[name]:
+                    lost[part.unit] = part
+    return [lost[unit] for unit in sorted(lost)]

@@ -1,0 +1,197 @@
+"""verify: is a dataset what its manifest says?
+
+quick    every file is there with its size, every index fits its tokens
+full     and every byte hashes to what the manifest says
+source   and the sources, tokenised again, give the tokens that are in the shards
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from tokenmill import manifest as manifests
+from tokenmill.build.commit import group_pieces
+from tokenmill.build.crew import resolve_workers
+from tokenmill.build.receipt import PIECES, RECEIPTS, REJECTS, Receipt
+from tokenmill.build.redo import dataset_receipts, load_receipts, reopen, task_of
+from tokenmill.build.unit import run_unit
+from tokenmill.errors import DatasetError
+from tokenmill.manifest import Digest, Manifest, Shard
+from tokenmill.shards.reader import check_structure
+from tokenmill.storage import Folder
+from tokenmill.storage.temporary import temporary_folder
+from tokenmill.tokenizer import open_engine
+from tokenmill.tokenizer.spec import from_dataset
+
+SAMPLE_UNITS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A file that is not what it should be."""
+
+    file: str
+    what: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Report:
+    """What was checked, and what is wrong."""
+
+    path: str
+    files: int
+    bytes_hashed: int
+    units_checked: int
+    seconds: float
+    problems: tuple[Problem, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+
+def verify(
+    path: str | os.PathLike[str],
+    *,
+    quick: bool = False,
+    source: Literal["sample", "all"] | None = None,
+    workers: int | None = None,
+) -> Report:
+    """Check a dataset. Problems are in the report; what has no readable manifest is a `DatasetError`."""
+    begin = time.monotonic()
+    folder = Folder(os.path.abspath(path))
+    found = manifests.load(folder.path)
+    problems = list(_structure(folder, found, deep=not quick)) + list(_strays(folder, found))
+    hashed = 0
+    if not quick:
+        known_bad = {problem.file for problem in problems}
+        files = {name: digest for name, digest in found.all_files().items() if name not in known_bad}
+        problems += _hash_all(folder, files, resolve_workers(workers))
+        hashed = sum(digest.bytes for digest in files.values())
+    units = 0
+    if source is not None and not problems:
+        units, more = _check_sources(folder, found, everything=source == "all")
+        problems += more
+    return Report(
+        path=folder.path,
+        files=len(found.all_files()) + 1,
+        bytes_hashed=hashed,
+        units_checked=units,
+        seconds=time.monotonic() - begin,
+        problems=tuple(problems),
+    )
+
+
+def _structure(folder: Folder, found: Manifest, *, deep: bool) -> Iterator[Problem]:
+    for name, digest in found.files.items():
+        stat = folder.stat(name)
+        if stat is None or not stat.is_file:
+            yield Problem(name, "is missing")
+        elif stat.size != digest.bytes:
+            yield Problem(name, f"has {stat.size} bytes, expected {digest.bytes}")
+    for split in found.splits.values():
+        for shard in split.shards:
+            yield from _shard_structure(folder, shard, found.dtype, deep=deep)
+
+
+def _shard_structure(folder: Folder, shard: Shard, dtype: str, *, deep: bool) -> Iterator[Problem]:
+    names = {f"{shard.name}.bin": shard.bin, f"{shard.name}.idx": shard.idx}
+    sizes = {name: folder.stat(name) for name in names}
+    for name, digest in names.items():
+        stat = sizes[name]
+        if stat is None or not stat.is_file:
+            yield Problem(name, "is missing or not a plain file")
+        elif stat.size != digest.bytes:
+            yield Problem(name, f"has {stat.size} bytes, expected {digest.bytes}")
+    if all(stat is not None and stat.is_file and stat.size == names[name].bytes for name, stat in sizes.items()):
+        try:
+            check_structure(
+                *(folder.at(name) for name in names),
+                tokens=shard.tokens,
+                documents=shard.documents,
+                dtype=dtype,
+                deep=deep,
+            )
+        except DatasetError as error:
+            yield Problem(f"{shard.name}.idx", error.message.partition(": ")[2])
+
+
+def _strays(folder: Folder, found: Manifest) -> Iterator[Problem]:
+    """Files among the shards that the manifest does not know; a reader that lists folders would take them."""
+    known = found.all_files()
+    for parent in (*found.splits, "provenance"):
+        for name in folder.names(parent):
+            if f"{parent}/{name}" not in known:
+                yield Problem(f"{parent}/{name}", "does not belong to the dataset")
+
+
+def _hash_all(folder: Folder, files: dict[str, Digest], threads: int) -> list[Problem]:
+    def check(item: tuple[str, Digest]) -> Problem | None:
+        name, digest = item
+        actual = folder.digest(name)
+        return None if actual == digest else Problem(name, f"sha256 is {actual.sha256}, expected {digest.sha256}")
+
+    # The largest first, so that no thread is left alone with a large one at the end.
+    items = sorted(files.items(), key=lambda item: -item[1].bytes)
+    with ThreadPoolExecutor(threads) as pool:
+        return sorted((p for p in pool.map(check, items) if p is not None), key=lambda problem: problem.file)
+
+
+def _check_sources(folder: Folder, found: Manifest, *, everything: bool) -> tuple[int, list[Problem]]:
+    """Tokenise units again, each into a folder of its own, and compare with the shards."""
+    plan, job = reopen(folder)
+    receipts = dataset_receipts(plan, load_receipts(folder, plan))
+    engine = open_engine(from_dataset(found.tokenizer, _tokenizer_content(folder, found)))
+    places = _places(receipts, plan.target_tokens)
+    count = len(receipts) if everything else min(SAMPLE_UNITS, len(receipts))
+    problems = []
+    for index in np.unique(np.linspace(0, len(receipts) - 1, count).astype(int)).tolist():
+        receipt = receipts[index]
+        where = f"{plan.sources[plan.units[receipt.unit].source].name}, unit {receipt.unit}"
+        with temporary_folder() as path:
+            fresh = Folder(path)
+            for name in (PIECES, RECEIPTS, REJECTS):
+                fresh.make(name)
+            again = run_unit(replace(job.work, output=path), task_of(plan, receipt), lambda: engine, lambda *_: None)
+            for split in sorted(again.pieces.keys() | receipt.pieces.keys()):
+                shard, offset = places.get((receipt.unit, split), (split, 0))
+                piece = again.pieces.get(split)
+                if piece is None or not _same(folder, f"{shard}.bin", offset, fresh, f"{piece.name}.bin"):
+                    problems.append(Problem(f"{shard}.bin", f"its tokens are not those of {where}"))
+    return count, problems
+
+
+def _places(receipts: list[Receipt], target: int) -> dict[tuple[int, str], tuple[str, int]]:
+    """In which shard, and at which byte of it, the piece of a unit lies."""
+    places = {}
+    for split in sorted({split for receipt in receipts for split in receipt.pieces}):
+        owners = [receipt for receipt in receipts if split in receipt.pieces]
+        units = iter(owners)
+        groups = group_pieces([receipt.pieces[split] for receipt in owners], target)
+        for index, group in enumerate(groups):
+            offset = 0
+            for piece in group:
+                places[next(units).unit, split] = (f"{split}/{index:05d}", offset)
+                offset += piece.bin.bytes
+    return places
+
+
+def _same(folder: Folder, shard: str, offset: int, fresh: Folder, piece: str) -> bool:
+    """Whether a piece stands in a shard at this byte. The shard has its right size, as was checked."""
+    with open(folder.at(shard), "rb") as ours, open(fresh.at(piece), "rb") as theirs:
+        ours.seek(offset)
+        while block := theirs.read(1 << 20):
+            if ours.read(len(block)) != block:
+                return False
+    return True
+
+
+def _tokenizer_content(folder: Folder, found: Manifest) -> bytes | None:
+    return folder.read(found.tokenizer["file"]) if found.tokenizer["file"] else None

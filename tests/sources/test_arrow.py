@@ -1,0 +1,224 @@
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from tokenmill.errors import RecipeError, SourceError
+from tokenmill.planning import Source, make_plan
+from tokenmill.recipe import make_recipe
+from tokenmill.sources import arrow, read_unit
+from tokenmill.sources.columns import Rule
+from tokenmill.sources.listing import list_sources
+
+Found = tuple[list[tuple[int, bytes]], list[tuple[int, str]]]
+FORMATS: list[Callable[..., Any]] = [pa.ipc.new_stream, pa.ipc.new_file]
+both_formats = pytest.mark.parametrize("new", FORMATS, ids=["stream", "file"])
+
+
+def read(path: Path, rule: Rule | None = None, start: int = 0, stop: int = -1) -> Found:
+    source = Source(
+        name=path.name, kind="arrow", compression="", bytes=0, modified=0, split="", text=rule or {"column": "text"}
+    )
+    documents, skips = [], []
+    for batch in arrow.read(str(path), 2, source, start, stop):
+        assert set(batch.sources.tolist()) <= {2}
+        binary = batch.text.view(pa.binary() if batch.text.type == pa.string() else pa.large_binary())
+        documents += list(zip(batch.positions.tolist(), binary.to_pylist(), strict=True))
+        skips += [(skip.position, skip.reason) for skip in batch.skips]
+    return documents, skips
+
+
+def write(path: Path, new: Callable[..., Any], batches: list[dict[str, Any]], schema: pa.Schema | None = None) -> None:
+    tables = [pa.RecordBatch.from_pydict(columns, schema=schema) for columns in batches]
+    with pa.OSFile(str(path), "wb") as sink, new(sink, tables[0].schema) as writer:
+        for table in tables:
+            writer.write_batch(table)
+
+
+@both_formats
+def test_rows_of_all_record_batches_come_in_order_with_their_numbers(tmp_path: Path, new: Callable[..., Any]) -> None:
+    write(tmp_path / "f.arrow", new, [{"text": ["a", None]}, {"text": ["é"]}, {"text": ["c", "d"]}])
+    assert read(tmp_path / "f.arrow") == (
+        [(0, b"a"), (2, "é".encode()), (3, b"c"), (4, b"d")],
+        [(1, "null_text")],
+    )
+
+
+@both_formats
+@pytest.mark.parametrize(("start", "stop", "rows"), [(0, 1, [0, 1]), (1, 2, [2]), (2, 3, [3, 4]), (1, 3, [2, 3, 4])])
+def test_a_range_is_a_run_of_record_batches(
+    tmp_path: Path, new: Callable[..., Any], start: int, stop: int, rows: list[int]
+) -> None:
+    write(tmp_path / "f.arrow", new, [{"text": ["0", "1"]}, {"text": ["2"]}, {"text": ["3", "4"]}])
+    documents, _ = read(tmp_path / "f.arrow", None, start, stop)
+    assert documents == [(row, str(row).encode()) for row in rows]
+
+
+@both_formats
+def test_an_empty_record_batch_is_passed_over(tmp_path: Path, new: Callable[..., Any]) -> None:
+    schema = pa.schema([("text", pa.string())])
+    write(tmp_path / "f.arrow", new, [{"text": ["a"]}, {"text": []}, {"text": ["b"]}], schema)
+    assert read(tmp_path / "f.arrow") == ([(0, b"a"), (1, b"b")], [])
+    assert read(tmp_path / "f.arrow", None, 1, 2) == ([], [])
+    assert len(arrow.extent(str(tmp_path / "f.arrow"), {"column": "text"}).sections) == 3
+
+
+@both_formats
+def test_a_file_without_record_batches_has_no_documents(tmp_path: Path, new: Callable[..., Any]) -> None:
+    with pa.OSFile(str(tmp_path / "f.arrow"), "wb") as sink, new(sink, pa.schema([("text", pa.string())])):
+        pass
+    assert arrow.columns(str(tmp_path / "f.arrow")) == ["text"]
+    assert read(tmp_path / "f.arrow") == ([], [])
+
+
+@both_formats
+@pytest.mark.parametrize(
+    "kind",
+    [pa.string(), pa.large_string(), pa.string_view(), pa.binary(), pa.large_binary(), pa.binary_view()],
+    ids=str,
+)
+def test_every_kind_of_text_column_is_read(tmp_path: Path, new: Callable[..., Any], kind: pa.DataType) -> None:
+    texts = ["one", None, "zwölf", "", "a text that is longer than twelve bytes"]
+    column = pa.array(texts, pa.string()).cast(kind)
+    write(tmp_path / "f.arrow", new, [{"text": column}])
+    assert read(tmp_path / "f.arrow")[0] == [(row, text.encode()) for row, text in enumerate(texts) if text is not None]
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string(), pa.binary()], ids=str)
+def test_dictionary_columns_are_decoded(tmp_path: Path, kind: pa.DataType) -> None:
+    column = pa.array(["a", "b", "a", None], kind).dictionary_encode()
+    write(tmp_path / "f.arrow", pa.ipc.new_stream, [{"text": column}])
+    assert read(tmp_path / "f.arrow") == ([(0, b"a"), (1, b"b"), (2, b"a")], [(3, "null_text")])
+
+
+@both_formats
+def test_messages_and_templates_are_read(tmp_path: Path, new: Callable[..., Any]) -> None:
+    turns = [[{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}], [{"role": "x", "content": ""}]]
+    write(tmp_path / "f.arrow", new, [{"messages": turns, "n": [1, 2]}])
+    assert read(tmp_path / "f.arrow", {"turns": "messages"}) == ([(0, b"Hi\n\nHo"), (1, b"")], [])
+    assert read(tmp_path / "f.arrow", {"template": "no. {n}"}) == ([(0, b"no. 1"), (1, b"no. 2")], [])
+
+
+@both_formats
+def test_the_extent_counts_the_text_of_every_record_batch(tmp_path: Path, new: Callable[..., Any]) -> None:
+    write(tmp_path / "f.arrow", new, [{"text": ["x" * 1000] * 3, "n": ["n" * 9000] * 3}, {"text": ["y"], "n": ["n"]}])
+    extent = arrow.extent(str(tmp_path / "f.arrow"), {"column": "text"})
+    assert 3000 <= extent.sections[0] < 3100
+    assert 1 <= extent.sections[1] < 100
+    assert extent.text_bytes == sum(extent.sections)
+
+
+@both_formats
+def test_a_column_that_holds_no_text_is_refused(tmp_path: Path, new: Callable[..., Any]) -> None:
+    write(tmp_path / "f.arrow", new, [{"text": [1, 2]}])
+    with pytest.raises(RecipeError, match=r"f\.arrow: column 'text' holds int64, not text"):
+        arrow.extent(str(tmp_path / "f.arrow"), {"column": "text"})
+
+
+@both_formats
+@pytest.mark.parametrize("share", [0.0, 0.1, 0.5, 0.9])
+def test_a_truncated_file_is_an_error_that_names_it_and_never_a_short_reading(
+    tmp_path: Path, new: Callable[..., Any], share: float
+) -> None:
+    path = tmp_path / "f.arrow"
+    write(path, new, [{"text": [f"{batch} " * 200] * 20} for batch in range(10)])
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * share)])
+    with pytest.raises(SourceError, match=r"cannot read .*f\.arrow"):
+        read(path)
+
+
+def test_a_stream_without_its_end_mark_is_whole_as_the_format_allows(tmp_path: Path) -> None:
+    path = tmp_path / "f.arrow"
+    write(path, pa.ipc.new_stream, [{"text": ["one"]}, {"text": ["two"]}])
+    end_of_stream = b"\xff\xff\xff\xff\0\0\0\0"
+    data = path.read_bytes()
+    assert data.endswith(end_of_stream)
+    path.write_bytes(data.removesuffix(end_of_stream))
+    assert read(path) == ([(0, b"one"), (1, b"two")], [])
+
+
+def test_a_file_of_something_else_is_an_error_that_names_it(tmp_path: Path) -> None:
+    (tmp_path / "f.arrow").write_bytes(b"this is no arrow file at all, but a longer text" * 10)
+    with pytest.raises(SourceError, match=r"cannot read .*f\.arrow"):
+        arrow.columns(str(tmp_path / "f.arrow"))
+
+
+def test_offsets_that_point_outside_the_text_are_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "f.arrow"
+    write(path, pa.ipc.new_stream, [{"text": ["abcd", "efgh"]}])
+    data = path.read_bytes()
+    offsets = (0).to_bytes(4, "little") + (4).to_bytes(4, "little") + (8).to_bytes(4, "little")
+    assert data.count(offsets) == 1
+    path.write_bytes(data.replace(offsets, offsets[:8] + (1 << 30).to_bytes(4, "little")))
+    with pytest.raises(SourceError, match=r"cannot read .*f\.arrow, record batch 0"):
+        read(path)
+
+
+def test_offsets_that_go_backwards_are_an_error_and_no_crash(tmp_path: Path) -> None:
+    path = tmp_path / "f.arrow"
+    write(path, pa.ipc.new_stream, [{"text": ["abcd", "efgh"]}])
+    data = path.read_bytes()
+    offsets = (0).to_bytes(4, "little") + (4).to_bytes(4, "little") + (8).to_bytes(4, "little")
+    path.write_bytes(data.replace(offsets, offsets[:4] + (1 << 30).to_bytes(4, "little") + offsets[8:]))
+    script = f"""
+from tokenmill.planning import Source
+from tokenmill.sources import arrow
+source = Source(name="f", kind="arrow", compression="", bytes=0, modified=0, split="", text={{"column": "text"}})
+for batch in arrow.read({str(path)!r}, 0, source, 0, -1):
+    batch.text.to_pylist()
+"""
+    # In a process of its own: what goes wrong here takes the whole process down.
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "SourceError: cannot read" in done.stderr
+    assert "f.arrow, record batch 0" in done.stderr
+
+
+def test_a_saved_dataset_of_several_shards_is_read_whole_and_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    datasets = pytest.importorskip("datasets")
+    datasets.disable_progress_bars()
+    texts = [f"document {row}: ü" for row in range(7500)]
+    saved = datasets.Dataset.from_dict({"id": list(range(7500)), "text": texts})
+    saved.save_to_disk(str(tmp_path / "saved"), num_shards=3)
+    listing = list_sources(make_recipe({"sources": (str(tmp_path / "saved"),)}))
+    assert [source.name for source in listing.sources] == [f"data-0000{i}-of-00003.arrow" for i in range(3)]
+    plan = make_plan(
+        identity={}, sources=listing.sources, extents=listing.extents, unit_bytes=8_000, sample=None, seed=0
+    )
+    assert len(plan.units) > 3
+    found: list[str] = []
+    for unit in plan.units:
+        assert unit.num_sources == 1
+        batches = read_unit(
+            unit, [listing.path(unit.source)], [plan.sources[unit.source]], documents="lines", limit=1 << 20
+        )
+        found += [text for batch in batches for text in batch.text.to_pylist()]
+    assert found == texts
+
+
+def test_a_saved_dataset_with_splits_is_a_folder_of_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    datasets = pytest.importorskip("datasets")
+    datasets.disable_progress_bars()
+    parts = {name: datasets.Dataset.from_dict({"text": [f"{name} {i}" for i in range(4)]}) for name in ("train", "test")}
+    datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "saved"))
+    recipe = make_recipe(
+        {"sources": (str(tmp_path / "saved/train"),), "val_sources": (str(tmp_path / "saved/test"),)}
+    )
+    listing = list_sources(recipe)
+    assert [(source.name, source.split) for source in listing.sources] == [
+        ("test/data-00000-of-00001.arrow", "val"),
+        ("train/data-00000-of-00001.arrow", ""),
+    ]

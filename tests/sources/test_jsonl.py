@@ -1,0 +1,281 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from tokenmill.planning import Source
+from tokenmill.sources import jsonl
+
+BOM = b"\xef\xbb\xbf"
+Found = tuple[list[tuple[int, str]], list[tuple[int, str]]]
+
+BAD_LINES = [
+    (b"not json", "invalid_json"),
+    (b'{"text": "cut', "invalid_json"),
+    (b'{"text": "twice"}{"text": "twice"}', "invalid_json"),
+    (b'{"text": "tail"} x', "invalid_json"),
+    (b'"a string"', "invalid_json"),
+    (b"[1, 2]", "invalid_json"),
+    (b"null", "invalid_json"),
+    (b"\x00", "invalid_json"),
+    (b"[" * 100_000, "invalid_json"),
+    (b'{"text": "control \x01"}', "invalid_json"),
+    (b'{"other": 1}', "missing_field"),
+    (b"{}", "missing_field"),
+    (b'{"text": null}', "null_text"),
+    (b'{"text": "half \\ud83d pair"}', "lone_surrogate"),
+    (b'{"text": "half \\ude00 pair"}', "lone_surrogate"),
+    (b'{"text": "\xff\xfe"}', "invalid_utf8"),
+    (b'{"text": "cut \xe6\xbc"}', "invalid_utf8"),
+    (b'{"text": 7}', "not_text"),
+    (b'{"text": true}', "not_text"),
+    (b'{"text": ["a"]}', "not_text"),
+    (b'{"text": {"a": "b"}}', "not_text"),
+]
+
+BAD_IDS = [f"{number}-{reason}" for number, (_, reason) in enumerate(BAD_LINES)]
+# Lines that parsers disagree about: whatever becomes of one, it must be the same beside any other.
+ODD_LINES = [
+    *(line for line, _ in BAD_LINES),
+    b"",
+    b" \t\r",
+    b"\xc2\xa0",
+    BOM + b'{"text": "mark"}',
+    b'{"text": "good"}',
+    b'{"text": ""}',
+    b'{"text": "first", "text": "last"}',
+    b'{"text": null, "text": "last"}',
+    b'{"text": 7, "text": "last"}',
+    b'{"text": "first", "text": 7}',
+    b'{"text": "a", "x": 1, "x": 2}',
+    b'{"text": "a", "x": NaN}',
+    b'{"text": "a", "x": -Infinity}',
+    b'{"text": "a", "x": 1e999}',
+    b'{"text": "a", "x": ' + b"9" * 400 + b"}",
+    b'{"text": "a", "x": 01}',
+    b'{"text": "a", "x": 1.}',
+    b'{"text": "a", "x": +1}',
+    b'{"text": "a", "x": "\xff"}',
+    b'{"text": "a", "\xff": 1}',
+    b'{"text": "a", "x": "\\ud83d"}',
+    b'{"text": "a", "\\ud83d": 1}',
+    b'{"text": "a", "x": ' + b"[" * 2000 + b"]" * 2000 + b"}",
+    b'{"text": "a", "x": "tab\t"}',
+    b'{"text": "a",}',
+    b"{'text': 'a'}",
+    b'{"text": "a"} // comment',
+    b'{"text": "\\u0000"}',
+    b'{"text": "\\x41"}',
+    b'{"\\u0074ext": "escaped key"}',
+    b'{"text": "2020-01-01T00:00:00Z"}',
+    b'{"text": "a"} {"text": "b"}',
+    b'{"text":',
+    b'"a"}',
+    b'{"TEXT": "a"}',
+]
+
+
+def read(path: Path, rule: dict[str, Any] | None = None, start: int = 0, stop: int = -1) -> Found:
+    """Documents and skips, with their positions; texts that are not UTF-8 are left for the unit to skip."""
+    source = Source(
+        name=path.name, kind="jsonl", compression="", bytes=0, modified=0, split="", text=rule or {"column": "text"}
+    )
+    documents, skips = [], []
+    for batch in jsonl.read(str(path), 5, source, start, stop, limit=1 << 30):
+        assert set(batch.sources.tolist()) <= {5}
+        for position, text in zip(batch.positions.tolist(), batch.text.cast("large_binary").to_pylist(), strict=True):
+            try:
+                documents.append((position, text.decode()))
+            except UnicodeDecodeError:
+                skips.append((position, "invalid_utf8"))
+        skips += [(skip.position, skip.reason) for skip in batch.skips]
+    return documents, sorted(skips)
+
+
+def write(path: Path, lines: list[bytes], end: bytes = b"\n") -> list[int]:
+    """Write lines, and give the position of each."""
+    positions, data = [], b""
+    for line in lines:
+        positions.append(len(data))
+        data += line + end
+    path.write_bytes(data)
+    return positions
+
+
+@pytest.mark.parametrize(("bad", "reason"), BAD_LINES, ids=BAD_IDS)
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_bad_line_is_skipped_with_its_reason_and_its_neighbours_survive(
+    tmp_path: Path, bad: bytes, reason: str, place: int
+) -> None:
+    lines = [b'{"text": "one"}', '{"text": "zwölf"}'.encode()]
+    lines.insert(place, bad)
+    positions = write(tmp_path / "f.jsonl", lines)
+    documents, skips = read(tmp_path / "f.jsonl")
+    assert skips == [(positions.pop(place), reason)]
+    assert documents == list(zip(positions, ["one", "zwölf"], strict=True))
+
+
+@pytest.mark.parametrize(("bad", "reason"), BAD_LINES, ids=BAD_IDS)
+def test_a_bad_line_is_told_alike_when_the_text_comes_from_several_fields(
+    tmp_path: Path, bad: bytes, reason: str
+) -> None:
+    positions = write(tmp_path / "f.jsonl", [b'{"text": "one", "x": "1"}', bad.replace(b'"text"', b'"x": "", "text"')])
+    documents, skips = read(tmp_path / "f.jsonl", {"join": ["text", "x"]})
+    assert documents == [(0, "one\n\n1")]
+    assert skips == [(positions[1], reason)]
+
+
+def test_all_kinds_of_bad_lines_in_one_file_keep_their_places(tmp_path: Path) -> None:
+    good = b'{"text": "good"}'
+    lines = [line for bad, _ in BAD_LINES for line in (good, bad)]
+    positions = write(tmp_path / "f.jsonl", lines)
+    documents, skips = read(tmp_path / "f.jsonl")
+    assert documents == [(position, "good") for position in positions[::2]]
+    assert skips == list(zip(positions[1::2], [reason for _, reason in BAD_LINES], strict=True))
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str]]:
+    """What becomes of each odd line in a file of its own: its text or its reason, or neither if it is blank."""
+    path = tmp_path_factory.mktemp("alone") / "f.jsonl"
+    found = []
+    for line in ODD_LINES:
+        path.write_bytes(b"\n" + line)  # not at the very beginning, where a byte order mark is none of the text
+        documents, skips = read(path)
+        assert len(documents) + len(skips) <= 1, line
+        found.append((documents[0][1] if documents else "", skips[0][1] if skips else ""))
+    return found
+
+
+@given(chosen=st.lists(st.integers(0, len(ODD_LINES) - 1), min_size=1, max_size=6))
+@settings(max_examples=300, deadline=None, database=None)
+@example(chosen=[ODD_LINES.index(b'{"text": "a"} {"text": "b"}'), ODD_LINES.index(b"")])
+@example(chosen=[ODD_LINES.index(b'{"text":'), ODD_LINES.index(b'"a"}')])
+def test_what_becomes_of_a_line_does_not_depend_on_its_neighbours(
+    tmp_path_factory: pytest.TempPathFactory, alone: list[tuple[str, str]], chosen: list[int]
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "neighbours.jsonl"
+    positions = write(path, [b"", *(ODD_LINES[i] for i in chosen)])[1:]
+    blank = [not ODD_LINES[i] or ODD_LINES[i].isspace() for i in chosen]
+    expected = [(at, *alone[i]) for at, i, is_blank in zip(positions, chosen, blank, strict=True) if not is_blank]
+    documents, skips = read(path)
+    found = sorted([(at, text, "") for at, text in documents] + [(at, "", reason) for at, reason in skips])
+    assert found == expected
+
+
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\n\n", b"\n  \t\n", b" \r\n\r\n"])
+@pytest.mark.parametrize("bom", [b"", BOM])
+def test_blank_lines_line_ends_and_a_byte_order_mark_are_no_documents(tmp_path: Path, end: bytes, bom: bytes) -> None:
+    first, second = b'{"text": "one"}', b'{"text": "two"}'
+    (tmp_path / "f.jsonl").write_bytes(bom + first + end + second + end)
+    assert read(tmp_path / "f.jsonl") == (
+        [(len(bom), "one"), (len(bom + first + end), "two")],
+        [],
+    )
+
+
+def test_a_last_line_needs_no_end(tmp_path: Path) -> None:
+    (tmp_path / "f.jsonl").write_bytes(b'{"text": "one"}\n{"text": "two"}')
+    assert read(tmp_path / "f.jsonl") == ([(0, "one"), (16, "two")], [])
+
+
+@pytest.mark.parametrize("data", [b"", b"\n", b"\n\n \n", BOM, BOM + b"\n"])
+def test_a_file_without_objects_has_no_documents(tmp_path: Path, data: bytes) -> None:
+    (tmp_path / "f.jsonl").write_bytes(data)
+    assert read(tmp_path / "f.jsonl") == ([], [])
+    assert jsonl.columns(str(tmp_path / "f.jsonl"), "") == []
+
+
+def test_an_empty_text_is_a_document(tmp_path: Path) -> None:
+    write(tmp_path / "f.jsonl", [b'{"text": ""}'])
+    assert read(tmp_path / "f.jsonl") == ([(0, "")], [])
+
+
+def test_a_line_with_spaces_around_its_object_is_good(tmp_path: Path) -> None:
+    write(tmp_path / "f.jsonl", [b'  {"text" :\t"one"}  ', b'{"text": "two"}'])
+    assert read(tmp_path / "f.jsonl") == ([(0, "one"), (21, "two")], [])
+
+
+def test_two_objects_on_a_line_and_a_blank_line_do_not_make_up_for_each_other(tmp_path: Path) -> None:
+    positions = write(tmp_path / "f.jsonl", [b'{"text": "a"} {"text": "b"}', b"", b'{"text": "c"}'])
+    assert read(tmp_path / "f.jsonl") == ([(positions[2], "c")], [(0, "invalid_json")])
+
+
+def test_an_object_over_two_lines_is_two_bad_lines(tmp_path: Path) -> None:
+    positions = write(tmp_path / "f.jsonl", [b'{"text":', b'"a"}', b'{"text": "b"}'])
+    assert read(tmp_path / "f.jsonl") == (
+        [(positions[2], "b")],
+        [(0, "invalid_json"), (positions[1], "invalid_json")],
+    )
+
+
+def test_an_object_over_two_lines_beside_two_objects_on_a_line_is_bad_too(tmp_path: Path) -> None:
+    positions = write(tmp_path / "f.jsonl", [b'{"text":', b'"a"}', b'{"text": "b"} {"text": "c"}'])
+    assert read(tmp_path / "f.jsonl") == ([], [(position, "invalid_json") for position in positions])
+
+
+def test_escaped_pairs_and_nul_characters_are_text(tmp_path: Path) -> None:
+    write(tmp_path / "f.jsonl", [rb'{"text": "\ud83d\ude00 \u0000 \n \u2028"}'])
+    assert read(tmp_path / "f.jsonl") == ([(0, "😀 \0 \n \u2028")], [])
+
+
+def test_a_lone_surrogate_in_another_field_makes_the_line_bad(tmp_path: Path) -> None:
+    write(tmp_path / "f.jsonl", [rb'{"text": "one", "x": "\ud83d"}', b'{"text": "two", "x": 1}'])
+    documents, _ = read(tmp_path / "f.jsonl")
+    assert [text for _, text in documents][-1] == "two"
+
+
+def test_a_key_that_stands_twice_counts_the_last_time_alone_or_beside_a_bad_line(tmp_path: Path) -> None:
+    twice = b'{"text": "first", "text": "last"}'
+    write(tmp_path / "a.jsonl", [twice])
+    write(tmp_path / "b.jsonl", [twice, b"bad"])
+    assert read(tmp_path / "a.jsonl")[0] == read(tmp_path / "b.jsonl")[0] == [(0, "last")]
+
+
+@pytest.mark.parametrize("column", ["a b", "日本", "class", "_x", 'quo"te', "a.b", "1", ""])
+def test_any_field_name_may_hold_the_text(tmp_path: Path, column: str) -> None:
+    write(tmp_path / "f.jsonl", [json.dumps({"x": 1, column: "found"}).encode()])
+    assert read(tmp_path / "f.jsonl", {"column": column}) == ([(0, "found")], [])
+
+
+def test_turns_and_templates_are_read_from_lines(tmp_path: Path) -> None:
+    row = {"n": 1, "messages": [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]}
+    write(tmp_path / "f.jsonl", [json.dumps(row).encode()])
+    assert read(tmp_path / "f.jsonl", {"turns": "messages"}) == ([(0, "Hi\n\nHo")], [])
+    assert read(tmp_path / "f.jsonl", {"template": "no. {n}"}) == ([(0, "no. 1")], [])
+
+
+@pytest.mark.parametrize(
+    ("lines", "columns"),
+    [
+        ([b'{"b": 1, "a": 2}', b'{"c": 1}'], ["b", "a"]),
+        ([b"bad", b"", b"[1]", b'{"b": 1}'], ["b"]),
+        ([b"bad"], []),
+    ],
+)
+def test_the_columns_are_those_of_the_first_object(tmp_path: Path, lines: list[bytes], columns: list[str]) -> None:
+    write(tmp_path / "f.jsonl", lines)
+    (tmp_path / "bom.jsonl").write_bytes(BOM + (tmp_path / "f.jsonl").read_bytes())
+    assert jsonl.columns(str(tmp_path / "f.jsonl"), "") == columns
+    assert jsonl.columns(str(tmp_path / "bom.jsonl"), "") == columns
+
+
+@given(bad=st.sets(st.integers(0, 19)), cuts=st.sets(st.integers(1, 399), max_size=5))
+@settings(max_examples=100, deadline=None, database=None)
+def test_bad_lines_are_told_once_each_wherever_the_ranges_end(
+    tmp_path_factory: pytest.TempPathFactory, bad: set[int], cuts: set[int]
+) -> None:
+    path = tmp_path_factory.getbasetemp() / "ranges.jsonl"
+    lines = [b'{"text": bad     }' if i in bad else b'{"text": "n. %04d"}' % i for i in range(20)]
+    positions = write(path, lines)
+    borders = [0, *sorted(cuts), -1]
+    parts = [read(path, None, start, stop) for start, stop in zip(borders[:-1], borders[1:], strict=True)]
+    assert sum((documents for documents, _ in parts), []) == [
+        (positions[i], f"n. {i:04d}") for i in range(20) if i not in bad
+    ]
+    assert sum((skips for _, skips in parts), []) == [(positions[i], "invalid_json") for i in sorted(bad)]
