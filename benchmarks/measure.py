@@ -6,13 +6,13 @@ corpus -> run(command) -> Run(seconds, output, memory) -> Row(ours, peer, ratio,
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib.metadata
 import importlib.resources
 import itertools
 import json
 import os
 import platform
+import resource
 import signal
 import subprocess
 import sys
@@ -30,7 +30,6 @@ SAMPLE_SECONDS = 0.02
 
 RANKS = str(importlib.resources.files("tokenmill") / "embedded" / "gpt2.tiktoken")
 COMMAND = str(Path(sys.executable).parent / "tokenmill")
-CALL = "import sys, tokenmill; tokenmill.prepare(sys.argv[3:], sys.argv[1], workers=int(sys.argv[2]))"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,6 +83,7 @@ def run(command: Sequence[str], *, watch: bool = False, environment: dict[str, s
     os.sync()
     peaks: dict[int, int] = {}
     ended = threading.Event()
+    before = OTHER_LOAD.now()
     begin = time.perf_counter()
     process = start(command, environment)
     if watch:
@@ -91,10 +91,38 @@ def run(command: Sequence[str], *, watch: bool = False, environment: dict[str, s
     output, errors = process.communicate()
     seconds = time.perf_counter() - begin
     ended.set()
+    OTHER_LOAD.add(before, OTHER_LOAD.now())
     if process.returncode:
         raise SystemExit(f"{' '.join(command[:4])} ... ended with code {process.returncode}:\n{errors[-3000:]}")
     own = peaks.pop(process.pid, 0)
     return Run(seconds, output, max(peaks.values(), default=0), own)
+
+
+class OtherLoad:
+    """How much of the machine went to others while ours ran: what a figure may be blamed on."""
+
+    def __init__(self) -> None:
+        self.busy = self.own = self.wall = 0.0
+
+    def add(self, begin: tuple[float, float, float], end: tuple[float, float, float]) -> None:
+        self.busy += end[0] - begin[0]
+        self.own += end[1] - begin[1]
+        self.wall += end[2] - begin[2]
+
+    @property
+    def cores(self) -> float:
+        return max(0.0, self.busy - self.own) / max(self.wall, 1e-9)
+
+    @staticmethod
+    def now() -> tuple[float, float, float]:
+        """Busy seconds of all cores (with what the host took), of our own processes, and the clock."""
+        user, nice, system, _, _, irq, soft, steal = map(int, Path("/proc/stat").read_text().split()[1:9])
+        busy = (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK")
+        used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+        return busy, sum(one.ru_utime + one.ru_stime for one in used), time.perf_counter()
+
+
+OTHER_LOAD = OtherLoad()
 
 
 def start(command: Sequence[str], environment: dict[str, str] | None = None) -> subprocess.Popen[str]:
@@ -106,18 +134,6 @@ def start(command: Sequence[str], environment: dict[str, str] | None = None) -> 
         text=True,
         env={**os.environ, **(environment or {})},
     )
-
-
-@functools.cache
-def has_command() -> bool:
-    """Whether the command line works; without it, a small script makes the same call."""
-    return subprocess.run([COMMAND, "prepare", "--help"], capture_output=True, check=False).returncode == 0
-
-
-def prepare_command(files: Sequence[str], output: Path, workers: int) -> list[str]:
-    if has_command():
-        return [COMMAND, "prepare", *files, "-o", str(output), "-j", str(workers)]
-    return [sys.executable, "-c", CALL, str(output), str(workers), *files]
 
 
 def kill_tree(process: subprocess.Popen[str]) -> None:

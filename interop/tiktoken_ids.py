@@ -44,9 +44,10 @@ def compare(dataset: Path, documents: Iterator[str]) -> Count:
             expected = expected_ids(encoding, text)
             found = tokens[at : at + len(expected)]
             if not np.array_equal(found, expected):
-                stop(
-                    f"document {count.documents}, at token {at} of {prefix.name}.bin: {found[:20]}, not {expected[:20]}"
-                )
+                first = int(np.argmin(found == expected[: len(found)]))
+                near = slice(first, first + 8)
+                where = f"document {count.documents}, token {first} of it, {at + first} of {prefix.name}.bin"
+                stop(f"{where}: {found[near]}, not {expected[near]}")
             at += len(expected)
             count.documents += 1
             count.tokens += len(expected)

@@ -52,7 +52,8 @@ def unseal(kind: type[T], data: bytes, *, where: str) -> T:
     seal_found = body.pop("seal")
     if seal_found != digest(body):
         raise DatasetError(f"{where}: its seal does not match its content", hint=_DAMAGED)
-    return convert(kind, body, where=where)
+    value: T = convert(kind, body, where=where)
+    return value
 
 
 def parse(data: bytes, *, where: str) -> Any:

@@ -99,7 +99,10 @@ def test_dictionary_columns_are_decoded(tmp_path: Path, kind: pa.DataType) -> No
 
 @both_formats
 def test_messages_and_templates_are_read(tmp_path: Path, new: Callable[..., Any]) -> None:
-    turns = [[{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}], [{"role": "x", "content": ""}]]
+    turns = [
+        [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}],
+        [{"role": "x", "content": ""}],
+    ]
     write(tmp_path / "f.arrow", new, [{"messages": turns, "n": [1, 2]}])
     assert read(tmp_path / "f.arrow", {"turns": "messages"}) == ([(0, b"Hi\n\nHo"), (1, b"")], [])
     assert read(tmp_path / "f.arrow", {"template": "no. {n}"}) == ([(0, b"no. 1"), (1, b"no. 2")], [])
@@ -212,11 +215,11 @@ def test_a_saved_dataset_with_splits_is_a_folder_of_folders(tmp_path: Path, monk
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     datasets = pytest.importorskip("datasets")
     datasets.disable_progress_bars()
-    parts = {name: datasets.Dataset.from_dict({"text": [f"{name} {i}" for i in range(4)]}) for name in ("train", "test")}
+    parts = {
+        name: datasets.Dataset.from_dict({"text": [f"{name} {i}" for i in range(4)]}) for name in ("train", "test")
+    }
     datasets.DatasetDict(parts).save_to_disk(str(tmp_path / "saved"))
-    recipe = make_recipe(
-        {"sources": (str(tmp_path / "saved/train"),), "val_sources": (str(tmp_path / "saved/test"),)}
-    )
+    recipe = make_recipe({"sources": (str(tmp_path / "saved/train"),), "val_sources": (str(tmp_path / "saved/test"),)})
     listing = list_sources(recipe)
     assert [(source.name, source.split) for source in listing.sources] == [
         ("test/data-00000-of-00001.arrow", "val"),

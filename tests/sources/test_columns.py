@@ -118,13 +118,19 @@ def test_turns_that_are_not_text_make_the_row_bad(row: dict[str, Any], reason: s
     assert row_text({"turns": "messages"}, row) == ("", reason)
 
 
-@pytest.mark.parametrize("columns", [("title", "body"), ("input",), ("prompt",), ("question", "response"), ()])
+@pytest.mark.parametrize("columns", [("title", "body"), ("input",), ("prompt",), ("question", "response")])
 def test_an_unknown_shape_is_an_error_that_lists_the_columns(columns: tuple[str, ...]) -> None:
     with pytest.raises(RecipeError) as caught:
         rule_of(*columns)
     assert "file.parquet" in caught.value.message
     assert ", ".join(sorted(columns)) in caught.value.message
     assert "--text-column" in caught.value.hint
+
+
+def test_a_source_that_shows_no_columns_is_taken_to_hold_what_was_asked_for() -> None:
+    assert rule_of() == {"column": "text"}
+    assert find_rule([], text_column="body", template=None, where="f") == {"column": "body"}
+    assert find_rule([], text_column=None, template="{a}", where="f") == {"template": "{a}"}
 
 
 def test_a_named_column_wins_over_every_shape() -> None:
@@ -155,7 +161,9 @@ def test_a_column_that_is_not_there_is_an_error_that_lists_the_columns(
         find_rule(["url", "text"], text_column=text_column, template=template, where="f")
 
 
-@pytest.mark.parametrize("template", ["no braces", "{", "}", "{}", "{0.a}", "{a.b}", "{a[0]}", "{a!r}", "{a:>10}", "{a:}}"])
+@pytest.mark.parametrize(
+    "template", ["no braces", "{", "}", "{}", "{0.a}", "{a.b}", "{a[0]}", "{a!r}", "{a:>10}", "{a:}}"]
+)
 def test_a_template_may_hold_names_in_braces_and_nothing_else(template: str) -> None:
     with pytest.raises(RecipeError) as caught:
         find_rule(["a", "0"], text_column=None, template=template, where="f")

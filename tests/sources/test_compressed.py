@@ -6,6 +6,7 @@ import gzip
 import json
 import random
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from unittest import mock
 
@@ -65,7 +66,9 @@ def test_members_and_frames_one_behind_the_other_are_one_text(
 @both
 def test_a_line_may_cross_the_border_of_two_members_or_frames(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"f.txt.{ending}"
-    path.write_bytes(b"".join(COMPRESS[ending](part) for part in (b"one\ntw", b"", "o\nzw\xc3".encode("latin-1"), b"\xb6lf")))
+    path.write_bytes(
+        b"".join(COMPRESS[ending](part) for part in (b"one\ntw", b"", "o\nzw\xc3".encode("latin-1"), b"\xb6lf"))
+    )
     assert read_lines(path) == [(0, "one"), (4, "two"), (8, "zwölf")]
 
 
@@ -73,8 +76,10 @@ def test_a_line_may_cross_the_border_of_two_members_or_frames(tmp_path: Path, en
 def test_json_lines_and_whole_files_may_be_compressed(tmp_path: Path, ending: str) -> None:
     rows = tmp_path / f"f.jsonl.{ending}"
     rows.write_bytes(COMPRESS[ending](b"".join(json.dumps({"text": line}).encode() + b"\n" for line in LINES[:50])))
-    found = [batch.text.to_pylist() for batch in jsonl.read(str(rows), 0, source_of(rows, "jsonl"), 0, -1, limit=1 << 20)]
-    assert sum(found, []) == LINES[:50]
+    found = [
+        batch.text.to_pylist() for batch in jsonl.read(str(rows), 0, source_of(rows, "jsonl"), 0, -1, limit=1 << 20)
+    ]
+    assert list(chain.from_iterable(found)) == LINES[:50]
     assert jsonl.columns(str(rows), ending) == ["text"]
     whole = tmp_path / f"f.txt.{ending}"
     whole.write_bytes(COMPRESS[ending](WHOLE[:100]) + COMPRESS[ending](WHOLE[100:]))
@@ -95,7 +100,7 @@ def test_a_line_that_swells_beyond_the_limit_is_skipped_and_its_neighbours_survi
     path = tmp_path / f"f.txt.{ending}"
     path.write_bytes(COMPRESS[ending](b"one\n" + b"x" * 30_000_000 + b"\ntwo\n"))
     batches = list(text.read_lines(str(path), 0, source_of(path), 0, -1, limit=1_000_000))
-    assert sum((batch.text.to_pylist() for batch in batches), []) == ["one", "two"]
+    assert list(chain.from_iterable(batch.text.to_pylist() for batch in batches)) == ["one", "two"]
     assert [(skip.position, skip.reason) for batch in batches for skip in batch.skips] == [(4, "too_large")]
 
 

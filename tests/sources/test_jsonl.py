@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -274,8 +275,10 @@ def test_bad_lines_are_told_once_each_wherever_the_ranges_end(
     lines = [b'{"text": bad     }' if i in bad else b'{"text": "n. %04d"}' % i for i in range(20)]
     positions = write(path, lines)
     borders = [0, *sorted(cuts), -1]
-    parts = [read(path, None, start, stop) for start, stop in zip(borders[:-1], borders[1:], strict=True)]
-    assert sum((documents for documents, _ in parts), []) == [
+    parts = [read(path, None, start, stop) for start, stop in pairwise(borders)]
+    assert list(chain.from_iterable(documents for documents, _ in parts)) == [
         (positions[i], f"n. {i:04d}") for i in range(20) if i not in bad
     ]
-    assert sum((skips for _, skips in parts), []) == [(positions[i], "invalid_json") for i in sorted(bad)]
+    assert list(chain.from_iterable(skips for _, skips in parts)) == [
+        (positions[i], "invalid_json") for i in sorted(bad)
+    ]

@@ -133,7 +133,9 @@ def test_kind_and_compression_come_from_the_ending(tmp_path: Path, name: str, ki
     assert (source.kind, source.compression) == (kind, compression)
 
 
-@pytest.mark.parametrize("name", ["a.zip", "a.tar", "a.tar.gz", "a.tgz", "a.txt.bz2", "a.jsonl.xz", "A.ZIP", "a.tar.zst"])
+@pytest.mark.parametrize(
+    "name", ["a.zip", "a.tar", "a.tar.gz", "a.tgz", "a.txt.bz2", "a.jsonl.xz", "A.ZIP", "a.tar.zst"]
+)
 def test_archives_and_other_compressions_are_refused(tmp_path: Path, name: str) -> None:
     fill(tmp_path, name)
     with pytest.raises(RecipeError, match=name) as caught:
@@ -205,6 +207,17 @@ def test_a_file_of_json_lines_without_an_object_is_a_source_all_the_same(tmp_pat
     (tmp_path / "empty.jsonl").write_bytes(b"")
     (source,) = listed(tmp_path, text_column="body").sources
     assert source.text == {"column": "body"}
+
+
+@pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
+def test_a_table_without_any_column_is_an_error_that_names_it(tmp_path: Path, name: str) -> None:
+    if name == "a.parquet":
+        pq.write_table(pa.table({}), tmp_path / name)
+    else:
+        with pa.OSFile(str(tmp_path / name), "wb") as sink, pa.ipc.new_stream(sink, pa.schema([])):
+            pass
+    with pytest.raises((RecipeError, SourceError), match=name):
+        listed(tmp_path / name)
 
 
 def test_a_path_that_cannot_be_read_is_an_error_that_names_it(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +64,11 @@ def test_row_groups_read_range_by_range_give_every_row_once(
     write(path, {"text": pa.array(texts, pa.string())}, row_group_size=row_group_size)
     groups = pq.ParquetFile(path).num_row_groups
     borders = [0, *sorted(cut for cut in cuts if cut < groups), groups]
-    parts = [read(path, None, start, stop) for start, stop in zip(borders[:-1], borders[1:], strict=True)]
-    assert sum((documents for documents, _ in parts), []) == [
+    parts = [read(path, None, start, stop) for start, stop in pairwise(borders)]
+    assert list(chain.from_iterable(documents for documents, _ in parts)) == [
         (row, text.encode()) for row, text in enumerate(texts) if text is not None
     ]
-    assert sum((skips for _, skips in parts), []) == [
+    assert list(chain.from_iterable(skips for _, skips in parts)) == [
         (row, "null_text") for row, text in enumerate(texts) if text is None
     ]
 

@@ -79,16 +79,15 @@ def rows(
         (np.full(len(splits), -1, np.int8), np.array([reasons.index(skip.reason) for skip in skips], np.int8))
     )
     counts = np.concatenate((tokens.astype(np.int32), np.zeros(len(skips), np.int32)))
-    if skips:
-        order = np.lexsort((position, source))
-        source, position, split, reason, counts = (part[order] for part in (source, position, split, reason, counts))
+    # Skips stand behind the kept documents; where there are none, the order is right already.
+    order = np.lexsort((position, source)) if skips else slice(None)
     return pa.table(
         [
-            pa.DictionaryArray.from_arrays(source - np.int32(first_source), pa.array(names, pa.string())),
-            position,
-            _choice(split, split_names),
-            _choice(reason, reasons),
-            counts,
+            pa.DictionaryArray.from_arrays(source[order] - np.int32(first_source), pa.array(names, pa.string())),
+            position[order],
+            _choice(split[order], split_names),
+            _choice(reason[order], reasons),
+            counts[order],
         ],
         schema=SCHEMA,
     )

@@ -6,7 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import BuildError
-from tokenmill.shards.layout import Tokens, numpy_dtype
+from tokenmill.shards.layout import Tokens
 from tokenmill.tokenizer import Encoded
 
 
@@ -18,7 +18,7 @@ def place_eot(encoded: Encoded, *, eot: str, eot_id: int | None, vocab_size: int
             f"the tokenizer gave id {int(ids.max())}, beyond its vocabulary of {vocab_size}",
             hint="please report this, with the tokenizer",
         )
-    narrow: Tokens = ids.astype(numpy_dtype(dtype))
+    narrow: Tokens = ids.astype(np.uint16) if dtype == "uint16" else ids.astype(np.int32)
     if eot == "none":
         return narrow
     # One extra token a document: document d is shifted by d places, or by d + 1 if the EOT comes first.

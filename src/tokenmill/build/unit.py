@@ -335,7 +335,7 @@ def _is_utf8(data: bytes) -> bool:
 def hash_documents(text: pa.Array) -> npt.NDArray[np.uint64]:
     """A 128-bit hash of every document, as two columns."""
     offsets, data = text_buffers(text)
-    view = memoryview(data)
+    view = data.data
     digest = xxhash.xxh3_128_digest
     bounds = offsets.tolist()
     joined = b"".join([digest(view[a:b]) for a, b in itertools.pairwise(bounds)])

@@ -10,7 +10,6 @@ import traceback
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import click
 import typer
 
 from tokenmill import __version__
@@ -76,6 +75,8 @@ Examples:
 
 Dataset = Annotated[Path, typer.Argument(metavar="OUT", help="a dataset's folder", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="print the result as JSON")]
+# Whichever parser typer brings along, its usage errors share this base.
+_UsageError: Any = typer.BadParameter.__base__
 Workers = Annotated[int | None, typer.Option("-j", "--workers", metavar="N", help="all cores by default")]
 
 
@@ -170,15 +171,15 @@ def run() -> int:
     try:
         code = app(standalone_mode=False)
         return code if isinstance(code, int) else 0
-    except click.exceptions.Exit as stop:
+    except typer.Exit as stop:
         return stop.exit_code
-    except click.exceptions.ClickException as error:
+    except _UsageError as error:
         error.show()
         return 2
     except TokenmillError as error:
         show.error(error.message, error.hint)
         return error.exit_code
-    except (KeyboardInterrupt, click.exceptions.Abort):
+    except (KeyboardInterrupt, typer.Abort):
         show.error("stopped", "run the same command again: it goes on from there")
         return Interrupted.exit_code
     except BrokenPipeError:

@@ -33,7 +33,7 @@ class ShardWriter:
             raise BuildError(f"{self.name}: a document has 2^31 tokens or more", hint="lower --max-document-bytes")
         self._lengths.append(lengths.astype(np.int32))
         self.documents += len(lengths)
-        self.append(memoryview(tokens).cast("B"))
+        self.append(tokens.data.cast("B"))
 
     def append(self, data: memoryview) -> None:
         """Add raw bytes of tokens whose lengths were or will be given by `expect`."""

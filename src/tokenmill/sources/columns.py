@@ -31,14 +31,14 @@ _GLUE = "\n\n"
 
 
 def find_rule(columns: Collection[str], *, text_column: str | None, template: str | None, where: str) -> Rule:
-    """The rule for a source with these columns."""
+    """The rule for a source with these columns. One that shows none is empty or bad, and gets the benefit."""
     if text_column is not None:
         _require(columns, [text_column], where)
         return {"column": text_column}
     if template is not None:
         _require(columns, template_columns(template), where)
         return {"template": template}
-    if "text" in columns:
+    if "text" in columns or not columns:
         return {"column": "text"}
     # input/output stands before instruction/output in the list of shapes, but a table with an
     # instruction column is an instruction table: its instruction must not be lost.
@@ -128,7 +128,7 @@ def _turn_text(turn: Any) -> str | None:
 
 def _require(columns: Collection[str], wanted: list[str], where: str) -> None:
     missing = [name for name in wanted if name not in columns]
-    if missing:
+    if missing and columns:
         raise RecipeError(
             f"{where} has no column {missing[0]!r}; its columns: {', '.join(sorted(columns)) or 'none'}",
             hint="check --text-column or --template",

@@ -7,6 +7,7 @@ so that what becomes of it never depends on its neighbours.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator
 from typing import Any
@@ -17,13 +18,16 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.json
 
+from tokenmill.errors import SourceError
 from tokenmill.planning import Source
 from tokenmill.sources.batch import Batch, Skip, make_batch
 from tokenmill.sources.columns import Rule, row_text
 from tokenmill.sources.separated import read_runs
+from tokenmill.sources.streams import open_stream
 
 _BOM = b"\xef\xbb\xbf"
 _PEEK_BYTES = 64_000_000
+_PEEK_STEP = 1 << 16
 
 
 def read(path: str, index: int, source: Source, start: int, stop: int, *, limit: int) -> Iterator[Batch]:
@@ -44,17 +48,25 @@ def read(path: str, index: int, source: Source, start: int, stop: int, *, limit:
 
 
 def columns(path: str, compression: str) -> list[str]:
-    """The field names of the first object of a file; none if it has no object at all."""
-    for run in read_runs(path, compression, b"\n", 0, -1, _PEEK_BYTES):
-        for line in bytes(run.data).removeprefix(_BOM).split(b"\n"):
-            try:
-                row = msgspec.json.decode(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(row, dict):
-                return list(row)
-        break
+    """The field names of the first object of a file; none if it has none, or none that can be read."""
+    with contextlib.suppress(SourceError), open_stream(path, compression) as stream:  # its unit will say what is wrong
+        held = b""
+        while len(held) < _PEEK_BYTES and (more := stream.read(_PEEK_STEP)):
+            lines = (held + more).split(b"\n")
+            held = lines.pop()
+            for line in lines:
+                if names := _field_names(line):
+                    return names
+        return _field_names(held)
     return []
+
+
+def _field_names(line: bytes) -> list[str]:
+    try:
+        row = msgspec.json.decode(line.removeprefix(_BOM))
+    except (ValueError, RecursionError):
+        return []
+    return list(row) if isinstance(row, dict) else []
 
 
 def _parse_column(data: bytes | memoryview, column: str, num_lines: int) -> pa.Array | None:

@@ -144,12 +144,8 @@ def _describe(path: str, root: str, split: str, recipe: Recipe) -> tuple[Source,
         )
     rule: Rule = {}
     if kind != "text":
-        columns = jsonl.columns(path, compression) if kind == "jsonl" else _tables(kind).columns(path)
-        if columns:
-            rule = find_rule(columns, text_column=recipe.text_column, template=recipe.template, where=path)
-        else:
-            # Not a single row to find a shape in: the file is empty, or all of it is bad.
-            rule = {"column": recipe.text_column or "text"}
+        columns = _columns(path, kind, compression)
+        rule = find_rule(columns, text_column=recipe.text_column, template=recipe.template, where=path)
     source = Source(
         name=name.replace(os.sep, "/"),
         kind=kind,
@@ -163,16 +159,20 @@ def _describe(path: str, root: str, split: str, recipe: Recipe) -> tuple[Source,
 
 
 def _extent(path: str, source: Source, recipe: Recipe) -> Extent:
-    if source.kind in ("parquet", "arrow"):
-        return _tables(source.kind).extent(path, source.text)
+    if source.kind == "parquet":
+        return parquet.extent(path, source.text)
+    if source.kind == "arrow":
+        return arrow.extent(path, source.text)
     if source.compression:
         return Extent(text_bytes=source.bytes * EXPANSION)
     whole = source.kind == "text" and recipe.documents == "files"
     return Extent(text_bytes=source.bytes, divisible=not whole)
 
 
-def _tables(kind: str):  # type: ignore[no-untyped-def]  # one of two modules with the same functions
-    return parquet if kind == "parquet" else arrow
+def _columns(path: str, kind: str, compression: str) -> list[str]:
+    if kind == "jsonl":
+        return jsonl.columns(path, compression)
+    return parquet.columns(path) if kind == "parquet" else arrow.columns(path)
 
 
 def _root(paths: list[str]) -> str:

@@ -6,6 +6,7 @@ import contextlib
 from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -71,7 +72,7 @@ def table_batch(index: int, table: pa.RecordBatch, rule: Rule, row: int) -> Batc
     return make_batch(index, text.drop_null(), positions[~null], skips)
 
 
-def _row_batch(index: int, table: pa.RecordBatch, rule: Rule, positions: np.ndarray) -> Batch:  # type: ignore[type-arg]
+def _row_batch(index: int, table: pa.RecordBatch, rule: Rule, positions: npt.NDArray[np.int64]) -> Batch:
     texts, kept, skips = [], [], []
     for position, row in zip(positions.tolist(), table.to_pylist(), strict=True):
         text, reason = row_text(rule, row)

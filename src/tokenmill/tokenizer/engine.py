@@ -58,15 +58,16 @@ def convert_sentencepiece_bpe(data: bytes) -> bytes:
     """gigatoken's own reading of a byte-pair SentencePiece model."""
     from gigatoken._load.sentencepiece import sentencepiece_to_tokenizer_json
 
-    return sentencepiece_to_tokenizer_json(data).encode()
+    converted: str = sentencepiece_to_tokenizer_json(data)
+    return converted.encode()
 
 
 def text_buffers(text: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
     """Offsets and bytes of an Arrow text array, without a copy of the text."""
     wide = pa.types.is_large_string(text.type) or pa.types.is_large_binary(text.type)
     _, offsets_buffer, data_buffer = text.buffers()
-    offsets = np.frombuffer(offsets_buffer, np.int64 if wide else np.int32, len(text) + 1 + text.offset)
-    offsets = offsets[text.offset :].astype(np.int64)
+    stored = np.frombuffer(offsets_buffer, np.int64 if wide else np.int32, len(text) + 1 + text.offset)
+    offsets: npt.NDArray[np.int64] = stored[text.offset :].astype(np.int64)
     if data_buffer is None:
         return offsets, np.zeros(0, np.uint8)
     data = np.frombuffer(data_buffer, np.uint8)[offsets[0] : offsets[-1]]

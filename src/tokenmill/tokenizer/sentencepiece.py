@@ -31,7 +31,7 @@ def to_tokenizer_json(data: bytes, *, name: str) -> bytes:
 
             return convert_sentencepiece_bpe(data)
         if trainer.get(3, UNIGRAM) != UNIGRAM:
-            raise ValueError(f"model type {trainer.get(3)}; only unigram and BPE models are known")
+            raise ValueError(f"model type {trainer.get(3)!r}; only unigram and BPE models are known")
         return _unigram(data)
     except (ValueError, KeyError, IndexError, struct.error, AssertionError) as error:
         raise TokenizerError(

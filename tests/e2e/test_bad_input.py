@@ -1,0 +1,353 @@
+"""Every row of the table of what bad input gets."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import resource
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import zstandard
+
+import tokenmill as library
+from conftest import Command, command, leftovers, make_texts, tree, write_jsonl, write_parquet
+
+GOOD = ['{"text": "good one"}', '{"text": "good two"}']
+BAD_LINES = {
+    "invalid_json": b'{"text": "cut',
+    "missing_field": b'{"body": "x"}',
+    "null_text": b'{"text": null}',
+    "not_text": b'{"text": 7}',
+    "lone_surrogate": b'{"text": "\\ud800"}',
+    "invalid_utf8": b'{"text": "\xff"}',
+}
+
+
+def rejects(out: Path) -> list[dict[str, object]]:
+    return [
+        json.loads(line)
+        for file in sorted((out / ".build/rejects").glob("*"))
+        for line in file.read_text().splitlines()
+    ]
+
+
+@pytest.mark.parametrize("reason", BAD_LINES)
+def test_a_bad_line_is_quarantined_and_its_neighbours_are_kept(tokenmill: Command, tmp_path: Path, reason: str) -> None:
+    first = GOOD[0].encode() + b"\n"
+    (tmp_path / "a.jsonl").write_bytes(first + BAD_LINES[reason] + b"\n" + GOOD[1].encode() + b"\n")
+    done = tokenmill("prepare", "a.jsonl", "-o", "out", "--json", code=3)
+    assert json.loads(done.stdout)["dropped"] == {reason: 1}
+    assert json.loads(done.stdout)["documents"] == 2
+    assert rejects(tmp_path / "out") == [{"source": "a.jsonl", "position": len(first), "reason": reason}]
+    tokenmill("verify", "out", "--source", "all")
+
+
+@pytest.mark.parametrize("reason", BAD_LINES)
+def test_on_bad_fail_stops_at_the_first_bad_line(tokenmill: Command, tmp_path: Path, reason: str) -> None:
+    (tmp_path / "a.jsonl").write_bytes(GOOD[0].encode() + b"\n" + BAD_LINES[reason] + b"\n")
+    for workers in (1, 2):
+        done = tokenmill("prepare", "a.jsonl", "-o", "out", "--on-bad", "fail", "-j", workers, code=1)
+        assert reason.replace("_", " ") in done.stderr
+        assert "a.jsonl at 21" in done.stderr
+        assert not (tmp_path / "out/dataset.json").exists()
+
+
+def test_invalid_utf8_and_nulls_in_parquet_and_text_are_quarantined(tokenmill: Command, tmp_path: Path) -> None:
+    write_parquet(tmp_path / "a.parquet", ["good", None, "also good"])
+    (tmp_path / "b.txt").write_bytes(b"good\n\xff\xfe bad\nfine\n")
+    done = tokenmill("prepare", "a.parquet", "b.txt", "-o", "out", "--json", code=3)
+    assert json.loads(done.stdout)["dropped"] == {"invalid_utf8": 1, "null_text": 1}
+    assert rejects(tmp_path / "out") == [
+        {"source": "a.parquet", "position": 1, "reason": "null_text"},
+        {"source": "b.txt", "position": 5, "reason": "invalid_utf8"},
+    ]
+
+
+def corrupt_sources(folder: Path) -> dict[str, Path]:
+    """A good file beside each kind of broken one."""
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in make_texts(300)).encode()
+    packed = {"cut.jsonl.gz": gzip.compress(lines), "cut.jsonl.zst": zstandard.compress(lines)}
+    paths = {}
+    for name, data in packed.items():
+        (folder / name).write_bytes(data[:-20])
+        paths[name] = folder / name
+    write_parquet(folder / "page.parquet", make_texts(300))
+    data = bytearray((folder / "page.parquet").read_bytes())
+    for place in range(300, 1200, 7):
+        data[place] ^= 0xFF
+    (folder / "page.parquet").write_bytes(data)
+    paths["page.parquet"] = folder / "page.parquet"
+    return paths
+
+
+@pytest.mark.parametrize("name", ["cut.jsonl.gz", "cut.jsonl.zst", "page.parquet"])
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_broken_file_fails_its_unit_and_the_others_go_on(
+    tokenmill: Command, tmp_path: Path, name: str, workers: int
+) -> None:
+    bad = corrupt_sources(tmp_path)[name]
+    write_jsonl(tmp_path / "zz-good.jsonl", make_texts(100, seed=5))
+    build = ("prepare", bad, "zz-good.jsonl", "-o", "out", "-j", workers, "--unit-bytes", "5KB")
+    failed = tokenmill(*build, code=1)
+    assert name in failed.stderr
+    assert "1 of" in failed.stderr or "units failed" in failed.stderr
+    out = tmp_path / "out"
+    assert not (out / "dataset.json").exists()
+    assert leftovers(out) == []
+    assert list((out / ".build/receipts").glob("*.json")), "the good units are done"
+
+
+def test_a_mended_source_of_the_same_size_is_seen_as_changed_and_restart_takes_it(
+    tokenmill: Command, tmp_path: Path
+) -> None:
+    texts = make_texts(300)
+    source = tmp_path / "a.jsonl.gz"
+    good = gzip.compress("".join(json.dumps({"text": text}) + "\n" for text in texts).encode())
+    source.write_bytes(good[:-8] + b"\0" * 8)
+    tokenmill("prepare", source, "-o", "out", code=1)
+    source.write_bytes(good)
+    refused = tokenmill("prepare", source, "-o", "out", code=1)
+    assert "changed since the plan" in refused.stderr
+    assert str(len(good)) in refused.stderr
+    tokenmill("prepare", source, "-o", "out", "--restart")
+    assert library.open(tmp_path / "out")["train"].num_documents == len(texts)
+
+
+def test_a_source_that_grew_since_the_plan_is_an_error_with_both_sizes(tokenmill: Command, tmp_path: Path) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", make_texts(50))
+    before = source.stat().st_size
+    (tmp_path / "b.jsonl.gz").write_bytes(gzip.compress(b'{"text": "x"}\n' * 1000)[:-8])
+    tokenmill("prepare", source, "b.jsonl.gz", "-o", "out", code=1)
+    with source.open("a") as file:
+        file.write('{"text": "more"}\n')
+    refused = tokenmill("prepare", source, "b.jsonl.gz", "-o", "out", code=2)
+    assert str(before) in refused.stderr
+    assert str(source.stat().st_size) in refused.stderr
+
+
+def limited(seconds: int, memory: int) -> object:
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
+        resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+
+    return limit
+
+
+@pytest.mark.parametrize("ending", ["gz", "zst"])
+@pytest.mark.parametrize("newline", [True, False])
+def test_a_bomb_is_streamed_and_what_is_too_large_is_dropped(tmp_path: Path, ending: str, newline: bool) -> None:
+    big = b'{"text": "' + b"a" * 900_000_000
+    after = b'"}\n{"text": "after"}\n' if newline else b""
+    before = b'{"text": "before"}\n'
+    source = tmp_path / f"bomb.jsonl.{ending}"
+    data = before + big + after
+    source.write_bytes(gzip.compress(data, 1) if ending == "gz" else zstandard.compress(data, 1))
+    del data, big
+    done = subprocess.run(
+        command("prepare", source, "-o", tmp_path / "out", "-j", 1, "--json"),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        preexec_fn=limited(100, 2_500_000_000),
+    )
+    assert done.returncode == 0, done.stderr
+    result = json.loads(done.stdout)
+    assert result["dropped"] == {"too_large": 1}
+    assert result["documents"] == (2 if newline else 1)
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    assert peak < 700_000_000, "memory must not grow with the bomb"
+
+
+def test_a_giant_document_is_dropped_and_counted(tokenmill: Command, tmp_path: Path) -> None:
+    write_parquet(tmp_path / "a.parquet", ["small", "x" * 5000, "also small"])
+    done = tokenmill("prepare", "a.parquet", "-o", "out", "--max-document-bytes", "1KB", "--json")
+    assert json.loads(done.stdout)["dropped"] == {"too_large": 1}
+
+
+def test_empty_documents_are_dropped_and_counted_and_blank_lines_are_no_documents(
+    tokenmill: Command, tmp_path: Path
+) -> None:
+    write_parquet(tmp_path / "a.parquet", ["", "x", "", " "])
+    (tmp_path / "b.txt").write_text("one\n\n   \n\u3000\ntwo\n")
+    done = json.loads(tokenmill("prepare", "a.parquet", "b.txt", "-o", "out", "--json").stdout)
+    assert done["dropped"] == {"empty": 2}
+    assert done["documents_read"] == 6
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["--tokenizer", "no-such.json"], "no tokenizer file"),
+        (["--tokenizer", "ranks.tiktoken"], "scheme"),
+        (["--eot", "sometimes"], "eot"),
+        (["--split", "val"], "split"),
+        (["--split", "val=1.5"], "share"),
+        (["--max-tokens", "many"], "size"),
+        (["--documents", "pages"], "lines, files or separator"),
+        (["--text-column", "body"], "id, text"),
+        (["--template", "{nope}"], "nope"),
+        (["--template", "{text.__class__}"], "template"),
+        (["--filter", "nowhere:f"], "nowhere"),
+        (["--sample", "0"], "share"),
+        (["--unit-bytes", "-5"], "size"),
+        (["--config", "none.yaml"], "none.yaml"),
+        (["--val-source", "a.parquet"], "validation source"),
+        (["--no-such-option"], "no-such-option"),
+    ],
+)
+def test_what_cannot_be_done_is_refused_before_any_work(
+    tokenmill: Command, tmp_path: Path, arguments: list[str], says: str
+) -> None:
+    write_parquet(tmp_path / "a.parquet", ["x"])
+    (tmp_path / "ranks.tiktoken").write_bytes(b"YQ== 0\n")
+    done = tokenmill("prepare", "a.parquet", "-o", "out", *arguments, code=2)
+    assert says in done.stderr
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_tokenizer_without_an_end_of_text_is_refused_with_the_fix(tokenmill: Command, tmp_path: Path) -> None:
+    from tokenizers import Tokenizer, models, pre_tokenizers
+
+    bare = Tokenizer(models.BPE(vocab={chr(c): i for i, c in enumerate(range(33, 127))}, merges=[]))
+    bare.pre_tokenizer = pre_tokenizers.ByteLevel()
+    bare.save(str(tmp_path / "bare.json"))
+    write_parquet(tmp_path / "a.parquet", ["abc"])
+    refused = tokenmill("prepare", "a.parquet", "-o", "out", "--tokenizer", "bare.json", code=2)
+    assert "--eot none" in refused.stderr
+    assert "--eot-token" in refused.stderr
+
+
+def test_an_output_that_holds_something_else_is_refused_and_untouched(tokenmill: Command, tmp_path: Path) -> None:
+    write_parquet(tmp_path / "a.parquet", ["x"])
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/thesis.tex").write_text("important")
+    for extra in ([], ["--restart"]):
+        refused = tokenmill("prepare", "a.parquet", "-o", "out", *extra, code=2)
+        assert "thesis.tex" in refused.stderr
+    assert [file.name for file in (tmp_path / "out").iterdir()] == ["thesis.tex"]
+
+
+def test_another_recipe_on_the_same_output_is_refused_with_what_differs(tokenmill: Command, tmp_path: Path) -> None:
+    write_parquet(tmp_path / "a.parquet", make_texts(20))
+    tokenmill("prepare", "a.parquet", "-o", "out", "--tokenizer", "byte")
+    before = tree(tmp_path / "out")
+    refused = tokenmill("prepare", "a.parquet", "-o", "out", "--tokenizer", "byte", "--eot", "none", code=2)
+    assert "eot: was 'append', now 'none'" in refused.stderr
+    assert "--restart" in refused.stderr
+    assert tree(tmp_path / "out") == before
+    tokenmill("prepare", "a.parquet", "-o", "out", "--tokenizer", "byte", "--eot", "none", "--restart")
+    assert tree(tmp_path / "out") != before
+
+
+def test_a_hostile_manifest_is_a_typed_error(tokenmill: Command, tmp_path: Path) -> None:
+    write_parquet(tmp_path / "a.parquet", ["x"])
+    tokenmill("prepare", "a.parquet", "-o", "out")
+    manifest = tmp_path / "out/dataset.json"
+    good = manifest.read_bytes()
+    for hostile in (
+        b"",
+        b"[" * 100_000,
+        good[:-20],
+        good.replace(b'"tokens":', b'"tokens":NaN,"x":', 1),
+        b'{"seal": 1}',
+    ):
+        manifest.write_bytes(hostile)
+        failed = tokenmill("verify", "out", code=4)
+        assert "dataset.json" in failed.stderr
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Path:
+    """A real file system of 3 MB, where this user may mount one."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    done = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3m", "none", str(disk)], capture_output=True)
+    if done.returncode:
+        pytest.skip("mounting a small disk needs rights that this user does not have")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_disk_too_small_for_the_estimate_is_refused_before_the_work(
+    tokenmill: Command, tmp_path: Path, small_disk: Path
+) -> None:
+    write_parquet(tmp_path / "a.parquet", make_texts(3000))
+    refused = tokenmill("prepare", "a.parquet", "-o", small_disk / "out", code=1)
+    assert "missing" in refused.stderr
+    assert not (small_disk / "out/.build/receipts").exists() or not list((small_disk / "out/.build/receipts").iterdir())
+
+
+def test_a_disk_that_fills_up_stops_the_build_and_freed_space_lets_it_go_on(tmp_path: Path, small_disk: Path) -> None:
+    source = write_parquet(tmp_path / "a.parquet", make_texts(8000))
+    out = small_disk / "out"
+    # The preflight would refuse this disk, rightly; here the disk fills up after it.
+    script = (
+        "import sys, tokenmill.build.build as build\n"
+        "build.check_space = lambda folder, need: None\n"
+        "from tokenmill.cli import main\nmain()\n"
+    )
+    arguments = ["prepare", str(source), "-o", str(out), "--unit-bytes", "50KB", "-j", "1"]
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(b"\0" * 2_400_000)
+    full = subprocess.run([command()[0], "-c", script, *arguments], capture_output=True, text=True, timeout=120)
+    assert full.returncode == 1, full.stderr
+    assert "no space left" in full.stderr
+    assert leftovers(out) == []
+    done_before = {file.name for file in (out / ".build/receipts").glob("*.json")}
+    ballast.unlink()
+    gone_on = subprocess.run([command()[0], "-c", script, *arguments], capture_output=True, text=True, timeout=120)
+    assert gone_on.returncode == 0, gone_on.stderr
+    assert done_before <= {file.name for file in (out / ".build/receipts").glob("*.json")}
+    subprocess.run(command("prepare", source, "-o", tmp_path / "reference", "--unit-bytes", "50KB", "-q"), check=True)
+    assert tree(out) == tree(tmp_path / "reference")
+
+
+def test_three_failures_of_a_unit_fail_the_build_after_all_others_are_done(tokenmill: Command, tmp_path: Path) -> None:
+    (tmp_path / "poison.py").write_text(
+        "import os, signal\n"
+        "def keep(text):\n"
+        "    if 'poison' in text:\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+        "    return True\n"
+    )
+    write_jsonl(tmp_path / "a.jsonl", [*make_texts(300), "poison", *make_texts(300, seed=1)])
+    build = ("prepare", "a.jsonl", "-o", "out", "--filter", "poison:keep", "--unit-bytes", "4KB", "-j", 2)
+    failed = tokenmill(*build, code=1, PYTHONPATH=str(tmp_path))
+    assert "1 of" in failed.stderr
+    assert "a.jsonl" in failed.stderr
+    assert "signal 9" in failed.stderr
+    plan = json.loads((tmp_path / "out/.build/plan.json").read_bytes())
+    assert len(list((tmp_path / "out/.build/receipts").glob("*.json"))) == len(plan["units"]) - 1
+
+
+def test_no_document_at_all_is_an_error_not_an_empty_dataset(tokenmill: Command, tmp_path: Path) -> None:
+    write_parquet(tmp_path / "a.parquet", ["x", "y"])
+    failed = tokenmill("prepare", "a.parquet", "-o", "out", "--min-chars", 5, code=1)
+    assert "no document was kept" in failed.stderr
+    assert not (tmp_path / "out/dataset.json").exists()
+
+
+def test_secrets_in_urls_are_not_repeated(tokenmill: Command) -> None:
+    refused = tokenmill("prepare", "s3://user:hunter2@bucket/key?token=hunter3", "-o", "out", code=2)
+    assert "hunter" not in refused.stderr + refused.stdout
+
+
+def test_ids_are_checked_before_they_are_narrowed(tmp_path: Path) -> None:
+    from tokenmill.build.tokens import place_eot
+    from tokenmill.errors import BuildError
+    from tokenmill.tokenizer import Encoded
+
+    wide = Encoded(np.array([1, 70_000], np.uint32), np.array([2]))
+    with pytest.raises(BuildError, match="70000"):
+        place_eot(wide, eot="append", eot_id=0, vocab_size=65_536, dtype="uint16")
+
+
+def test_an_unreadable_file_is_named(tokenmill: Command, tmp_path: Path) -> None:
+    (tmp_path / "a.parquet").write_bytes(b"this is not parquet at all")
+    failed = tokenmill("prepare", "a.parquet", "-o", "out", code=1)
+    assert "a.parquet" in failed.stderr
+    assert os.listdir(tmp_path) == ["a.parquet"]

@@ -1,0 +1,96 @@
+"""The same bytes: for any number of workers, any hash seed, after any kill."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from conftest import Command, command, leftovers, make_texts, tree, write_jsonl, write_parquet
+
+OPTIONS = ("--split", "val=0.1", "--unit-bytes", "4KB", "-q")
+
+
+def reference(tokenmill: Command, corpus: Path, tmp_path: Path) -> dict[str, str]:
+    tokenmill("prepare", corpus, "-o", tmp_path / "reference", *OPTIONS, "-j", 1)
+    return tree(tmp_path / "reference")
+
+
+def test_any_number_of_workers_writes_the_same_bytes(tokenmill: Command, corpus: Path, tmp_path: Path) -> None:
+    expected = reference(tokenmill, corpus, tmp_path)
+    assert len(expected) > 10
+    for workers in (2, 3, 5):
+        out = tmp_path / f"out{workers}"
+        tokenmill("prepare", corpus, "-o", out, *OPTIONS, "-j", workers)
+        assert tree(out) == expected
+
+
+def test_the_hash_seed_of_python_does_not_matter(tokenmill: Command, corpus: Path, tmp_path: Path) -> None:
+    expected = reference(tokenmill, corpus, tmp_path)
+    for seed in ("1", "77"):
+        tokenmill("prepare", corpus, "-o", tmp_path / seed, *OPTIONS, "-j", 2, PYTHONHASHSEED=seed)
+        assert tree(tmp_path / seed) == expected
+
+
+def test_the_place_of_the_corpus_does_not_matter(tokenmill: Command, corpus: Path, tmp_path: Path) -> None:
+    expected = reference(tokenmill, corpus, tmp_path)
+    corpus.rename(tmp_path / "elsewhere")
+    tokenmill("prepare", "elsewhere", "-o", tmp_path / "moved", *OPTIONS)
+    assert tree(tmp_path / "moved") == expected
+
+
+def test_scratch_and_batch_bounds_do_not_matter(tokenmill: Command, corpus: Path, tmp_path: Path) -> None:
+    expected = reference(tokenmill, corpus, tmp_path)
+    tokenmill(
+        "prepare", corpus, "-o", tmp_path / "out", *OPTIONS, "--scratch", tmp_path / "fast", DATASET_BATCH_SIZE="7"
+    )
+    assert tree(tmp_path / "out") == expected
+    assert not list((tmp_path / "fast").iterdir())
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_ten_kills_at_random_moments_change_nothing(workers: int, tmp_path: Path) -> None:
+    corpus = tmp_path / "corpus"
+    corpus.mkdir()
+    write_parquet(corpus / "a.parquet", make_texts(3000, seed=1))
+    write_jsonl(corpus / "b.jsonl", make_texts(2000, seed=2))
+    build = ["prepare", corpus, "--split", "val=0.05", "--unit-bytes", "12KB", "-j", workers, "-q"]
+    began = time.monotonic()
+    subprocess.run(command(*build, "-o", tmp_path / "reference"), check=True)
+    whole = time.monotonic() - began
+    out = tmp_path / "out"
+    chance = random.Random(workers)
+    kills = 0
+    for _ in range(10):
+        process = subprocess.Popen(command(*build, "-o", out), start_new_session=True)
+        try:
+            process.wait(chance.uniform(0.3, 1.0) * whole)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            kills += 1
+    subprocess.run(command(*build, "-o", out), check=True)
+    assert kills, "every run finished before it was killed"
+    assert tree(out) == tree(tmp_path / "reference")
+    subprocess.run(command("verify", out), check=True)
+
+
+def test_what_was_done_before_a_kill_is_not_done_again(corpus: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    build = command("prepare", corpus, "-o", out, *OPTIONS, "-j", 1)
+    process = subprocess.Popen(build, start_new_session=True)
+    receipts = out / ".build" / "receipts"
+    while process.poll() is None and (not receipts.is_dir() or len(list(receipts.glob("*.json"))) < 5):
+        time.sleep(0.002)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    done = {file.name: file.stat().st_mtime_ns for file in receipts.glob("*.json")}
+    assert len(done) >= 5
+    subprocess.run(build, check=True)
+    assert {name: (receipts / name).stat().st_mtime_ns for name in done} == done
+    assert leftovers(out) == []

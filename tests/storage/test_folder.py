@@ -1,0 +1,493 @@
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tokenmill.errors import DatasetError, DeterminismError, DiskFullError, StorageError
+from tokenmill.manifest import Digest
+from tokenmill.storage.folder import Folder
+from tokenmill.storage.fs import FileStat, LocalFileSystem
+
+DATA = bytes(range(256)) * 5
+PUBLISHING = ("create", "write", "fsync", "close", "link", "unlink", "fsync_folder")
+NAME_IS_TAKEN_BEFORE = ("unlink", "fsync_folder")
+
+
+class Failing(LocalFileSystem):
+    """Raises an error at every call of one operation."""
+
+    def __init__(self, operation: str, code: int) -> None:
+        self.operation = operation
+        self.code = code
+
+    def __getattribute__(self, name: str) -> Any:
+        if name != "close" and name == object.__getattribute__(self, "operation"):
+            return object.__getattribute__(self, "fail")
+        return object.__getattribute__(self, name)
+
+    def fail(self, *_: Any) -> Any:
+        raise OSError(self.code, os.strerror(self.code))
+
+    def close(self, fd: int) -> None:
+        super().close(fd)  # an error from close leaves the descriptor closed all the same
+        if self.operation == "close":
+            self.fail()
+
+
+class Recording(LocalFileSystem):
+    """Writes down what is done, and to which file."""
+
+    def __init__(self) -> None:
+        self.operations: list[str] = []
+        self.published: list[str] = []
+
+    def __getattribute__(self, name: str) -> Any:
+        if name in PUBLISHING:
+            object.__getattribute__(self, "operations").append(name)
+        return object.__getattribute__(self, name)
+
+    def link(self, path: str, new: str) -> None:
+        self.published.append(os.path.basename(new))
+        super().link(path, new)
+
+
+class ShortWrites(LocalFileSystem):
+    def __init__(self) -> None:
+        self.writes = 0
+
+    def write(self, fd: int, data: memoryview) -> int:
+        self.writes += 1
+        return super().write(fd, data[:3])
+
+
+class NoLinks(LocalFileSystem):
+    def __init__(self, code: int = errno.EPERM) -> None:
+        self.code = code
+
+    def link(self, path: str, new: str) -> None:
+        raise OSError(self.code, os.strerror(self.code))
+
+
+class LostReplyOfLink(LocalFileSystem):
+    def __init__(self, code: int) -> None:
+        self.code = code
+
+    def link(self, path: str, new: str) -> None:
+        super().link(path, new)
+        raise OSError(self.code, os.strerror(self.code))
+
+
+class LostReplyOfUnlink(LocalFileSystem):
+    """The server removed the name, the client asked again and heard that there is none."""
+
+    def unlink(self, path: str) -> None:
+        super().unlink(path)
+        super().unlink(path)
+
+
+def digest_of(data: bytes) -> Digest:
+    return Digest(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+
+
+def plain_files(path: Path) -> list[str]:
+    return sorted(str(file.relative_to(path)) for file in path.rglob("*") if not file.is_dir())
+
+
+def quarantined(path: Path) -> list[bytes]:
+    return [file.read_bytes() for file in sorted((path / ".build/quarantine").glob("*"))]
+
+
+@pytest.fixture
+def umask() -> Iterator[None]:
+    before = os.umask(0o027)
+    yield
+    os.umask(before)
+
+
+def test_a_published_file_has_its_bytes_and_the_digest_says_so(tmp_path: Path) -> None:
+    assert Folder(str(tmp_path)).write("a.bin", DATA) == digest_of(DATA)
+    assert (tmp_path / "a.bin").read_bytes() == DATA
+    assert plain_files(tmp_path) == ["a.bin"]
+
+
+def test_an_empty_file_can_be_published(tmp_path: Path) -> None:
+    assert Folder(str(tmp_path)).write("a.bin", b"") == digest_of(b"")
+    assert (tmp_path / "a.bin").read_bytes() == b""
+
+
+def test_many_writes_are_one_content(tmp_path: Path) -> None:
+    folder = Folder(str(tmp_path))
+    output = folder.create("a.bin")
+    for start in range(0, len(DATA), 100):
+        assert output.write(memoryview(DATA)[start : start + 100]) == len(DATA[start : start + 100])
+    assert folder.publish([output]) == {"a.bin": digest_of(DATA)}
+    assert (tmp_path / "a.bin").read_bytes() == DATA
+
+
+def test_there_is_nothing_under_the_final_name_before_it_is_published(tmp_path: Path) -> None:
+    folder = Folder(str(tmp_path))
+    output = folder.create("a.bin")
+    output.write(DATA)
+    assert not folder.exists("a.bin")
+    temp, digest = output.settle()
+    assert not folder.exists("a.bin")
+    assert (Path(temp).read_bytes(), digest) == (DATA, digest_of(DATA))
+    assert Path(temp).parent == tmp_path
+    output.discard()
+
+
+def test_a_discarded_file_leaves_nothing(tmp_path: Path) -> None:
+    output = Folder(str(tmp_path)).create("a.bin")
+    output.write(DATA)
+    assert len(plain_files(tmp_path)) == 1
+    output.discard()
+    assert plain_files(tmp_path) == []
+
+
+def test_a_published_file_survives_a_late_discard(tmp_path: Path) -> None:
+    folder = Folder(str(tmp_path))
+    output = folder.create("a.bin")
+    output.write(DATA)
+    folder.publish([output])
+    output.discard()
+    assert plain_files(tmp_path) == ["a.bin"]
+
+
+def test_publishing_the_same_bytes_again_succeeds_and_leaves_the_file_alone(tmp_path: Path) -> None:
+    folder = Folder(str(tmp_path))
+    folder.write("a.bin", DATA)
+    before = (tmp_path / "a.bin").stat()
+    assert folder.write("a.bin", DATA, claimed=lambda: True) == digest_of(DATA)
+    assert (tmp_path / "a.bin").stat().st_ino == before.st_ino
+    assert plain_files(tmp_path) == ["a.bin"]
+
+
+@pytest.mark.parametrize("old", [b"", b"torn", DATA[:-1], DATA[:-1] + b"\x00", DATA + b"\x00"])
+def test_a_leftover_with_other_bytes_moves_to_quarantine(tmp_path: Path, old: bytes) -> None:
+    (tmp_path / "a.bin").write_bytes(old)
+    Folder(str(tmp_path)).write("a.bin", DATA)
+    assert (tmp_path / "a.bin").read_bytes() == DATA
+    assert quarantined(tmp_path) == [old]
+
+
+def test_other_bytes_under_a_receipt_stop_the_build(tmp_path: Path) -> None:
+    folder = Folder(str(tmp_path))
+    folder.write("a.bin", b"first")
+    with pytest.raises(DeterminismError, match=r"a\.bin"):
+        folder.write("a.bin", b"second", claimed=lambda: True)
+    assert (tmp_path / "a.bin").read_bytes() == b"first"
+    assert plain_files(tmp_path) == ["a.bin"]
+
+
+def test_files_of_one_name_in_two_folders_do_not_meet_in_quarantine(tmp_path: Path) -> None:
+    folder = Folder(str(tmp_path))
+    for name in ("train", "val"):
+        folder.make(name)
+        (tmp_path / name / "00000.bin").write_bytes(name.encode())
+        folder.write(f"{name}/00000.bin", DATA)
+    assert sorted(quarantined(tmp_path)) == [b"train", b"val"]
+
+
+def test_short_writes_are_looped(tmp_path: Path) -> None:
+    fs = ShortWrites()
+    assert Folder(str(tmp_path), fs).write("a.bin", DATA) == digest_of(DATA)
+    assert (tmp_path / "a.bin").read_bytes() == DATA
+    assert fs.writes == -(-len(DATA) // 3)
+
+
+def test_a_write_that_makes_no_progress_is_an_error_and_not_a_hang(tmp_path: Path) -> None:
+    class Stuck(LocalFileSystem):
+        def write(self, fd: int, data: memoryview) -> int:
+            return 0
+
+    with pytest.raises(StorageError, match="no progress"):
+        Folder(str(tmp_path), Stuck()).write("a.bin", DATA)
+    assert plain_files(tmp_path) == []
+
+
+@pytest.mark.parametrize("operation", PUBLISHING)
+@pytest.mark.parametrize(
+    ("code", "kind"),
+    [(errno.ENOSPC, DiskFullError), (errno.EDQUOT, DiskFullError), (errno.EIO, StorageError)],
+    ids=["ENOSPC", "EDQUOT", "EIO"],
+)
+def test_an_error_of_any_operation_is_typed_and_leaves_no_half_file(
+    tmp_path: Path, operation: str, code: int, kind: type[StorageError]
+) -> None:
+    with pytest.raises(StorageError) as caught:
+        Folder(str(tmp_path), Failing(operation, code)).write("a.bin", DATA)
+    assert type(caught.value) is kind
+    assert str(tmp_path) in caught.value.message
+    assert caught.value.hint
+    if operation in NAME_IS_TAKEN_BEFORE:
+        assert (tmp_path / "a.bin").read_bytes() == DATA
+    else:
+        assert not (tmp_path / "a.bin").exists()
+    if operation != "unlink":  # nothing can be removed there
+        assert [name for name in plain_files(tmp_path) if name != "a.bin"] == []
+
+
+@pytest.mark.parametrize("operation", PUBLISHING)
+def test_after_an_error_the_same_write_succeeds(tmp_path: Path, operation: str) -> None:
+    with pytest.raises(StorageError):
+        Folder(str(tmp_path), Failing(operation, errno.EIO)).write("a.bin", DATA)
+    folder = Folder(str(tmp_path))
+    assert folder.write("a.bin", DATA, claimed=lambda: True) == digest_of(DATA)
+    folder.sweep()
+    assert plain_files(tmp_path) == ["a.bin"]
+
+
+def test_a_failed_fsync_is_never_tried_again(tmp_path: Path) -> None:
+    class CountingFsync(LocalFileSystem):
+        calls = 0
+
+        def fsync(self, fd: int) -> None:
+            self.calls += 1
+            raise OSError(errno.EIO, "lost")
+
+    fs = CountingFsync()
+    with pytest.raises(StorageError):
+        Folder(str(tmp_path), fs).write("a.bin", DATA)
+    assert fs.calls == 1
+
+
+@pytest.mark.parametrize("operation", ["open", "read", "stat"])
+def test_an_error_of_reading_is_typed(tmp_path: Path, operation: str) -> None:
+    (tmp_path / "a.bin").write_bytes(DATA)
+    with pytest.raises(StorageError):
+        Folder(str(tmp_path), Failing(operation, errno.EIO)).read("a.bin")
+
+
+@pytest.mark.parametrize("operation", ["stat", "open", "read", "rename"])
+def test_an_error_while_a_taken_name_is_looked_at_is_typed(tmp_path: Path, operation: str) -> None:
+    (tmp_path / "a.bin").write_bytes(b"torn")
+    with pytest.raises(StorageError):
+        Folder(str(tmp_path), Failing(operation, errno.EIO)).write("a.bin", DATA)
+    assert (tmp_path / "a.bin").read_bytes() == b"torn"
+
+
+def test_a_file_is_synced_before_it_is_named_and_its_folder_after(tmp_path: Path) -> None:
+    fs = Recording()
+    output = Folder(str(tmp_path), fs).create("a.bin")
+    output.write(DATA)
+    output.write(DATA)
+    Folder(str(tmp_path), fs).publish([output])
+    assert fs.operations == ["create", "write", "write", "fsync", "close", "link", "unlink", "fsync_folder"]
+
+
+def test_files_that_are_published_together_share_the_fsync_of_their_folder(tmp_path: Path) -> None:
+    fs = Recording()
+    folder = Folder(str(tmp_path), fs)
+    outputs = [folder.create(name) for name in ("a.bin", "a.idx")]
+    for output in outputs:
+        output.write(DATA)
+    folder.publish(outputs)
+    one = ["fsync", "close", "link", "unlink"]
+    assert fs.operations[4:] == [*one, *one, "fsync_folder"]
+    assert fs.published == ["a.bin", "a.idx"]
+
+
+def test_every_new_parent_folder_is_synced(tmp_path: Path) -> None:
+    synced = []
+
+    class Syncs(LocalFileSystem):
+        def fsync_folder(self, path: str) -> None:
+            synced.append(path)
+            super().fsync_folder(path)
+
+    Folder(str(tmp_path / "a/b"), Syncs()).make("c")
+    assert (tmp_path / "a/b/c").is_dir()
+    assert synced == [str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a/b")]
+
+
+@pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK])
+def test_a_file_system_without_links_renames(tmp_path: Path, code: int) -> None:
+    assert Folder(str(tmp_path), NoLinks(code)).write("a.bin", DATA) == digest_of(DATA)
+    assert (tmp_path / "a.bin").read_bytes() == DATA
+    assert plain_files(tmp_path) == ["a.bin"]
+
+
+def test_a_rename_asks_the_same_questions_as_a_link(tmp_path: Path) -> None:
+    folder = Folder(str(tmp_path), NoLinks())
+    (tmp_path / "a.bin").write_bytes(b"torn")
+    with pytest.raises(DeterminismError):
+        folder.write("a.bin", DATA, claimed=lambda: True)
+    folder.write("a.bin", DATA)
+    folder.write("a.bin", DATA, claimed=lambda: True)
+    assert (tmp_path / "a.bin").read_bytes() == DATA
+    assert quarantined(tmp_path) == [b"torn"]
+    assert [name for name in plain_files(tmp_path) if name.endswith(".tmp")] == []
+
+
+@pytest.mark.parametrize("code", [errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EEXIST])
+def test_a_lost_reply_of_link_is_success(tmp_path: Path, code: int) -> None:
+    assert Folder(str(tmp_path), LostReplyOfLink(code)).write("a.bin", DATA) == digest_of(DATA)
+    assert (tmp_path / "a.bin").read_bytes() == DATA
+    assert plain_files(tmp_path) == ["a.bin"]
+
+
+def test_a_temp_file_that_is_gone_already_is_success(tmp_path: Path) -> None:
+    assert Folder(str(tmp_path), LostReplyOfUnlink()).write("a.bin", DATA) == digest_of(DATA)
+    assert plain_files(tmp_path) == ["a.bin"]
+
+
+def test_a_temp_file_is_private_and_a_published_file_follows_the_umask(tmp_path: Path, umask: None) -> None:
+    folder = Folder(str(tmp_path))
+    output = folder.create("a.bin")
+    output.write(DATA)
+    temp = tmp_path / plain_files(tmp_path)[0]
+    assert stat.S_IMODE(temp.stat().st_mode) == 0o600
+    folder.publish([output])
+    assert stat.S_IMODE((tmp_path / "a.bin").stat().st_mode) == 0o640
+
+
+def test_a_temp_file_is_never_written_through_a_link(tmp_path: Path) -> None:
+    (tmp_path / "outside").write_bytes(b"theirs")
+    os.symlink(tmp_path / "outside", tmp_path / "planted")
+    with pytest.raises(FileExistsError):
+        LocalFileSystem().create(str(tmp_path / "planted"))
+    assert (tmp_path / "outside").read_bytes() == b"theirs"
+
+
+def test_publishing_onto_a_link_writes_nothing_through_it(tmp_path: Path) -> None:
+    (tmp_path / "outside").write_bytes(b"theirs")
+    (tmp_path / "out").mkdir()
+    os.symlink(tmp_path / "outside", tmp_path / "out/a.bin")
+    with pytest.raises(DatasetError, match="not a plain file"):
+        Folder(str(tmp_path / "out")).write("a.bin", DATA)
+    assert (tmp_path / "outside").read_bytes() == b"theirs"
+
+
+def test_a_replaced_file_has_its_new_bytes_and_no_temp_file(tmp_path: Path) -> None:
+    folder = Folder(str(tmp_path))
+    folder.replace("clean.json", b"old")
+    folder.replace("clean.json", b"new")
+    assert (tmp_path / "clean.json").read_bytes() == b"new"
+    assert plain_files(tmp_path) == ["clean.json"]
+
+
+@pytest.mark.parametrize("operation", ["create", "write", "fsync", "close", "rename"])
+def test_a_failed_replacement_keeps_the_old_file(tmp_path: Path, operation: str) -> None:
+    (tmp_path / "clean.json").write_bytes(b"old")
+    with pytest.raises(DiskFullError):
+        Folder(str(tmp_path), Failing(operation, errno.ENOSPC)).replace("clean.json", b"new")
+    assert (tmp_path / "clean.json").read_bytes() == b"old"
+    assert plain_files(tmp_path) == ["clean.json"]
+
+
+def test_a_second_name_is_the_same_file(tmp_path: Path) -> None:
+    folder = Folder(str(tmp_path))
+    folder.write("piece.bin", DATA)
+    folder.link("piece.bin", "shard.bin")
+    folder.link("piece.bin", "shard.bin")
+    assert (tmp_path / "shard.bin").stat().st_ino == (tmp_path / "piece.bin").stat().st_ino
+    assert plain_files(tmp_path) == ["piece.bin", "shard.bin"]
+
+
+def test_a_second_name_moves_a_torn_leftover_to_quarantine(tmp_path: Path) -> None:
+    folder = Folder(str(tmp_path))
+    folder.write("piece.bin", DATA)
+    (tmp_path / "shard.bin").write_bytes(b"torn")
+    folder.link("piece.bin", "shard.bin")
+    assert (tmp_path / "shard.bin").read_bytes() == DATA
+    assert quarantined(tmp_path) == [b"torn"]
+
+
+def test_reading_gives_all_bytes_of_a_file_of_many_blocks(tmp_path: Path) -> None:
+    data = os.urandom((2 << 20) + 17)
+    (tmp_path / "a.bin").write_bytes(data)
+    folder = Folder(str(tmp_path))
+    assert folder.read("a.bin") == data
+    assert folder.digest("a.bin") == folder.digest("a.bin", cold=True) == digest_of(data)
+
+
+def test_reading_refuses_a_link(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(DATA)
+    os.symlink(tmp_path / "a.bin", tmp_path / "link.bin")
+    with pytest.raises(DatasetError, match="not a plain file"):
+        Folder(str(tmp_path)).read("link.bin")
+
+
+def test_a_link_that_takes_the_place_of_a_file_after_the_look_at_it_is_not_followed(tmp_path: Path) -> None:
+    class SeesAFile(LocalFileSystem):
+        def stat(self, path: str) -> FileStat:
+            return super().stat(os.path.realpath(path))
+
+    (tmp_path / "a.bin").write_bytes(DATA)
+    os.symlink(tmp_path / "a.bin", tmp_path / "link.bin")
+    with pytest.raises(StorageError):
+        Folder(str(tmp_path), SeesAFile()).read("link.bin")
+
+
+def test_reading_refuses_a_folder_and_a_pipe(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    os.mkfifo(tmp_path / "pipe")
+    for name in ("folder", "pipe"):
+        with pytest.raises(DatasetError, match="not a plain file"):
+            Folder(str(tmp_path)).read(name)
+
+
+def test_reading_refuses_a_file_that_is_too_large(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").write_bytes(DATA)
+    folder = Folder(str(tmp_path))
+    assert folder.read("a.bin", max_bytes=len(DATA)) == DATA
+    with pytest.raises(DatasetError, match=f"{len(DATA)} bytes"):
+        folder.read("a.bin", max_bytes=len(DATA) - 1)
+
+
+def test_reading_a_missing_file_says_so(tmp_path: Path) -> None:
+    with pytest.raises(DatasetError, match="missing") as caught:
+        Folder(str(tmp_path)).read("a.bin")
+    assert "repair" in caught.value.hint
+
+
+def test_removing_a_tree_removes_links_and_never_follows_them(tmp_path: Path) -> None:
+    for name in ("theirs", "out/train/deep"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "theirs/file").write_bytes(DATA)
+    (tmp_path / "out/train/deep/00000.bin").write_bytes(DATA)
+    os.symlink(tmp_path / "theirs", tmp_path / "out/train/folder")
+    os.symlink(tmp_path / "theirs/file", tmp_path / "out/train/deep/file")
+    os.symlink("nowhere", tmp_path / "out/train/broken")
+    Folder(str(tmp_path / "out")).remove_tree("train")
+    assert plain_files(tmp_path) == ["theirs/file"]
+    assert not (tmp_path / "out/train").exists()
+
+
+def test_removing_a_tree_that_is_itself_a_link_does_not_empty_what_it_points_to(tmp_path: Path) -> None:
+    for name in ("theirs", "out"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "theirs/file").write_bytes(DATA)
+    os.symlink(tmp_path / "theirs", tmp_path / "out/train")
+    Folder(str(tmp_path / "out")).remove_tree("train")
+    assert (tmp_path / "theirs/file").read_bytes() == DATA
+    assert not os.path.lexists(tmp_path / "out/train")
+
+
+def test_removing_what_is_not_there_is_no_error(tmp_path: Path) -> None:
+    folder = Folder(str(tmp_path))
+    folder.remove("a.bin")
+    folder.remove_tree("train")
+    assert plain_files(tmp_path) == []
+
+
+def test_sweeping_removes_temp_files_and_nothing_else(tmp_path: Path) -> None:
+    folder = Folder(str(tmp_path))
+    folder.write("a.bin", DATA)
+    folder.create("b.bin").settle()
+    assert len(plain_files(tmp_path)) == 2
+    folder.sweep()
+    assert plain_files(tmp_path) == ["a.bin"]
+
+
+def test_free_space_is_known_before_the_folder_is_there(tmp_path: Path) -> None:
+    found = os.statvfs(tmp_path)
+    free = Folder(str(tmp_path / "not/yet")).free_bytes()
+    assert 0 < free <= found.f_blocks * found.f_frsize

@@ -1,0 +1,149 @@
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tokenmill import records
+from tokenmill.errors import LockedError
+from tokenmill.storage.folder import Folder
+from tokenmill.storage.lock import LOCK, Holder, locked
+
+HOLD = """
+import sys
+from tokenmill.storage.folder import Folder
+from tokenmill.storage.lock import locked
+with locked(Folder(sys.argv[1])):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Folder:
+    found = Folder(str(tmp_path / "out"))
+    found.make(".build")
+    return found
+
+
+@contextlib.contextmanager
+def holder(folder: Folder) -> Iterator[subprocess.Popen[str]]:
+    """A process that holds the lock until its input ends."""
+    with subprocess.Popen(
+        [sys.executable, "-c", HOLD, folder.path], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def lock_of_another_machine(folder: Folder) -> None:
+    folder.write(LOCK, records.seal(Holder(machine="elsewhere", process=1, started="1", token="t")))
+
+
+def test_the_lock_is_there_inside_the_block_and_gone_after_it(folder: Folder) -> None:
+    with locked(folder):
+        assert folder.names(".build") == ["lock"]
+    assert folder.names(".build") == []
+
+
+def test_the_lock_is_gone_after_an_exception(folder: Folder) -> None:
+    with pytest.raises(ZeroDivisionError), locked(folder):
+        raise ZeroDivisionError
+    assert folder.names(".build") == []
+
+
+def test_a_living_holder_is_named(folder: Folder) -> None:
+    with holder(folder) as process:
+        with pytest.raises(LockedError, match=f"process {process.pid} ") as caught, locked(folder):
+            pytest.fail("two hold the lock")
+        assert caught.value.hint
+        assert folder.names(".build") == ["lock"]
+
+
+def test_a_holder_that_ended_leaves_no_lock(folder: Folder) -> None:
+    with holder(folder) as process:
+        process.communicate("")
+        assert process.returncode == 0
+    assert folder.names(".build") == []
+
+
+def test_a_lock_that_is_held_in_this_process_is_not_taken_twice(folder: Folder) -> None:
+    with locked(folder):
+        with pytest.raises(LockedError), locked(folder):
+            pytest.fail("two hold the lock")
+        assert folder.exists(LOCK)
+
+
+@pytest.mark.parametrize("reaped", [True, False], ids=["reaped", "not yet reaped"])
+def test_the_lock_of_a_killed_holder_is_taken_over_at_once(folder: Folder, reaped: bool) -> None:
+    with holder(folder) as process:
+        process.send_signal(signal.SIGKILL)
+        if reaped:
+            process.wait()
+        else:
+            os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+        assert folder.exists(LOCK)
+        begin = time.monotonic()
+        with locked(folder):
+            assert time.monotonic() - begin < 5
+    assert folder.names(".build") == []
+
+
+def test_the_number_of_a_dead_holder_may_belong_to_another_process_now(folder: Folder) -> None:
+    with locked(folder):
+        mine = records.unseal(Holder, folder.read(LOCK), where=LOCK)
+    folder.write(LOCK, records.seal(Holder(machine=mine.machine, process=mine.process, started="1", token="t")))
+    with locked(folder):
+        assert records.unseal(Holder, folder.read(LOCK), where=LOCK).started == mine.started
+
+
+def test_a_lock_of_another_machine_that_stands_still_is_taken_over(folder: Folder) -> None:
+    lock_of_another_machine(folder)
+    with locked(folder, patience=0.1):
+        assert records.unseal(Holder, folder.read(LOCK), where=LOCK).process == os.getpid()
+    assert folder.names(".build") == []
+
+
+def test_a_lock_of_another_machine_whose_heartbeat_moves_is_respected(folder: Folder) -> None:
+    lock_of_another_machine(folder)
+    stop = threading.Event()
+
+    def beat() -> None:
+        while not stop.wait(0.01):
+            os.utime(folder.at(LOCK))
+
+    thread = threading.Thread(target=beat)
+    thread.start()
+    try:
+        with pytest.raises(LockedError, match="another machine"), locked(folder, patience=0.1):
+            pytest.fail("two hold the lock")
+    finally:
+        stop.set()
+        thread.join()
+    assert records.unseal(Holder, folder.read(LOCK), where=LOCK).machine == "elsewhere"
+
+
+@pytest.mark.parametrize("content", [b"", b"{}", b"\x00" * 5000], ids=["empty", "no record", "too large"])
+def test_a_lock_that_says_nothing_sensible_is_taken_over_after_patience(folder: Folder, content: bytes) -> None:
+    Path(folder.at(LOCK)).write_bytes(content)
+    with locked(folder, patience=0.1):
+        assert records.unseal(Holder, folder.read(LOCK), where=LOCK).process == os.getpid()
+
+
+def test_a_holder_that_lost_its_lock_does_not_remove_the_new_one(folder: Folder) -> None:
+    with locked(folder):
+        folder.remove(LOCK)
+        lock_of_another_machine(folder)
+    assert records.unseal(Holder, folder.read(LOCK), where=LOCK).machine == "elsewhere"

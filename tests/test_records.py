@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokenmill import records
+from tokenmill.errors import DatasetError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Part:
+    name: str
+    size: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whole:
+    title: str
+    share: float
+    last: bool
+    note: str | None
+    parts: tuple[Part, ...]
+    counts: dict[str, int]
+    extra: dict[str, Any]
+
+
+def make_whole(**fields: Any) -> Whole:
+    known: dict[str, Any] = {
+        "title": "Zwölf",
+        "share": 0.5,
+        "last": True,
+        "note": None,
+        "parts": (Part(name="a", size=1), Part(name="b", size=-1)),
+        "counts": {"x": 3},
+        "extra": {"deep": [1, "two", None]},
+    }
+    return Whole(**{**known, **fields})
+
+
+def sealed(body: Any) -> bytes:
+    """A record with a right seal, whatever is in it."""
+    return records.canonical({**body, "seal": records.digest(body)})
+
+
+any_text = st.text(st.characters(codec="utf-8"), max_size=20)
+numbers = st.integers(-(2**70), 2**70) | st.floats(allow_nan=False, allow_infinity=False)
+plain = st.recursive(
+    st.none() | st.booleans() | numbers | any_text,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(any_text, inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(
+    title=any_text,
+    share=st.floats(allow_nan=False, allow_infinity=False),
+    sizes=st.lists(st.integers(-1, (1 << 62) - 1), max_size=4),
+    extra=st.dictionaries(any_text, plain, max_size=3),
+)
+@settings(deadline=None, database=None)
+def test_what_was_sealed_comes_back(title: str, share: float, sizes: list[int], extra: dict[str, Any]) -> None:
+    parts = tuple(Part(name=str(index), size=size) for index, size in enumerate(sizes))
+    whole = make_whole(title=title, share=share, parts=parts, extra=extra)
+    assert records.unseal(Whole, records.seal(whole), where="f") == whole
+
+
+@given(plain)
+@settings(deadline=None, database=None)
+def test_canonical_json_is_json_and_does_not_depend_on_the_order_of_keys(value: Any) -> None:
+    def backwards(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: backwards(value[key]) for key in reversed(value)}
+        return [backwards(item) for item in value] if isinstance(value, list) else value
+
+    assert json.loads(records.canonical(value)) == value
+    assert records.canonical(backwards(value)) == records.canonical(value)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), {1, 2}, b"bytes", object()])
+def test_what_is_no_json_cannot_be_canonical(value: Any) -> None:
+    with pytest.raises((TypeError, ValueError)):
+        records.canonical({"x": value})
+
+
+@given(data=st.data())
+@settings(max_examples=200, deadline=None, database=None)
+def test_a_changed_byte_is_noticed(data: st.DataObject) -> None:
+    whole = bytearray(records.seal(make_whole()))
+    place = data.draw(st.integers(0, len(whole) - 2))  # the last byte is a newline: it may be any white space
+    whole[place] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(DatasetError, match=r"^f"):
+        records.unseal(Whole, bytes(whole), where="f")
+
+
+@given(st.integers(0, 400))
+@settings(deadline=None, database=None)
+def test_a_truncated_record_is_noticed(size: int) -> None:
+    whole = records.seal(make_whole())
+    with pytest.raises(DatasetError, match=r"^f"):
+        records.unseal(Whole, whole[: min(size, len(whole) - 2)], where="f")
+
+
+def test_a_seal_of_another_record_is_noticed() -> None:
+    one, two = json.loads(records.seal(make_whole())), json.loads(records.seal(make_whole(title="other")))
+    with pytest.raises(DatasetError, match="its seal does not match its content"):
+        records.unseal(Whole, records.canonical({**one, "seal": two["seal"]}), where="f")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"{",
+        b"not json",
+        b"\xff\xfe",
+        b'{"a": 1, "a": 2}',
+        b'{"x": {"a": 1, "a": 1}}',
+        b'{"a": NaN}',
+        b'{"a": Infinity}',
+        b'{"a": -Infinity}',
+        b"[" * 100_000,
+        b'{"a":' * 100_000,
+        b"[" * 20 + b"]" * 20,
+        b'{"a":' * 17 + b"1" + b"}" * 17,
+        b"9" * 5000,
+        b'{"a": 1} {"b": 2}',
+    ],
+    ids=lambda data: repr(data[:24]),
+)
+def test_hostile_json_is_an_error_that_names_the_file(data: bytes) -> None:
+    with pytest.raises(DatasetError, match=r"^some/file") as caught:
+        records.parse(data, where="some/file")
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize("value", [b'"\\ud83d"', b"1e999", b"-1e999", b"[1e999]", b'{"\\ud83d": 1}'])
+def test_values_that_cannot_be_written_again_are_an_error_too(value: bytes) -> None:
+    with pytest.raises(DatasetError, match=r"^f"):
+        records.unseal(Whole, b'{"extra": %s, "seal": "x"}' % value, where="f")
+
+
+def test_sixteen_levels_are_not_too_deep() -> None:
+    assert records.parse(b"[" * 16 + b"]" * 16, where="f")
+
+
+@pytest.mark.parametrize("value", [[], 7, "x", None, {}, {"a": 1}])
+def test_a_record_without_a_seal_is_refused(value: Any) -> None:
+    with pytest.raises(DatasetError, match="not a sealed record"):
+        records.unseal(Whole, records.canonical(value), where="f")
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "told"),
+    [
+        ("title", 7, r"f\.title: expected str, found int"),
+        ("title", None, r"f\.title: expected str, found NoneType"),
+        ("share", "x", r"f\.share: expected float, found str"),
+        ("share", True, r"f\.share: expected float, found bool"),
+        ("last", 1, r"f\.last: expected bool, found int"),
+        ("note", 7, r"f\.note: expected str, found int"),
+        ("parts", {}, r"f\.parts: "),
+        ("parts", [7], r"f\.parts\[0\]: expected an object, found int"),
+        ("parts", [{"name": "a", "size": True}], r"f\.parts\[0\]\.size: expected int, found bool"),
+        ("parts", [{"name": "a", "size": 1.0}], r"f\.parts\[0\]\.size: expected int, found float"),
+        ("parts", [{"name": "a", "size": -2}], r"f\.parts\[0\]\.size: -2 is out of range"),
+        ("parts", [{"name": "a", "size": 1 << 62}], r"f\.parts\[0\]\.size: \d+ is out of range"),
+        ("parts", [{"name": "a"}], r"f\.parts\[0\]: missing fields \['size'\], unknown fields \[\]"),
+        ("parts", [{"name": "a", "size": 1, "x": 1}], r"missing fields \[\], unknown fields \['x'\]"),
+        ("counts", [], r"f\.counts: "),
+        ("counts", {"x": "1"}, r"f\.counts\.x: expected int, found str"),
+    ],
+)
+def test_a_sealed_record_of_wrong_types_is_an_error_that_names_the_place(field: str, value: Any, told: str) -> None:
+    body = json.loads(records.seal(make_whole()))
+    del body["seal"]
+    with pytest.raises(DatasetError, match=told):
+        records.unseal(Whole, sealed({**body, field: value}), where="f")
+
+
+def test_missing_and_unknown_fields_are_both_told() -> None:
+    body = json.loads(records.seal(make_whole()))
+    del body["seal"], body["title"]
+    with pytest.raises(DatasetError, match=r"missing fields \['title'\], unknown fields \['tilte'\]"):
+        records.unseal(Whole, sealed({**body, "tilte": "x"}), where="f")
+
+
+def test_the_same_value_has_the_same_bytes_and_another_one_has_others() -> None:
+    assert records.seal(make_whole(counts={"a": 1, "b": 2})) == records.seal(make_whole(counts={"b": 2, "a": 1}))
+    assert records.digest(make_whole()) != records.digest(make_whole(title="other"))
