@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,6 +17,7 @@ from tokenmill.errors import DatasetError
 
 NAME = "dataset.json"
 FORMAT = 1
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.tiktoken", "characters.json")
 # Why a document is not kept. The first group is policy; the second is bad input, which is quarantined.
 DROPS = ("empty", "too_short", "too_large", "filtered", "over_budget")
 BAD = ("invalid_json", "missing_field", "null_text", "not_text", "lone_surrogate", "invalid_utf8")
@@ -110,26 +112,51 @@ def unseal(data: bytes, *, where: str = NAME) -> Manifest:
         )
     if manifest.dtype not in ("uint16", "int32"):
         raise DatasetError(f"{where}: unknown dtype {manifest.dtype!r}", hint=_HINT)
-    seen = 0
+    _check_names(manifest, where)
+    _check_sums(manifest, where)
+    return manifest
+
+
+def _check_names(manifest: Manifest, where: str) -> None:
+    """Names that stay in the folder, and no file twice."""
+    for name in manifest.splits:
+        check_split_name(name, where=where)
+    for name, digest in manifest.all_files().items():
+        check_name(name, where=where)
+        if not _SHA256.fullmatch(digest.sha256):
+            raise DatasetError(f"{where}: {name} has no sensible digest", hint=_HINT)
+    num_shards = sum(len(split.shards) for split in manifest.splits.values())
+    if len(manifest.all_files()) != 2 * num_shards + len(manifest.files):
+        raise DatasetError(f"{where}: a file stands twice", hint=_HINT)
+    check_tokenizer_file(manifest.tokenizer.get("file"), where=where)
+
+
+def _check_sums(manifest: Manifest, where: str) -> None:
+    """Counts that are counts, and parts that make up their whole."""
+    counts = [manifest.documents_read, *manifest.dropped.values(), *(s.documents for s in manifest.sources)]
     for split in manifest.splits.values():
-        seen += 2 * len(split.shards)
+        for shard in split.shards:
+            counts += [shard.tokens, shard.documents]
         for what in ("tokens", "documents"):
             if getattr(split, what) != sum(getattr(shard, what) for shard in split.shards):
                 raise DatasetError(f"{where}: the {what} of a split do not sum up", hint=_HINT)
-    files = manifest.all_files()
-    if len(files) != seen + len(manifest.files):
-        raise DatasetError(f"{where}: a file stands twice", hint=_HINT)
-    for name, digest in files.items():
-        check_name(name, where=where)
-        if not _SHA256.fullmatch(digest.sha256) or digest.bytes < 0:
-            raise DatasetError(f"{where}: {name} has no sensible digest", hint=_HINT)
-    return manifest
+    counts += [digest.bytes for digest in manifest.all_files().values()]
+    if min(counts) < 0:
+        raise DatasetError(f"{where}: a count is negative", hint=_HINT)
+    if manifest.documents_read != manifest.documents + sum(manifest.dropped.values()):
+        raise DatasetError(
+            f"{where}: {manifest.documents_read} documents read, but {manifest.documents} kept and "
+            f"{sum(manifest.dropped.values())} dropped",
+            hint=_HINT,
+        )
 
 
 def load(path: str) -> Manifest:
     """The manifest of a dataset folder."""
     where = os.path.join(path, NAME)
     try:
+        if not stat.S_ISREG(os.lstat(where).st_mode):
+            raise DatasetError(f"{where} is not a plain file", hint="tokenmill reads no links or devices")
         with open(where, "rb") as file:
             return unseal(file.read(records.MAX_RECORD_BYTES + 1), where=where)
     except FileNotFoundError:
@@ -147,6 +174,16 @@ def check_name(name: str, *, where: str) -> None:
     """Refuse names that could lead out of the dataset's folder."""
     if not all(_PART.fullmatch(part) for part in name.split("/")) or len(name) > 255:
         raise DatasetError(f"{where}: {name!r} is no name for a file of a dataset", hint=_HINT)
+
+
+def check_split_name(name: str, *, where: str) -> None:
+    if not (name.isascii() and name.isidentifier()) or len(name) > 64 or name == "provenance":
+        raise DatasetError(f"{where}: {name!r} is no name for a split", hint=_HINT)
+
+
+def check_tokenizer_file(name: object, *, where: str) -> None:
+    if name is not None and name not in TOKENIZER_FILES:
+        raise DatasetError(f"{where}: {name!r} is no name for a tokenizer", hint=_HINT)
 
 
 _HINT = "the manifest is damaged or was not written by tokenmill"

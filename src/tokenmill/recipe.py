@@ -64,7 +64,7 @@ class Recipe(pydantic.BaseModel):
     @classmethod
     def _check_split(cls, split: dict[str, float]) -> dict[str, float]:
         for name, share in split.items():
-            if not (name.isascii() and name.isidentifier()) or name == "train":
+            if not (name.isascii() and name.isidentifier()) or name in ("train", "provenance"):
                 raise RecipeError(f"{name!r} cannot name a split", hint="write it like --split val=0.0005")
             parse_fraction(share)
         if sum(split.values()) >= 1:
@@ -138,6 +138,6 @@ def _load_yaml(path: Path) -> dict[str, Any]:
         loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
         raise RecipeError(f"cannot read the recipe {path}: {error}", hint="a recipe is a YAML mapping") from None
-    if not isinstance(loaded, dict):
+    if not isinstance(loaded, dict) or not all(isinstance(name, str) for name in loaded):
         raise RecipeError(f"{path} is not a YAML mapping", hint="write lines like `tokenizer: gpt2`")
     return loaded

@@ -10,6 +10,7 @@ import os
 
 from tokenmill import manifest as manifests
 from tokenmill.build import state
+from tokenmill.build.budget import Budget
 from tokenmill.build.commit import commit, group_pieces, group_provenance
 from tokenmill.build.crew import Crew, resolve_workers
 from tokenmill.build.pool import Executor, Inline, Pool
@@ -31,7 +32,7 @@ from tokenmill.storage import Folder
 from tokenmill.storage.lock import locked
 from tokenmill.tokenizer import open_engine
 from tokenmill.tokenizer.spec import TokenizerSpec, from_dataset
-from tokenmill.verifying import Problem, verify
+from tokenmill.verifying import Problem, strays, verify
 
 
 def repair(path: str | os.PathLike[str], *, workers: int | None = None) -> tuple[Problem, ...]:
@@ -100,6 +101,8 @@ def _repair(
     )
     if found is not None and result != found:
         raise DeterminismError("the repaired dataset is not the one that was damaged", hint="has a source changed?")
+    for stray in strays(folder, result):
+        folder.quarantine(stray.file)
     state.clean_up(folder, None)
 
 
@@ -121,10 +124,23 @@ def _restore_tokenizer(folder: Folder, job: state.Job) -> TokenizerSpec:
 def _complete(folder: Folder, plan: Plan, executor: Executor) -> Receipts:
     """All receipts; units whose receipt is lost are done again, for nobody knows what they held."""
     found = load_receipts(folder, plan)
-    limit = min((unit for unit, limit in found if limit != NO_LIMIT), default=len(plan.units) - 1)
-    missing = [unit for unit in range(limit + 1) if (unit, NO_LIMIT) not in found]
+    last = _last_unit(plan, found)
+    missing = [unit for unit in range(last + 1) if (unit, NO_LIMIT) not in found]
     run_tasks(executor, [make_task(plan, unit) for unit in missing])
+    found = load_receipts(folder, plan)
+    whole = {unit: receipt for (unit, limit), receipt in found.items() if limit == NO_LIMIT}
+    cut = Budget(plan.identity.get("max_tokens"), whole).cut(plan)
+    if cut is not None and (cut.unit.index, cut.token_limit) not in found:
+        run_tasks(executor, [cut])
     return load_receipts(folder, plan)
+
+
+def _last_unit(plan: Plan, found: Receipts) -> int:
+    """The last unit that a dataset may need: a token budget ends at a cut unit, or before the first without a receipt."""
+    cuts = [unit for unit, limit in found if limit != NO_LIMIT]
+    if cuts or plan.identity.get("max_tokens") is None:
+        return min(cuts, default=len(plan.units) - 1)
+    return max((unit for unit, _ in found), default=len(plan.units) - 1)
 
 
 def _intact(

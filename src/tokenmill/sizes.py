@@ -6,11 +6,12 @@ K, M, G, T are powers of 1000; Ki, Mi, Gi, Ti are powers of 1024; a trailing B i
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 
 from tokenmill.errors import RecipeError
 
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
-_SIZE = re.compile(r"\s*(\d+(?:[._]\d+)*)\s*([KMGTP]?)(I?)B?\s*", re.IGNORECASE)
+_SIZE = re.compile(r"\s*(\d+(?:_\d+)*(?:\.\d+)?)\s*([KMGTP]?)(I?)B?\s*", re.IGNORECASE)
 
 
 def parse_size(text: str | int) -> int:
@@ -22,7 +23,7 @@ def parse_size(text: str | int) -> int:
         if not match or (match[3] and not match[2]):
             raise RecipeError(f"{text!r} is not a size", hint="write it like 64MB, 1GiB or 150G")
         base = 1024 if match[3] else 1000
-        number = round(float(match[1].replace("_", "")) * base ** _POWERS[match[2].upper()])
+        number = round(Decimal(match[1].replace("_", "")) * base ** _POWERS[match[2].upper()])
     if number <= 0:
         raise RecipeError(f"{text!r} is not a positive size", hint="write it like 64MB, 1GiB or 150G")
     return number
@@ -40,13 +41,13 @@ def parse_fraction(text: str | float) -> float:
 
 
 def format_count(number: float) -> str:
-    """`format_count(1_234_567) == "1.23M"`."""
-    for power, letter in ((4, "T"), (3, "G"), (2, "M"), (1, "K")):
-        if abs(number) >= 1000**power:
-            value = number / 1000**power
-            digits = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
-            return f"{value:.{digits}f}{letter}"
-    return f"{number:.0f}"
+    """`format_count(1_234_567) == "1.23M"`: three digits, or all of a number below a thousand."""
+    for power, letter in enumerate(("", "K", "M", "G", "T", "P")):
+        value = number / 1000**power
+        for digits in (2, 1, 0) if power else (0,):
+            if abs(round(value, digits)) < 10 ** (3 - digits):
+                return f"{value:.{digits}f}{letter}"
+    return f"{number:.2e}"
 
 
 def format_bytes(number: float) -> str:

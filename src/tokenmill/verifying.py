@@ -68,7 +68,7 @@ def verify(
     begin = time.monotonic()
     folder = Folder(os.path.abspath(path))
     found = manifests.load(folder.path)
-    problems = list(_structure(folder, found, deep=not quick)) + list(_strays(folder, found))
+    problems = list(_structure(folder, found, deep=not quick)) + list(strays(folder, found))
     hashed = 0
     if not quick:
         known_bad = {problem.file for problem in problems}
@@ -123,7 +123,7 @@ def _shard_structure(folder: Folder, shard: Shard, dtype: str, *, deep: bool) ->
             yield Problem(f"{shard.name}.idx", error.message.partition(": ")[2])
 
 
-def _strays(folder: Folder, found: Manifest) -> Iterator[Problem]:
+def strays(folder: Folder, found: Manifest) -> Iterator[Problem]:
     """Files among the shards that the manifest does not know; a reader that lists folders would take them."""
     known = found.all_files()
     for parent in (*found.splits, "provenance"):

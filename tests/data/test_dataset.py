@@ -135,7 +135,7 @@ def test_an_empty_split_has_no_documents_and_no_tokens(tmp_path: Path) -> None:
     tokenmill.prepare(str(tmp_path / "a.txt"), tmp_path / "out", tokenizer="byte", split="val=0.000001", workers=1)
     val = tokenmill.open(tmp_path / "out")["val"]
     assert (len(val), val.num_tokens, list(val), val.tokens(0, 0).tolist()) == (0, 0, [], [])
-    with pytest.raises(IndexError, match="^document 0 of 0$"):
+    with pytest.raises(IndexError, match=r"^document 0 of 0$"):
         val.document(0)
 
 

@@ -22,7 +22,7 @@ from tokenmill.build.pool import Executor, Failure, Inline, Pool
 from tokenmill.build.progress import Progress, Tally, Watcher
 from tokenmill.build.receipt import NO_LIMIT, PIECES, RECEIPTS, REJECTS, Receipt, load_receipt
 from tokenmill.build.setup import Setup, make_work, set_up
-from tokenmill.build.survey import check_found, estimate, survey
+from tokenmill.build.survey import estimate, survey
 from tokenmill.build.unit import Task
 from tokenmill.errors import BuildError, DiskFullError, Interrupted
 from tokenmill.manifest import Manifest
@@ -103,7 +103,6 @@ def _check_first(setup: Setup, folder: Folder, progress: Progress) -> Parity:
     """Before the work: the engine against its reference, and the disk against the estimate."""
     recipe = setup.recipe
     places = survey(setup.plan, setup.listing.root, documents=recipe.documents, limit=recipe.max_document_bytes)
-    check_found(places)
     parity = check_parity(setup.spec, setup.engine, [text for place in places for text in place.texts])
     progress.tell("parity", **asdict(parity))
     expected = estimate(setup.plan, places, setup.engine, dtype=setup.dtype, eot=recipe.eot != "none", workers=1)

@@ -191,7 +191,7 @@ def _join_provenance(folder: Folder, receipts: Sequence[Receipt], name: str) -> 
                     writer.write(table)
         return folder.publish([writer.finish()])[name]
     except BaseException:
-        writer.output.discard()
+        writer.discard()
         raise
 
 

@@ -12,7 +12,7 @@ from tokenmill.build import state
 from tokenmill.build.crew import resolve_workers
 from tokenmill.build.receipt import RECEIPTS
 from tokenmill.build.setup import set_up
-from tokenmill.build.survey import Estimate, check_found, estimate, survey
+from tokenmill.build.survey import Estimate, estimate, survey
 from tokenmill.build.worker import MEMORY_BUDGET
 from tokenmill.errors import DatasetError
 from tokenmill.recipe import make_recipe
@@ -59,7 +59,6 @@ def plan(
     places = survey(
         setup.plan, setup.listing.root, documents=wanted.documents, limit=wanted.max_document_bytes, places=PLACES
     )
-    check_found(places)
     count = resolve_workers(workers)
     expected = estimate(setup.plan, places, setup.engine, dtype=setup.dtype, eot=wanted.eot != "none", workers=count)
     share = min(1.0, wanted.max_tokens / expected.tokens) if wanted.max_tokens and expected.tokens else 1.0

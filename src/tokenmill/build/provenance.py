@@ -52,6 +52,12 @@ class ProvenanceWriter:
         self._writer.close()
         return self.output
 
+    def discard(self) -> None:
+        """Throw the file away; Arrow's writer still wants to write its footer, to nowhere."""
+        self._sink.is_discarded = True
+        self._writer.close()
+        self.output.discard()
+
     def _flush(self) -> None:
         if self._rows:
             table = pa.concat_tables(self._held).unify_dictionaries().combine_chunks()
@@ -108,6 +114,7 @@ class _Sink:
     """An output as the file object that Arrow writes to."""
 
     closed = False
+    is_discarded = False
 
     def __init__(self, output: Output) -> None:
         self._output = output
@@ -115,7 +122,7 @@ class _Sink:
 
     def write(self, data: bytes) -> int:
         self._size += len(data)
-        return self._output.write(data)
+        return len(data) if self.is_discarded else self._output.write(data)
 
     def tell(self) -> int:
         return self._size

@@ -121,11 +121,11 @@ def start_over(folder: Folder) -> None:
     folder.remove(manifests.NAME)
     for name in (*splits, "provenance"):
         folder.remove_tree(name)
-    for name in ("tokenizer.json", "tokenizer.tiktoken", "characters.json"):
+    for name in manifests.TOKENIZER_FILES:
         folder.remove(name)
     for name in folder.names(".build"):
         if name not in ("lock", "events.jsonl"):
-            _remove(folder, f".build/{name}")
+            folder.remove_tree(f".build/{name}")
 
 
 def load_plan(folder: Folder) -> Plan:
@@ -139,6 +139,9 @@ def save_job(folder: Folder, job: Job) -> None:
 def load_job(folder: Folder) -> Job:
     """The job of a build; the folder may have moved since."""
     job = records.unseal(Job, folder.read(JOB), where=folder.at(JOB))
+    for name in job.work.split_names:
+        manifests.check_split_name(name, where=JOB)
+    manifests.check_tokenizer_file(job.tokenizer.get("file"), where=JOB)
     return replace(job, work=replace(job.work, output=folder.path, scratch=None))
 
 
@@ -219,11 +222,3 @@ def _check_pins(before: tuple[Source, ...], now: tuple[Source, ...]) -> None:
                 f"{was.modified}, now {found.bytes} bytes and time {found.modified}",
                 hint="put the old file back, or start over with --restart",
             )
-
-
-def _remove(folder: Folder, name: str) -> None:
-    found = folder.stat(name)
-    if found is not None and found.is_folder:
-        folder.remove_tree(name)
-    else:
-        folder.remove(name)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from tokenmill.errors import RecipeError, SourceError
+from tokenmill.errors import SourceError
 from tokenmill.planning import Plan, Unit
 from tokenmill.shards.layout import index_bytes, numpy_dtype
 from tokenmill.sources import read_unit
@@ -87,7 +87,7 @@ def estimate(plan: Plan, places: Sequence[Place], engine: Engine, *, dtype: str,
 def _visit(plan: Plan, unit: Unit, root: str, *, documents: str, limit: int, share: int) -> Place | None:
     sources = list(plan.sources[unit.source : unit.source + unit.num_sources])
     paths = [f"{root}/{source.name}" for source in sources]
-    with contextlib.suppress(SourceError):  # the unit itself will say what is wrong
+    with contextlib.suppress(SourceError):  # when the unit is done, it will say what is wrong
         for batch in read_unit(unit, paths, sources, documents=documents, limit=limit):
             texts, size = _head(batch, share)
             if texts:
@@ -119,9 +119,3 @@ def _weight(batch: Batch, kind: str, size: int, count: int) -> float:
     last = min(count, len(batch.positions) - 1)
     span = int(batch.positions[last] - batch.positions[0])
     return max(1.0, span * count / last / size)
-
-
-def check_found(places: Sequence[Place]) -> None:
-    """A recipe whose sources show no text at all is more likely wrong than wanted."""
-    if not places:
-        raise RecipeError("the sources hold no documents", hint="check the sources, --text-column and --documents")

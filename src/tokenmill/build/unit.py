@@ -129,7 +129,6 @@ class _Run:
         self.pieces = {
             split: ShardWriter(self.create, f"{PIECES}/{self.name}.{split}", work.dtype) for split in work.split_names
         }
-        self.provenance = provenance.ProvenanceWriter(self.create(f"{PIECES}/{self.name}.provenance.parquet"))
         self.rejects: Output | None = None
         self.keep = load_filter(work.filter) if work.filter else None
         self.documents_read = 0
@@ -138,6 +137,7 @@ class _Run:
         self.written_sum = np.zeros(2, np.uint64)
         self.source_sums = np.zeros((len(task.sources), 2), np.uint64)
         self.source_documents = np.zeros(len(task.sources), np.int64)
+        self.provenance = provenance.ProvenanceWriter(self.create(f"{PIECES}/{self.name}.provenance.parquet"))
 
     def create(self, name: str) -> Output:
         return ScratchOutput(self.scratch, self.folder, name) if self.scratch else self.folder.create(name)
@@ -197,7 +197,7 @@ class _Run:
     def discard(self) -> None:
         for writer in self.pieces.values():
             writer.discard()
-        self.provenance.output.discard()
+        self.provenance.discard()
         if self.rejects is not None:
             self.rejects.discard()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 
 import numpy as np
@@ -35,12 +34,10 @@ def check_structure(bin_path: str, idx_path: str, *, tokens: int, documents: int
             f"{idx_path}: {idx_bytes} bytes, but {documents} documents need {index_bytes(documents)}",
             hint="run tokenmill repair",
         )
-    with open(idx_path, "rb") as file:
-        if deep:
-            with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as mapped, memoryview(mapped) as view:
-                header, lengths = parse_index(view, bin_bytes=bin_bytes, where=idx_path)
-                del lengths  # it points into the map, which cannot close before
-        else:
+    if deep:
+        header, _ = parse_index(np.memmap(idx_path, np.uint8, "r").data, bin_bytes=bin_bytes, where=idx_path)
+    else:
+        with open(idx_path, "rb") as file:
             header = parse_header(file.read(HEADER.size), where=idx_path)
     if header.dtype != dtype or header.num_documents != documents:
         raise DatasetError(

@@ -31,14 +31,14 @@ _GLUE = "\n\n"
 
 
 def find_rule(columns: Collection[str], *, text_column: str | None, template: str | None, where: str) -> Rule:
-    """The rule for a source with these columns. One that shows none is empty or bad, and gets the benefit."""
+    """The rule for a source with these columns."""
     if text_column is not None:
         _require(columns, [text_column], where)
         return {"column": text_column}
     if template is not None:
         _require(columns, template_columns(template), where)
         return {"template": template}
-    if "text" in columns or not columns:
+    if "text" in columns:
         return {"column": "text"}
     # input/output stands before instruction/output in the list of shapes, but a table with an
     # instruction column is an instruction table: its instruction must not be lost.
@@ -52,6 +52,11 @@ def find_rule(columns: Collection[str], *, text_column: str | None, template: st
         f"{where}: no known shape of text among its columns: {', '.join(sorted(columns)) or 'none'}",
         hint='name the text with --text-column NAME or --template "{a}\\n\\n{b}"',
     )
+
+
+def unseen_rule(*, text_column: str | None, template: str | None) -> Rule:
+    """The rule for a source that shows no columns: it is empty or bad, and its documents will tell."""
+    return {"template": template} if template is not None else {"column": text_column or "text"}
 
 
 def rule_columns(rule: Rule) -> list[str]:
@@ -70,9 +75,12 @@ def row_text(rule: Rule, row: Mapping[str, Any]) -> tuple[str, str]:
     if "template" in rule:
         values = {}
         for name in template_columns(rule["template"]):
-            if row.get(name) is None:
-                return "", "null_text" if name in row else "missing_field"
-            values[name] = row[name]
+            value = row.get(name)
+            if value is None or isinstance(value, bytes):
+                value, reason = _string(row, name)
+                if reason:
+                    return "", reason
+            values[name] = value
         return fill(rule["template"], values), ""
     if "turns" in rule:
         return _turns(row, rule["turns"])
@@ -91,6 +99,11 @@ def _string(row: Mapping[str, Any], name: str) -> tuple[str, str]:
     value = row.get(name)
     if isinstance(value, str):
         return value, ""
+    if isinstance(value, bytes):
+        try:
+            return value.decode(), ""
+        except UnicodeDecodeError:
+            return "", "invalid_utf8"
     if value is None:
         return "", "null_text" if name in row else "missing_field"
     return "", "not_text"
@@ -128,7 +141,7 @@ def _turn_text(turn: Any) -> str | None:
 
 def _require(columns: Collection[str], wanted: list[str], where: str) -> None:
     missing = [name for name in wanted if name not in columns]
-    if missing and columns:
+    if missing:
         raise RecipeError(
             f"{where} has no column {missing[0]!r}; its columns: {', '.join(sorted(columns)) or 'none'}",
             hint="check --text-column or --template",

@@ -26,6 +26,7 @@ from tokenmill.sources.separated import read_runs
 from tokenmill.sources.streams import open_stream
 
 _BOM = b"\xef\xbb\xbf"
+_NEWLINE, _RETURN, _OPEN, _CLOSE = b"\n\r{}"
 _PEEK_BYTES = 64_000_000
 _PEEK_STEP = 1 << 16
 
@@ -39,25 +40,48 @@ def read(path: str, index: int, source: Source, start: int, stop: int, *, limit:
         data, at = run.data, run.start
         if at == 0 and data[: len(_BOM)] == _BOM:
             data, at = data[len(_BOM) :], len(_BOM)
-        positions = np.concatenate(([0], np.flatnonzero(np.frombuffer(data, np.uint8) == 10) + 1)) + at
-        text = _parse_column(data, source.text["column"], len(positions)) if "column" in source.text else None
+        view = np.frombuffer(data, np.uint8)
+        newlines = np.flatnonzero(view == _NEWLINE)
+        starts = np.concatenate(([0], newlines + 1))
+        ends = np.concatenate((newlines, [len(view)]))
+        text = None
+        if "column" in source.text and _is_one_object_a_line(view, starts, ends, limit):
+            text = _parse_column(data, source.text["column"], len(starts))
         if text is not None:
-            yield make_batch(index, text, positions)
+            yield make_batch(index, text, starts + at)
         else:
-            yield _judge_lines(index, bytes(data).split(b"\n"), positions, source.text)
+            yield _judge_lines(index, bytes(data).split(b"\n"), starts + at, source.text, limit)
+
+
+def _is_one_object_a_line(
+    view: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], ends: npt.NDArray[np.int64], limit: int
+) -> bool:
+    """Whether every line begins with "{", ends with "}" and is not too large.
+
+    Then no object can reach over a newline, so that as many rows as lines means one row a line.
+    """
+    lengths = ends - starts
+    if not len(view) or int(lengths.min()) < 2 or int(lengths.max()) > limit:
+        return False
+    last = view[ends - 1]
+    last = np.where(last == _RETURN, view[ends - 2], last)
+    return bool((view[starts] == _OPEN).all() and (last == _CLOSE).all())
 
 
 def columns(path: str, compression: str) -> list[str]:
     """The field names of the first object of a file; none if it has none, or none that can be read."""
     with contextlib.suppress(SourceError), open_stream(path, compression) as stream:  # its unit will say what is wrong
-        held = b""
-        while len(held) < _PEEK_BYTES and (more := stream.read(_PEEK_STEP)):
-            lines = (held + more).split(b"\n")
-            held = lines.pop()
-            for line in lines:
-                if names := _field_names(line):
+        line: list[bytes] = []
+        for _ in range(_PEEK_BYTES // _PEEK_STEP):
+            chunk = stream.read(_PEEK_STEP)
+            if not chunk:
+                return _field_names(b"".join(line))
+            *whole, rest = chunk.split(b"\n")
+            for end in whole:
+                if names := _field_names(b"".join([*line, end])):
                     return names
-        return _field_names(held)
+                line = []
+            line.append(rest)
     return []
 
 
@@ -87,14 +111,14 @@ def _parse_column(data: bytes | memoryview, column: str, num_lines: int) -> pa.A
     return text.chunk(0)
 
 
-def _judge_lines(index: int, lines: list[bytes], positions: npt.NDArray[np.int64], rule: Rule) -> Batch:
+def _judge_lines(index: int, lines: list[bytes], positions: npt.NDArray[np.int64], rule: Rule, limit: int) -> Batch:
     texts: list[str] = []
     kept: list[int] = []
     skips: list[Skip] = []
     for line, position in zip(lines, positions.tolist(), strict=True):
         if not line or line.isspace():
             continue
-        text, reason = _line_text(line, rule)
+        text, reason = _line_text(line, rule) if len(line.removesuffix(b"\r")) <= limit else ("", "too_large")
         if reason:
             skips.append(Skip(index, position, reason))
         else:
@@ -108,7 +132,8 @@ def _line_text(line: bytes, rule: Rule) -> tuple[str, str]:
         row: Any = msgspec.json.decode(line)
     except (ValueError, RecursionError) as error:
         odd = isinstance(error, UnicodeDecodeError | RecursionError) or b"NaN" in line or b"Infinity" in line
-        second = _parse_column(line, rule["column"], 1) if odd and "column" in rule else None
+        is_object = line.startswith(b"{") and line.rstrip(b"\r").endswith(b"}")
+        second = _parse_column(line, rule["column"], 1) if odd and is_object and "column" in rule else None
         if second is not None:
             return _valid_text(second)
         if isinstance(error, UnicodeDecodeError):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from tokenmill.errors import RecipeError, SourceChangedError, SourceError
 from tokenmill.planning import EXPANSION, Extent, Source
 from tokenmill.sources import arrow, jsonl, parquet
-from tokenmill.sources.columns import Rule, find_rule
+from tokenmill.sources.columns import Rule, find_rule, unseen_rule
 
 if TYPE_CHECKING:  # workers read sources too, and need not load what checks recipes
     from tokenmill.recipe import Recipe
@@ -55,7 +55,7 @@ def list_sources(recipe: Recipe) -> Listing:
                 raise RecipeError(f"{path} is a source and a validation source", hint="name it once")
     root = _root(list(found))
     sources, extents = [], []
-    for path in sorted(found, key=lambda path: os.path.relpath(path, root).encode()):
+    for path in sorted(found, key=lambda path: os.fsencode(os.path.relpath(path, root))):
         source, extent = _describe(path, root, found[path], recipe)
         sources.append(source)
         extents.append(extent)
@@ -81,7 +81,7 @@ def _expand(arguments: Sequence[str], *, any_ending: bool) -> Iterator[str]:
         path = os.path.abspath(os.path.expanduser(argument))
         if "://" in argument:
             raise RecipeError(
-                f"{argument.split('?')[0].split('@')[-1]}: this version reads local files only",
+                f"{argument.partition('://')[0]}:// sources are not read by this version: local files only",
                 hint="copy the source to a local disk first",
             )
         if os.path.isdir(path):
@@ -118,11 +118,9 @@ def _hidden(match: str, pattern: str) -> bool:
 
 def kind_of(name: str) -> tuple[str | None, str]:
     """Kind and compression that a file's name tells; the kind is None if it tells none."""
-    stem, ending = os.path.splitext(name)
+    stem, ending = os.path.splitext(name.lower())
     compression = COMPRESSIONS.get(ending, "")
-    if compression:
-        ending = os.path.splitext(stem)[1]
-    return KINDS.get(ending.lower()), compression
+    return KINDS.get(os.path.splitext(stem)[1] if compression else ending), compression
 
 
 def _describe(path: str, root: str, split: str, recipe: Recipe) -> tuple[Source, Extent]:
@@ -134,7 +132,7 @@ def _describe(path: str, root: str, split: str, recipe: Recipe) -> tuple[Source,
         raise SourceError(f"the name of {path!r} is not UTF-8", hint="rename the file") from None
     except OSError as error:
         raise SourceError(f"cannot read {path}: {error.strerror}", hint="check the path") from None
-    if path.lower().endswith(_ARCHIVES):
+    if path.lower().removesuffix(".gz").removesuffix(".zst").endswith(_ARCHIVES):
         raise RecipeError(f"{path}: archives are not read", hint="unpack it first")
     kind, compression = kind_of(path)
     kind = kind or "text"
@@ -145,7 +143,10 @@ def _describe(path: str, root: str, split: str, recipe: Recipe) -> tuple[Source,
     rule: Rule = {}
     if kind != "text":
         columns = _columns(path, kind, compression)
-        rule = find_rule(columns, text_column=recipe.text_column, template=recipe.template, where=path)
+        if columns or kind != "jsonl":
+            rule = find_rule(columns, text_column=recipe.text_column, template=recipe.template, where=path)
+        else:
+            rule = unseen_rule(text_column=recipe.text_column, template=recipe.template)
     source = Source(
         name=name.replace(os.sep, "/"),
         kind=kind,

@@ -27,16 +27,20 @@ def extent(path: str, rule: Rule) -> Extent:
     with _open(path) as file:
         for name in rule_columns(rule):
             check_text_column(file.schema_arrow.field(name), rule, path)
-        wanted = set(rule_columns(rule))
+        wanted = rule_columns(rule)
         metadata = file.metadata
         sections = []
         for index in range(metadata.num_row_groups):
             group = metadata.row_group(index)
             chunks = (group.column(i) for i in range(group.num_columns))
             sections.append(
-                sum(chunk.total_uncompressed_size for chunk in chunks if chunk.path_in_schema.split(".")[0] in wanted)
+                sum(chunk.total_uncompressed_size for chunk in chunks if _belongs(chunk.path_in_schema, wanted))
             )
     return Extent(text_bytes=sum(sections), sections=tuple(sections))
+
+
+def _belongs(path_in_schema: str, columns: list[str]) -> bool:
+    return any(path_in_schema == name or path_in_schema.startswith(f"{name}.") for name in columns)
 
 
 def read(path: str, index: int, source: Source, start: int, stop: int) -> Iterator[Batch]:
@@ -92,6 +96,8 @@ def plain_text(column: pa.Array) -> pa.Array:
         return column.view(pa.string() if pa.types.is_binary(column.type) else pa.large_string())
     if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
         return column
+    if pa.types.is_binary_view(column.type):
+        return column.cast(pa.large_binary()).view(pa.large_string())
     return column.cast(pa.large_string())
 
 

@@ -19,6 +19,9 @@ from tokenmill.sources.streams import Stream, open_stream
 
 CHUNK = 8 << 20
 _LOOK_BACK = 1 << 16
+# A document's bytes may come with a byte order mark and a carriage return, which do not count. Only
+# what is surely too large is passed over here; the exact judgement is on the document itself.
+_SLACK = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +37,10 @@ class Run:
 
 
 def read_runs(path: str, compression: str, separator: bytes, start: int, stop: int, limit: int) -> Iterator[Run]:
-    """The documents that begin in [start, stop); a `stop` of -1 is the end of the file."""
+    """The documents that begin in [start, stop); a `stop` of -1 is the end of the file.
+
+    Those that are much larger than `limit` are passed over without being held in memory.
+    """
     begin = _fresh(path, separator, max(0, start - len(separator))) if start else 0
     with open_stream(path, compression, start=begin) as stream:
         at, held = begin, b""
@@ -53,16 +59,17 @@ def _runs(stream: Stream, separator: bytes, at: int, held: bytes, stop: int, lim
         if stop >= 0 and (end := _find(data, separator, stop - at)) >= 0:
             yield Run(at, memoryview(data)[:end])
             return
+        end = _find_last(data, separator)
         if is_last:
             if data:
-                yield Run(at, memoryview(data))
+                ends_whole = end + len(separator) == len(data)
+                yield Run(at, memoryview(data)[:end] if ends_whole else memoryview(data))
             return
-        end = _find_last(data, separator)
         if end >= 0:
             yield Run(at, memoryview(data)[:end])
             held = bytes(memoryview(data)[end + len(separator) :])
             at += end + len(separator)
-        elif len(data) > limit:
+        elif len(data) - len(separator) > limit + _SLACK:
             yield Run(at, memoryview(b""), too_large=True)
             after = _pass_over(stream, separator, at, data)
             if after is None or 0 <= stop <= after[0]:
@@ -133,15 +140,14 @@ def _fresh(path: str, separator: bytes, at: int) -> int:
     size = len(separator)
     while at > 0 and size > 1:
         low = max(0, at - _LOOK_BACK)
-        with open_stream(path, "", start=low) as stream:
-            window = stream.read(at - low + size - 1)
-        here = at - low
-        while here > 0:
+        base = max(0, low - size + 1)
+        with open_stream(path, "", start=base) as stream:
+            window = stream.read(at + size - 1 - base)
+        here = at - base
+        while here > low - base:
             crossing = window.find(separator, max(0, here - size + 1), here + size - 1)
             if crossing < 0:
-                return low + here
+                return base + here
             here = crossing
-        if low == 0:
-            return 0
-        at = low
+        at = base + here
     return at

@@ -28,6 +28,8 @@ def open_stream(path: str, compression: str, *, start: int = 0) -> Iterator[Stre
         file = pa.OSFile(path, "rb")
     with file:
         if compression:
+            if not file.size():
+                raise SourceError(f"cannot read {path}: it is empty, not even compressed", hint="remove the file")
             with explained(path), pa.CompressedInputStream(file, CODECS[compression]) as stream:
                 yield _Checked(stream, path)
         else:

@@ -187,14 +187,13 @@ class Folder:
             self.fs.unlink(self.at(name))
 
     def remove_tree(self, name: str) -> None:
-        """Remove a folder of ours with all that is in it. Links are removed, not followed."""
+        """Remove a file, or a folder with all that is in it. Links are removed, not followed."""
+        found = self.stat(name)
+        if found is None or not found.is_folder:
+            self.remove(name)
+            return
         for child in self.names(name):
-            path = os.path.join(name, child)
-            found = self.stat(path)
-            if found is not None and found.is_folder:
-                self.remove_tree(path)
-            else:
-                self.remove(path)
+            self.remove_tree(os.path.join(name, child))
         with contextlib.suppress(FileNotFoundError), explained(self.at(name)):
             self.fs.rmdir(self.at(name))
 
@@ -238,13 +237,13 @@ class Folder:
             if not self._was_linked(temp, final):  # on NFS the reply may be lost, and the link made
                 raise _storage_error(error, final) from None
         if not keep:
-            with explained(temp):
-                self.fs.unlink(temp)
+            self.remove(self.relative(temp))
 
     def _is_same(self, temp: str, name: str, digest: Digest | None) -> bool:
         """Whether a name is taken by the same file, or by one with the same bytes."""
-        if self.fs.stat(temp).inode == self.fs.stat(self.at(name)).inode:
-            return True
+        with explained(self.at(name)):
+            if self.fs.stat(temp).inode == self.fs.stat(self.at(name)).inode:
+                return True
         return self.digest(name) == (digest or self.digest(self.relative(temp)))
 
     def _give_way(self, name: str, claimed: Callable[[], bool]) -> None:

@@ -28,11 +28,15 @@ class ScratchOutput:
         self._scratch = scratch
         self._target = target
         self._local_name = f"{os.path.basename(name)}.{secrets.token_hex(6)}{TEMP_SUFFIX}"
-        with explained(scratch.at(self._local_name)):
-            self._fd: int | None = scratch.fs.create(scratch.at(self._local_name))
+        self._fd: int | None = None
         self._direct: DirectOutput | None = None
         self._sha = hashlib.sha256()
         self._size = 0
+        try:
+            with explained(scratch.at(self._local_name)):
+                self._fd = scratch.fs.create(scratch.at(self._local_name))
+        except DiskFullError:
+            self._direct = target.create(name)
 
     def write(self, data: bytes | memoryview) -> int:
         view = memoryview(data).cast("B")

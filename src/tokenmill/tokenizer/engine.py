@@ -6,7 +6,6 @@ tokens are taken out of the tokenizer first, so that their strings inside a text
 
 from __future__ import annotations
 
-import contextlib
 import json
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -47,11 +46,16 @@ def open_engine(spec: TokenizerSpec) -> Engine:
         return _ByteEngine()
     if spec.kind == "char":
         return _CharEngine(spec)
-    if spec.engine == "tokenizers":
-        return _TokenizersEngine(spec)
-    engine = _GigatokenEngine(spec)
-    engine.check_specials()
+    engine = _TokenizersEngine(spec) if spec.engine == "tokenizers" else _GigatokenEngine(spec)
+    _check_specials(engine, spec)
     return engine
+
+
+def _check_specials(engine: Engine, spec: TokenizerSpec) -> None:
+    """No text may give a special token's id, least of all its own name."""
+    for name, number in specials(spec).items():
+        if number in engine.encode(pa.array([name, f"a{name} {name}"])).ids:
+            raise TokenizerError(f"{spec.engine} encodes the text {name!r} as the special token {number}")
 
 
 def convert_sentencepiece_bpe(data: bytes) -> bytes:
@@ -76,7 +80,6 @@ def text_buffers(text: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.
 
 class _GigatokenEngine:
     def __init__(self, spec: TokenizerSpec) -> None:
-        self._specials: dict[str, int] = {}
         try:
             self._encoder = self._load(spec)
         except Exception as error:  # gigatoken raises plain RuntimeErrors
@@ -87,17 +90,7 @@ class _GigatokenEngine:
         if spec.kind == "tiktoken":
             with temporary_file(spec.content, suffix=".tiktoken") as path:
                 return _rs.BPETokenizer.from_tiktoken(path, spec.scheme, None)
-        parsed = json.loads(spec.content)
-        added = parsed.get("added_tokens") or []
-        self._specials = {token["content"]: token["id"] for token in added if token.get("special")}
-        parsed["added_tokens"] = [token for token in added if not token.get("special")]
-        return _Gigatoken.from_json(json.dumps(parsed)).backend
-
-    def check_specials(self) -> None:
-        """No text may give a special token's id, least of all its own name."""
-        for name, number in self._specials.items():
-            if number in self._encoder.encode(f"a{name} {name}"):
-                raise TokenizerError(f"gigatoken encodes the text {name!r} as the special token {number}")
+        return _Gigatoken.from_json(without_specials(spec)).backend
 
     def encode(self, text: pa.Array) -> Encoded:
         offsets, data = text_buffers(text)
@@ -156,16 +149,40 @@ class _CharEngine:
         return self._characters[ids].tobytes().decode("utf-32-le")
 
 
+def specials(spec: TokenizerSpec) -> dict[str, int]:
+    """Names and ids of the special tokens of a tokenizer.json; other tokenizers bring none along."""
+    added = json.loads(spec.content).get("added_tokens") or [] if spec.kind == "hf" else []
+    return {token["content"]: token["id"] for token in added if token.get("special")}
+
+
+def without_specials(spec: TokenizerSpec) -> str:
+    """The tokenizer.json with no special token that a text could name.
+
+    Byte-pair models reach their tokens by merges, and none leads to a special one. Other models look
+    texts up in their vocabulary, so there the names give way to ones that no text holds.
+    """
+    parsed = json.loads(spec.content)
+    names = specials(spec)
+    parsed["added_tokens"] = [token for token in parsed.get("added_tokens") or [] if not token.get("special")]
+    model = parsed["model"]
+    if model.get("type") != "BPE":
+        vocab = model["vocab"]
+        hidden = {name: f"\ufdd0{name}\ufdd1" for name in names if name != model.get("unk_token")}
+        if isinstance(vocab, dict):
+            model["vocab"] = {hidden.get(token, token): number for token, number in vocab.items()}
+        else:
+            model["vocab"] = [[hidden.get(token, token), score] for token, score in vocab]
+    return json.dumps(parsed)
+
+
 def open_tokenizers(spec: TokenizerSpec) -> Any:
     """The `tokenizers` object of a tokenizer.json, with special strings as plain text."""
     import tokenizers
 
     try:
-        found = tokenizers.Tokenizer.from_buffer(spec.content)
+        found = tokenizers.Tokenizer.from_str(without_specials(spec))
     except Exception as error:  # a Rust error, whatever is wrong with the file
         raise TokenizerError(f"tokenizers cannot read {spec.name}: {error}", hint="check the file") from None
-    found.encode_special_tokens = True
-    with contextlib.suppress(AttributeError):
-        found.no_padding()
-        found.no_truncation()
+    found.no_padding()
+    found.no_truncation()
     return found

@@ -58,6 +58,8 @@ def choose_engine(spec: TokenizerSpec) -> tuple[TokenizerSpec, Engine, str]:
 def check_parity(spec: TokenizerSpec, engine: Engine, texts: Sequence[str]) -> Parity:
     """Encode `texts` with both; raise `ParityError` at the first document on which they differ."""
     name, reference = open_reference(spec)
+    if not texts:
+        return Parity(reference=name, documents=0, bytes=0, tokens=0)
     encoded = engine.encode(pa.array(texts, pa.large_string()))
     start = 0
     for text, length in zip(texts, encoded.lengths.tolist(), strict=True):

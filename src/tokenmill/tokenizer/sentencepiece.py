@@ -2,7 +2,8 @@
 
 Byte-pair models with byte fallback are converted by gigatoken, which encodes them itself.
 Unigram models are converted here and encoded by `tokenizers`: pieces with their scores, the
-model's own normalisation map, and spaces as "▁".
+model's own normalisation map, and spaces as "▁". Those with byte fallback, with pieces of the
+user's own, or that keep extra spaces, would not give the same ids there, and are refused.
 
 The file is a protobuf message; of its fields we need the pieces (1: text 1, score 2, type 3),
 the trainer's model type (2: 3) and the normaliser (3: map 2, dummy prefix 3, extra spaces 4).
@@ -44,13 +45,15 @@ def _unigram(data: bytes) -> bytes:
     if not pieces:
         raise ValueError("it has no pieces")
     normaliser = dict(_fields(_last(data, 3)))
+    kinds = {kind for _, _, kind in pieces}
+    if kinds & {_BYTE, _USER_DEFINED} or not normaliser.get(4, 1):
+        raise ValueError("a unigram model with byte fallback, user-defined pieces or extra spaces kept")
     steps: list[dict[str, Any]] = []
     if charsmap := normaliser.get(2):
         assert isinstance(charsmap, bytes)
         steps.append({"type": "Precompiled", "precompiled_charsmap": base64.b64encode(charsmap).decode()})
-    if normaliser.get(4, 1):
-        steps.append({"type": "Strip", "strip_left": True, "strip_right": True})
-        steps.append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
+    steps.append({"type": "Replace", "pattern": {"Regex": "^ +| +$"}, "content": ""})
+    steps.append({"type": "Replace", "pattern": {"Regex": " {2,}"}, "content": " "})
     scheme = "always" if normaliser.get(3, 1) else "never"
     metaspace = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": scheme, "split": True}
     unknown = next((i for i, (_, _, kind) in enumerate(pieces) if kind == _UNKNOWN), None)
@@ -67,12 +70,12 @@ def _unigram(data: bytes) -> bytes:
                     "lstrip": False,
                     "rstrip": False,
                     "normalized": False,
-                    "special": kind == _CONTROL,
+                    "special": True,
                 }
                 for i, (text, _, kind) in enumerate(pieces)
-                if kind in (_CONTROL, _USER_DEFINED)
+                if kind in (_CONTROL, _UNKNOWN)
             ],
-            "normalizer": {"type": "Sequence", "normalizers": steps} if steps else None,
+            "normalizer": {"type": "Sequence", "normalizers": steps},
             "pre_tokenizer": metaspace,
             "post_processor": None,
             "decoder": metaspace,
@@ -80,7 +83,7 @@ def _unigram(data: bytes) -> bytes:
                 "type": "Unigram",
                 "unk_id": unknown,
                 "vocab": [[text, score] for text, score, _ in pieces],
-                "byte_fallback": any(kind == _BYTE for _, _, kind in pieces),
+                "byte_fallback": False,
             },
         },
         ensure_ascii=False,
