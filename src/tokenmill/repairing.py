@@ -136,7 +136,7 @@ def _complete(folder: Folder, plan: Plan, executor: Executor) -> Receipts:
 
 
 def _last_unit(plan: Plan, found: Receipts) -> int:
-    """The last unit that a dataset may need: a token budget ends at a cut unit, or before the first without a receipt."""
+    """The last unit that a dataset may need; a token budget may end it early."""
     cuts = [unit for unit, limit in found if limit != NO_LIMIT]
     if cuts or plan.identity.get("max_tokens") is None:
         return min(cuts, default=len(plan.units) - 1)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tokenmill.errors import RecipeError
-from tokenmill.sources.columns import Rule, find_rule, row_text, rule_columns
+from tokenmill.sources.columns import Rule, find_rule, row_text, rule_columns, unseen_rule
 
 
 def rule_of(*columns: str) -> Rule:
@@ -128,9 +128,9 @@ def test_an_unknown_shape_is_an_error_that_lists_the_columns(columns: tuple[str,
 
 
 def test_a_source_that_shows_no_columns_is_taken_to_hold_what_was_asked_for() -> None:
-    assert rule_of() == {"column": "text"}
-    assert find_rule([], text_column="body", template=None, where="f") == {"column": "body"}
-    assert find_rule([], text_column=None, template="{a}", where="f") == {"template": "{a}"}
+    assert unseen_rule(text_column=None, template=None) == {"column": "text"}
+    assert unseen_rule(text_column="body", template=None) == {"column": "body"}
+    assert unseen_rule(text_column=None, template="{a}") == {"template": "{a}"}
 
 
 def test_a_named_column_wins_over_every_shape() -> None:

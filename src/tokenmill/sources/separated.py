@@ -62,7 +62,7 @@ def _runs(stream: Stream, separator: bytes, at: int, held: bytes, stop: int, lim
         end = _find_last(data, separator)
         if is_last:
             if data:
-                ends_whole = end + len(separator) == len(data)
+                ends_whole = end >= 0 and end + len(separator) == len(data)
                 yield Run(at, memoryview(data)[:end] if ends_whole else memoryview(data))
             return
         if end >= 0:

@@ -150,9 +150,16 @@ class _CharEngine:
 
 
 def specials(spec: TokenizerSpec) -> dict[str, int]:
-    """Names and ids of the special tokens of a tokenizer.json; other tokenizers bring none along."""
-    added = json.loads(spec.content).get("added_tokens") or [] if spec.kind == "hf" else []
-    return {token["content"]: token["id"] for token in added if token.get("special")}
+    """Names and ids of the special tokens of a tokenizer.json; other tokenizers bring none along.
+
+    The unknown token is not among them: it is what a text with unknown characters rightly gives.
+    """
+    if spec.kind != "hf":
+        return {}
+    parsed = json.loads(spec.content)
+    found = {token["content"]: token["id"] for token in parsed.get("added_tokens") or [] if token.get("special")}
+    unknown = parsed["model"].get("unk_token"), parsed["model"].get("unk_id")
+    return {name: number for name, number in found.items() if name != unknown[0] and number != unknown[1]}
 
 
 def without_specials(spec: TokenizerSpec) -> str:
@@ -162,12 +169,14 @@ def without_specials(spec: TokenizerSpec) -> str:
     texts up in their vocabulary, so there the names give way to ones that no text holds.
     """
     parsed = json.loads(spec.content)
-    names = specials(spec)
-    parsed["added_tokens"] = [token for token in parsed.get("added_tokens") or [] if not token.get("special")]
+    added = parsed.get("added_tokens") or []
+    parsed["added_tokens"] = [token for token in added if not token.get("special")]
     model = parsed["model"]
     if model.get("type") != "BPE":
         vocab = model["vocab"]
-        hidden = {name: f"\ufdd0{name}\ufdd1" for name in names if name != model.get("unk_token")}
+        hidden = {token["content"]: f"\ufdd0{token['content']}\ufdd1" for token in added if token.get("special")}
+        if model.get("unk_token") in hidden:
+            model["unk_token"] = hidden[model["unk_token"]]
         if isinstance(vocab, dict):
             model["vocab"] = {hidden.get(token, token): number for token, number in vocab.items()}
         else:
