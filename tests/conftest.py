@@ -77,7 +77,8 @@ def tokenmill(tmp_path: Path) -> Command:
             capture_output=True,
             text=True,
             cwd=tmp_path,
-            env={**os.environ, **environment},
+            # One worker unless a test asks for more: starting others takes longer than these small corpora.
+            env={**os.environ, "DATASET_NUM_PROC": "1", **environment},
             timeout=300,
         )
         if code is not None:

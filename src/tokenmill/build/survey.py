@@ -21,6 +21,7 @@ from tokenmill.shards.layout import index_bytes, numpy_dtype
 from tokenmill.sources import read_unit
 from tokenmill.sources.batch import Batch
 from tokenmill.tokenizer import Engine
+from tokenmill.tokenizer.engine import text_array
 
 PLACES = 16
 SURVEY_BYTES = 512_000
@@ -56,7 +57,7 @@ def survey(plan: Plan, root: str, *, documents: str, limit: int, places: int = P
 
 def estimate(plan: Plan, places: Sequence[Place], engine: Engine, *, dtype: str, eot: bool, workers: int) -> Estimate:
     """Tokens a byte at each place, weighted by size, give the whole and its spread."""
-    text = pa.array([text for place in places for text in place.texts], pa.large_string())
+    text = text_array([text for place in places for text in place.texts])
     if not len(text):
         return Estimate(tokens=0, error=0, documents=0, output_bytes=0, seconds=0.0)
     engine.encode(text)  # a first pass fills its cache; a long run has a full one

@@ -22,6 +22,7 @@ import pyarrow as pa
 from tokenmill import errors, records
 from tokenmill.build.crew import Message, receive, send
 from tokenmill.build.unit import Task, Work, run_unit
+from tokenmill.sources.startup import start_without_pandas
 from tokenmill.storage import Folder
 from tokenmill.tokenizer import Engine, TokenizerSpec, open_engine
 from tokenmill.tokenizer.spec import from_dataset
@@ -70,6 +71,7 @@ class EngineHolder:
 def main(fd: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    start_without_pandas()
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
     link = Connection(socket.socket(fileno=fd).detach())

@@ -7,6 +7,7 @@ tokens are taken out of the tokenizer first, so that their strings inside a text
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -54,7 +55,7 @@ def open_engine(spec: TokenizerSpec) -> Engine:
 def _check_specials(engine: Engine, spec: TokenizerSpec) -> None:
     """No text may give a special token's id, least of all its own name."""
     for name, number in specials(spec).items():
-        if number in engine.encode(pa.array([name, f"a{name} {name}"])).ids:
+        if number in engine.encode(text_array([name, f"a{name} {name}"])).ids:
             raise TokenizerError(f"{spec.engine} encodes the text {name!r} as the special token {number}")
 
 
@@ -64,6 +65,14 @@ def convert_sentencepiece_bpe(data: bytes) -> bytes:
 
     converted: str = sentencepiece_to_tokenizer_json(data)
     return converted.encode()
+
+
+def text_array(texts: Sequence[str]) -> pa.Array:
+    """Texts as Arrow text, made of their bytes alone: `pa.array` would load pandas, if that is installed."""
+    encoded = [text.encode() for text in texts]
+    offsets = np.zeros(len(encoded) + 1, np.int64)
+    np.cumsum([len(data) for data in encoded], out=offsets[1:])
+    return pa.LargeStringArray.from_buffers(len(encoded), pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded)))
 
 
 def text_buffers(text: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:

@@ -12,10 +12,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-import pyarrow as pa
 
 from tokenmill.errors import ParityError, TokenizerError
-from tokenmill.tokenizer.engine import Engine, open_engine, open_tokenizers
+from tokenmill.tokenizer.engine import Engine, open_engine, open_tokenizers, text_array
 from tokenmill.tokenizer.spec import TokenizerSpec
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -60,7 +59,7 @@ def check_parity(spec: TokenizerSpec, engine: Engine, texts: Sequence[str]) -> P
     name, reference = open_reference(spec)
     if not texts:
         return Parity(reference=name, documents=0, bytes=0, tokens=0)
-    encoded = engine.encode(pa.array(texts, pa.large_string()))
+    encoded = engine.encode(text_array(texts))
     start = 0
     for text, length in zip(texts, encoded.lengths.tolist(), strict=True):
         ours = encoded.ids[start : start + length].tolist()
