@@ -6,20 +6,6 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
 .PHONY: demo test lint bench interop docs clean
 
-$(VENV)/.core: pyproject.toml
-	$(PYTHON) -m venv $(VENV)
-	$(PIP) --upgrade "pip>=25.1"
-	$(PIP) --editable .
-	touch $@
-
-$(VENV)/.test: $(VENV)/.core
-	$(PIP) --group test
-	touch $@
-
-$(VENV)/.lint: $(VENV)/.core
-	$(PIP) --group lint
-	touch $@
-
 demo: $(VENV)/.core
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/demo.sh
 
@@ -32,5 +18,25 @@ lint: $(VENV)/.lint
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
+bench: $(VENV)/.bench
+	$(BIN)/python benchmarks/prepare.py $(ARGS)
+
+interop: $(VENV)/.core
+	sh interop/run.sh $(ARGS)
+
+docs: $(VENV)/.core
+	$(BIN)/python docs/generate.py
+
 clean:
 	rm -rf $(VENV) .venv-* demo-data
+
+$(VENV)/.core: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(PIP) --upgrade "pip>=25.1"
+	$(PIP) --editable .
+	touch $@
+
+# One group of development tools each, on top of the package itself.
+$(VENV)/.%: $(VENV)/.core
+	$(PIP) --group $*
+	touch $@

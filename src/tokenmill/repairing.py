@@ -11,26 +11,26 @@ import os
 from tokenmill import manifest as manifests
 from tokenmill.build import state
 from tokenmill.build.budget import Budget
+from tokenmill.build.build import make_executor
 from tokenmill.build.commit import commit, group_pieces, group_provenance
-from tokenmill.build.crew import Crew, resolve_workers
-from tokenmill.build.pool import Executor, Inline, Pool
+from tokenmill.build.crew import resolve_workers
+from tokenmill.build.executor import Executor
 from tokenmill.build.receipt import NO_LIMIT, PIECES, RECEIPTS, REJECTS, Receipt
 from tokenmill.build.redo import (
     Receipts,
     dataset_receipts,
     load_receipts,
-    make_task,
     reopen,
     run_tasks,
     same_result,
     task_of,
 )
+from tokenmill.build.unit import make_task
 from tokenmill.errors import DatasetError, DeterminismError
 from tokenmill.manifest import Digest, Manifest
 from tokenmill.planning import Plan
 from tokenmill.storage import Folder
 from tokenmill.storage.lock import locked
-from tokenmill.tokenizer import open_engine
 from tokenmill.tokenizer.spec import TokenizerSpec, from_dataset
 from tokenmill.verifying import Problem, strays, verify
 
@@ -70,11 +70,7 @@ def _repair(
         folder.make(name)
     state.sweep(folder)
     spec = _restore_tokenizer(folder, job)
-    executor: Executor
-    if workers == 1:
-        executor = Inline(job.work, spec, open_engine(spec))
-    else:
-        executor = Pool(Crew(workers), job.work, spec)
+    executor = make_executor(workers, None, job.work, spec)
     try:
         receipts = _complete(folder, plan, executor)
         parts = dataset_receipts(plan, receipts)

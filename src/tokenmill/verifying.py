@@ -27,7 +27,7 @@ from tokenmill.manifest import Digest, Manifest, Shard
 from tokenmill.shards.reader import check_structure
 from tokenmill.storage import Folder
 from tokenmill.storage.temporary import temporary_folder
-from tokenmill.tokenizer import open_engine
+from tokenmill.tokenizer.engine import open_engine
 from tokenmill.tokenizer.spec import from_dataset
 
 SAMPLE_UNITS = 8

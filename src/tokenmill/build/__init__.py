@@ -1,8 +1,9 @@
-"""The build: one unit's work, the pool that shares units out, the commit that joins them.
+"""The build: one unit's work, the executors that share units out, the commit that joins them.
 
-setup    recipe -> sources, tokenizer, plan        survey    a look before the work
-unit     one unit -> pieces + receipt              pool      many units, some at a time
-budget   an exact number of tokens                 commit    receipts -> shards -> manifest
-state    what an output folder holds               build     all of it in order
-crew     worker processes                           prepare   hires, then builds
+prepare   hires a crew, then builds         build      all of it in order
+setup     recipe -> sources, tokenizer, plan
+check     a look before the work            unit       one unit -> pieces + receipt
+executor  what runs units: inline, pool     crew       worker processes
+budget    an exact number of tokens         commit     receipts -> shards -> manifest
+state     what an output folder holds       redo       units done again, for repair
 """

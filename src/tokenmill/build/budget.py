@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tokenmill.build.receipt import Receipt
-from tokenmill.build.unit import Task
+from tokenmill.build.unit import Task, make_task
 from tokenmill.planning import Plan
 
 
@@ -43,4 +43,4 @@ class Budget:
             return None
         unit = plan.units[self._next - 1]
         room = self._max - (self._tokens - self._known[unit.index].tokens)
-        return Task(unit=unit, sources=plan.sources[unit.source : unit.source + unit.num_sources], token_limit=room)
+        return make_task(plan, unit.index, room)

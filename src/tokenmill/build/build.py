@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from tokenmill import records
@@ -18,12 +17,12 @@ from tokenmill.build import state
 from tokenmill.build.budget import Budget
 from tokenmill.build.commit import commit
 from tokenmill.build.crew import Crew
-from tokenmill.build.pool import Executor, Failure, Inline, Pool
+from tokenmill.build.executor import Executor, Failure, make_request
+from tokenmill.build.pool import Pool
 from tokenmill.build.progress import Progress, Tally, Watcher
 from tokenmill.build.receipt import NO_LIMIT, PIECES, RECEIPTS, REJECTS, Receipt, load_receipt
 from tokenmill.build.setup import Setup, make_work, set_up
-from tokenmill.build.survey import estimate, survey
-from tokenmill.build.unit import Task
+from tokenmill.build.unit import Task, Work, make_task
 from tokenmill.errors import BuildError, DiskFullError, Interrupted
 from tokenmill.manifest import Manifest
 from tokenmill.recipe import Recipe
@@ -31,7 +30,7 @@ from tokenmill.sizes import format_bytes
 from tokenmill.storage import Folder
 from tokenmill.storage.lock import locked
 from tokenmill.storage.log import EventLog
-from tokenmill.tokenizer.parity import Parity, check_parity
+from tokenmill.tokenizer.spec import TokenizerSpec
 
 SPACE_MARGIN = 64_000_000
 
@@ -72,14 +71,10 @@ def _build(
     state.sweep(folder)
     work = make_work(setup, output=folder.path, scratch=local.path if local else None)
     tokenizer_file = state.keep_tokenizer(folder, setup.spec)
-    executor: Executor
-    if workers == 1:
-        executor = Inline(work, setup.spec, setup.engine)
-    else:
-        executor = Pool(crew or Crew(workers), work, setup.spec)
+    executor = make_executor(workers, crew, work, setup.spec)
     try:
-        parity = _check_first(setup, folder, progress)
-        state.save_job(folder, state.Job(work=work, tokenizer=setup.spec.describe(), parity=asdict(parity)))
+        parity = _check_first(setup, folder, executor, progress)
+        state.save_job(folder, state.Job(work=work, tokenizer=setup.spec.describe(), parity=parity))
         receipts = _run_units(setup, folder, executor, progress)
     finally:
         executor.stop()
@@ -92,23 +87,32 @@ def _build(
         dtype=setup.dtype,
         tokenizer=setup.spec.describe(),
         tokenizer_file=tokenizer_file,
-        parity=asdict(parity),
+        parity=parity,
     )
     state.clean_up(folder, local)
     progress.tell("finished", tokens=result.tokens, documents=result.documents)
     return result
 
 
-def _check_first(setup: Setup, folder: Folder, progress: Progress) -> Parity:
+def make_executor(workers: int, crew: Crew | None, work: Work, spec: TokenizerSpec) -> Executor:
+    """This process for one worker, else a pool; `crew` if there is one that loads already."""
+    if workers > 1:
+        return Pool(crew or Crew(workers), work, spec)
+    # Only here: in a pool, the engine is the workers' business.
+    from tokenmill.build.inline import Inline
+    from tokenmill.tokenizer.engine import open_engine
+
+    return Inline(work, spec, open_engine(spec))
+
+
+def _check_first(setup: Setup, folder: Folder, executor: Executor, progress: Progress) -> dict[str, Any]:
     """Before the work: the engine against its reference, and the disk against the estimate."""
-    recipe = setup.recipe
-    places = survey(setup.plan, setup.listing.root, documents=recipe.documents, limit=recipe.max_document_bytes)
-    parity = check_parity(setup.spec, setup.engine, [text for place in places for text in place.texts])
-    progress.tell("parity", **asdict(parity))
-    expected = estimate(setup.plan, places, setup.engine, dtype=setup.dtype, eot=recipe.eot != "none", workers=1)
-    share = min(1.0, recipe.max_tokens / expected.tokens) if recipe.max_tokens and expected.tokens else 1.0
+    checked = executor.check(make_request(setup.plan))
+    progress.tell("parity", **checked.parity)
+    expected, limit = checked.estimate, setup.recipe.max_tokens
+    share = min(1.0, limit / expected.tokens) if limit and expected.tokens else 1.0
     check_space(folder, round(expected.output_bytes * share) - state.bytes_done(folder))
-    return parity
+    return checked.parity
 
 
 def check_space(folder: Folder, need: int) -> None:
@@ -145,7 +149,7 @@ def _run_units(setup: Setup, folder: Folder, executor: Executor, progress: Progr
             if budget.is_spent():
                 return
             if unit.index not in known:
-                yield Task(unit=unit, sources=plan.sources[unit.source : unit.source + unit.num_sources])
+                yield make_task(plan, unit.index)
 
     def listen(message: dict[str, Any]) -> None:
         if message["kind"] == "done":

@@ -1,4 +1,4 @@
-"""Executors: where units run. In this process, or shared out over a crew of workers.
+"""The pool: units shared out over a crew of workers.
 
     tasks  ->  idle worker  ->  done | failed | died
                    ^                      |
@@ -10,80 +10,17 @@ error that no retry can mend is not retried; an error that concerns the whole bu
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
-from typing import Protocol
 
-from tokenmill import errors
+from tokenmill import errors, records
 from tokenmill.build.crew import Crew, Message
-from tokenmill.build.unit import Task, Work, run_unit
-from tokenmill.build.worker import EngineHolder, Reporter
-from tokenmill.tokenizer import Engine, TokenizerSpec
-
-MAX_TRIES = 3
-FATAL = (errors.DiskFullError, errors.DeterminismError, errors.BadDocumentError, errors.RecipeError)
-
-# Hears messages like {"kind": "progress" | "done" | "retry" | "failed", ...}.
-Listener = Callable[[Message], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """A unit that could not be done, and why."""
-
-    task: Task
-    error: errors.TokenmillError
-
-
-class Executor(Protocol):
-    workers: int
-
-    def run(self, tasks: Iterator[Task], listener: Listener) -> list[Failure]:
-        """Do the tasks, more or less in order; gives those that failed for good."""
-
-    def stop(self) -> None:
-        """Stop at once; nothing that was published is touched."""
-
-
-class Inline:
-    """One worker: this process itself."""
-
-    workers = 1
-
-    def __init__(self, work: Work, spec: TokenizerSpec, engine: Engine) -> None:
-        self._work = work
-        self._engine = EngineHolder(spec, engine)
-
-    def run(self, tasks: Iterator[Task], listener: Listener) -> list[Failure]:
-        failures = []
-        report = Reporter(listener)
-        for task in tasks:
-            error = self._attempt(task, report, listener)
-            report.flush()
-            if error is None:
-                listener({"kind": "done", "unit": task.unit.index})
-            else:
-                failures.append(Failure(task, error))
-                listener({"kind": "failed", "unit": task.unit.index, "error": error.message})
-        return failures
-
-    def _attempt(self, task: Task, report: Reporter, listener: Listener) -> errors.TokenmillError | None:
-        for attempt in range(1, MAX_TRIES + 1):
-            try:
-                run_unit(self._work, task, self._engine, report)
-                return None
-            except Exception as error:  # whatever a unit dies of, the other units go on
-                failure = errors.from_record(errors.to_record(error))
-            if _is_final(failure, attempt):
-                break
-            listener({"kind": "retry", "unit": task.unit.index, "error": failure.message})
-        return failure
-
-    def stop(self) -> None:
-        """Nothing runs but ourselves."""
+from tokenmill.build.executor import MAX_TRIES, Checked, Failure, Listener, Request, is_final
+from tokenmill.build.unit import Task, Work
+from tokenmill.tokenizer.spec import TokenizerSpec
 
 
 class Pool:
@@ -93,8 +30,28 @@ class Pool:
         self.workers = crew.workers
         self._crew = crew
         self._idle: list[Connection] = []
-        self._deaths_at_start = 0
-        crew.brief({"path": sys.path, "work": asdict(work), "tokenizer": spec.describe()})
+        self._failed_starts = 0
+        crew.brief({"path": sys.path, "work": dataclasses.asdict(work), "tokenizer": spec.describe()})
+
+    def check(self, request: Request) -> Checked:
+        """Have one worker look at the sources first, while the others still load."""
+        asked: Connection | None = None
+        while True:
+            if asked is None and self._idle:
+                asked = self._idle.pop()
+                self._crew.tell(asked, dataclasses.asdict(request))
+            for link, message in self._crew.hear():
+                if link is not asked:
+                    self._welcome(link, message)
+                    continue
+                if message["kind"] == "checked":
+                    self._idle.append(link)
+                    checked: Checked = records.convert(Checked, message["checked"], where="checked")
+                    return checked
+                if message["kind"] == "failed":
+                    raise errors.from_record(message["error"])
+                asked = None
+                self._welcome(link, message)
 
     def run(self, tasks: Iterator[Task], listener: Listener) -> list[Failure]:
         tries: Counter[int] = Counter()
@@ -110,7 +67,7 @@ class Pool:
                     break
                 link = self._idle.pop()
                 busy[link] = task
-                self._crew.tell(link, asdict(task))
+                self._crew.tell(link, dataclasses.asdict(task))
             if exhausted and not busy and not again:
                 return failures
             for link, message in self._crew.hear():
@@ -119,18 +76,17 @@ class Pool:
                     listener(message)
                     continue
                 task = busy.pop(link, None)
+                if task is None:
+                    self._welcome(link, message)
+                    continue
                 if kind != "died":
                     self._idle.append(link)
-                elif link in self._idle:
-                    self._idle.remove(link)
-                if task is None:
-                    self._note_start(message)
-                elif kind == "done":
+                if kind == "done":
                     listener({"kind": "done", "unit": task.unit.index})
                 else:
                     tries[task.unit.index] += 1
                     failure = errors.from_record(message["error"])
-                    if _is_final(failure, tries[task.unit.index]):
+                    if is_final(failure, tries[task.unit.index]):
                         failures.append(Failure(task, failure))
                         listener({"kind": "failed", "unit": task.unit.index, "error": failure.message})
                     else:
@@ -140,18 +96,14 @@ class Pool:
     def stop(self) -> None:
         self._crew.stop()
 
-    def _note_start(self, message: Message) -> None:
-        """Workers that cannot even start will not do better the next time."""
-        if message["kind"] in ("died", "failed"):
-            self._deaths_at_start += 1
-        if self._deaths_at_start > MAX_TRIES * self.workers:
-            raise errors.BuildError(
-                f"workers do not start: {message['error']['message']}", hint="see the messages above, or use -j 1"
-            )
-
-
-def _is_final(error: errors.TokenmillError, tries: int) -> bool:
-    """Whether a unit has failed for good. An error of the whole build is raised."""
-    if isinstance(error, FATAL):
-        raise error
-    return isinstance(error, errors.SourceError) or tries >= MAX_TRIES
+    def _welcome(self, link: Connection, message: Message) -> None:
+        """A worker is ready; or it is not, and will not do better the next time."""
+        if message["kind"] == "ready":
+            self._idle.append(link)
+            return
+        if link in self._idle:
+            self._idle.remove(link)
+        error = errors.from_record(message["error"])
+        self._failed_starts += 1
+        if message["kind"] == "failed" or self._failed_starts > MAX_TRIES * self.workers:
+            raise error

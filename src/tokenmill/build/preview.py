@@ -9,14 +9,15 @@ from typing import Any
 
 from tokenmill import manifest as manifests
 from tokenmill.build import state
+from tokenmill.build.check import check
 from tokenmill.build.crew import resolve_workers
+from tokenmill.build.executor import MEMORY_BUDGET, Estimate, make_request
 from tokenmill.build.receipt import RECEIPTS
-from tokenmill.build.setup import set_up
-from tokenmill.build.survey import Estimate, estimate, survey
-from tokenmill.build.worker import MEMORY_BUDGET
+from tokenmill.build.setup import make_work, set_up
 from tokenmill.errors import DatasetError
 from tokenmill.recipe import make_recipe
 from tokenmill.storage import Folder
+from tokenmill.tokenizer.engine import open_engine
 
 PLACES = 48
 
@@ -31,6 +32,7 @@ class Preview:
     units_done: int
     workers: int
     estimate: Estimate
+    seconds: float
     max_tokens: int | None
     disk_needed: int
     disk_free: int | None
@@ -56,11 +58,9 @@ def plan(
     given = (sources,) if isinstance(sources, str) else tuple(sources)
     wanted = make_recipe({"sources": given, **recipe}, config=config)
     setup = set_up(wanted)
-    places = survey(
-        setup.plan, setup.listing.root, documents=wanted.documents, limit=wanted.max_document_bytes, places=PLACES
-    )
     count = resolve_workers(workers)
-    expected = estimate(setup.plan, places, setup.engine, dtype=setup.dtype, eot=wanted.eot != "none", workers=count)
+    work = make_work(setup, output="", scratch=None)
+    expected = check(make_request(setup.plan, PLACES), work, setup.spec, open_engine(setup.spec)).estimate
     share = min(1.0, wanted.max_tokens / expected.tokens) if wanted.max_tokens and expected.tokens else 1.0
     folder = Folder(os.path.abspath(output)) if output is not None else None
     standing = (0, False, ()) if folder is None or restart else _standing(folder, setup.plan.fingerprint)
@@ -75,6 +75,7 @@ def plan(
         units_done=len(setup.plan.units) if finished else done,
         workers=count,
         estimate=expected,
+        seconds=expected.seconds * share / count,
         max_tokens=wanted.max_tokens,
         disk_needed=max(0, needed),
         disk_free=folder.free_bytes() if folder is not None else None,

@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 from tokenmill import records
 from tokenmill.build import state
 from tokenmill.build.budget import Budget
-from tokenmill.build.pool import Executor
+from tokenmill.build.executor import Executor
 from tokenmill.build.receipt import NO_LIMIT, RECEIPTS, Receipt, receipt_name
-from tokenmill.build.unit import Task
+from tokenmill.build.unit import Task, make_task
 from tokenmill.errors import BuildError, DatasetError
 from tokenmill.planning import Plan
 from tokenmill.storage import Folder
@@ -57,13 +57,6 @@ def dataset_receipts(plan: Plan, receipts: Receipts) -> list[Receipt]:
 
 def task_of(plan: Plan, receipt: Receipt) -> Task:
     return make_task(plan, receipt.unit, receipt.token_limit)
-
-
-def make_task(plan: Plan, unit: int, token_limit: int = NO_LIMIT) -> Task:
-    found = plan.units[unit]
-    return Task(
-        unit=found, sources=plan.sources[found.source : found.source + found.num_sources], token_limit=token_limit
-    )
 
 
 def run_tasks(executor: Executor, tasks: Iterable[Task]) -> None:

@@ -15,9 +15,7 @@ from tokenmill.recipe import Recipe
 from tokenmill.shards.layout import dtype_for
 from tokenmill.sources import read_unit
 from tokenmill.sources.listing import Listing, list_sources
-from tokenmill.tokenizer import Engine, TokenizerSpec, open_engine, resolve
-from tokenmill.tokenizer.parity import choose_engine
-from tokenmill.tokenizer.spec import char_spec
+from tokenmill.tokenizer.spec import TokenizerSpec, char_spec, resolve
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +25,6 @@ class Setup:
     recipe: Recipe
     listing: Listing
     spec: TokenizerSpec
-    engine: Engine
     plan: Plan
     notes: tuple[str, ...]
 
@@ -38,7 +35,12 @@ class Setup:
 
 def set_up(recipe: Recipe) -> Setup:
     """Find the sources and the tokenizer, and make the plan. Writes nothing."""
-    spec, engine, note = choose_engine(resolve(recipe.tokenizer, eot_token=recipe.eot_token))
+    spec, note = resolve(recipe.tokenizer, eot_token=recipe.eot_token), ""
+    if spec.kind == "hf":
+        # Which engine can encode it, only a try will tell.
+        from tokenmill.tokenizer.parity import choose_engine
+
+        spec, _, note = choose_engine(spec)
     if recipe.eot != "none" and spec.eot_id is None:
         raise TokenizerError(
             f"{spec.name} names no end-of-text token", hint="name one with --eot-token, or use --eot none"
@@ -56,14 +58,13 @@ def set_up(recipe: Recipe) -> Setup:
     )
     if spec.kind == "char":
         spec = char_spec(_characters(plan, listing.root, recipe))
-        engine = open_engine(spec)
     identity = {**recipe.identity(), "tokenizer": spec.fingerprint, "engine": spec.engine_version}
     notes = [note] if note else []
     if 65_500 <= spec.vocab_size <= 65_536:
         notes.append(
             f"a vocabulary of {spec.vocab_size} is read as uint16 by some of Megatron's tools and as int32 by others"
         )
-    return Setup(recipe, listing, spec, engine, replace(plan, identity=identity), tuple(notes))
+    return Setup(recipe, listing, spec, replace(plan, identity=identity), tuple(notes))
 
 
 def make_work(setup: Setup, *, output: str, scratch: str | None) -> Work:

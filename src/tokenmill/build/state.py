@@ -24,7 +24,7 @@ from tokenmill.manifest import Digest, Manifest
 from tokenmill.planning import Plan, Source, differences
 from tokenmill.shards.reader import check_structure
 from tokenmill.storage import Folder
-from tokenmill.tokenizer import TokenizerSpec
+from tokenmill.tokenizer.spec import TokenizerSpec
 
 PLAN = ".build/plan.json"
 JOB = ".build/job.json"

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from tokenmill.errors import BuildError
 from tokenmill.shards.layout import Tokens
-from tokenmill.tokenizer import Encoded
+from tokenmill.tokenizer.encoded import Encoded
 
 
 def place_eot(encoded: Encoded, *, eot: str, eot_id: int | None, vocab_size: int, dtype: str) -> Tokens:

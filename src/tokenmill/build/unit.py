@@ -37,13 +37,12 @@ from tokenmill.build.tokens import cut_to, place_eot, select
 from tokenmill.errors import BadDocumentError
 from tokenmill.filters import load_filter
 from tokenmill.manifest import BAD, SourceTotal
-from tokenmill.planning import Source, Unit
+from tokenmill.planning import Plan, Source, Unit
 from tokenmill.shards.writer import ShardWriter
 from tokenmill.sources import read_unit
 from tokenmill.sources.batch import Batch, Skip
 from tokenmill.storage import Folder, Output, ScratchOutput
-from tokenmill.tokenizer import Encoded, Engine
-from tokenmill.tokenizer.engine import text_buffers
+from tokenmill.tokenizer.encoded import Encoded, Engine, text_buffers
 
 Report = Callable[[int, int, int], None]
 
@@ -78,6 +77,14 @@ class Task:
     unit: Unit
     sources: tuple[Source, ...]
     token_limit: int = NO_LIMIT
+
+
+def make_task(plan: Plan, unit: int, token_limit: int = NO_LIMIT) -> Task:
+    """The task of a unit of a plan."""
+    found = plan.units[unit]
+    return Task(
+        unit=found, sources=plan.sources[found.source : found.source + found.num_sources], token_limit=token_limit
+    )
 
 
 @dataclass(frozen=True, slots=True)

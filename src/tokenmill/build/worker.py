@@ -7,65 +7,24 @@ on disk are the truth.
 from __future__ import annotations
 
 import contextlib
-import ctypes
-import gc
-import os
+import dataclasses
 import signal
 import socket
 import sys
-import time
-from collections.abc import Callable
 from multiprocessing.connection import Connection
 
 import pyarrow as pa
 
 from tokenmill import errors, records
-from tokenmill.build.crew import Message, receive, send
+from tokenmill.build.check import check
+from tokenmill.build.crew import receive, send
+from tokenmill.build.executor import Request
+from tokenmill.build.inline import EngineHolder, Reporter
 from tokenmill.build.unit import Task, Work, run_unit
 from tokenmill.sources.startup import start_without_pandas
 from tokenmill.storage import Folder
-from tokenmill.tokenizer import Engine, TokenizerSpec, open_engine
+from tokenmill.tokenizer.engine import open_engine
 from tokenmill.tokenizer.spec import from_dataset
-
-MEMORY_BUDGET = 700_000_000
-_RELOAD_ABOVE = 500_000_000
-_REPORT_SECONDS = 0.2
-
-
-class Reporter:
-    """Gathers progress, and passes it on a few times a second."""
-
-    def __init__(self, say: Callable[[Message], None]) -> None:
-        self._say = say
-        self._counts = (0, 0, 0)
-        self._last = time.monotonic()
-
-    def __call__(self, documents: int, tokens: int, text_bytes: int) -> None:
-        now = (documents, tokens, text_bytes)
-        self._counts = tuple(a + b for a, b in zip(self._counts, now, strict=True))  # type: ignore[assignment]  # three
-        if time.monotonic() - self._last >= _REPORT_SECONDS:
-            self.flush()
-
-    def flush(self) -> None:
-        documents, tokens, text_bytes = self._counts
-        self._say({"kind": "progress", "documents": documents, "tokens": tokens, "bytes": text_bytes})
-        self._counts, self._last = (0, 0, 0), time.monotonic()
-
-
-class EngineHolder:
-    """The worker's tokenizer. Its cache grows with the text; near the budget it is loaded anew."""
-
-    def __init__(self, spec: TokenizerSpec, engine: Engine) -> None:
-        self._spec = spec
-        self._engine = engine
-
-    def __call__(self) -> Engine:
-        if resident_bytes() > _RELOAD_ABOVE:
-            del self._engine
-            gc.collect()
-            _trim()
-            self._engine = open_engine(self._spec)
-        return self._engine
 
 
 def main(fd: int) -> None:
@@ -85,13 +44,22 @@ def _serve(link: Connection) -> None:
     work = records.convert(Work, briefing["work"], where="work")
     name = briefing["tokenizer"]["file"]
     spec = from_dataset(briefing["tokenizer"], Folder(work.output).read(name) if name else None)
-    engine = EngineHolder(spec, open_engine(spec))
+    try:
+        engine = EngineHolder(spec, open_engine(spec))
+    except errors.TokenmillError as error:
+        send(link, {"kind": "failed", "error": errors.to_record(error)})
+        return
     send(link, {"kind": "ready"})
     report = Reporter(lambda message: send(link, message))
     while True:
-        task = records.convert(Task, receive(link), where="task")
+        message = receive(link)
         try:
-            run_unit(work, task, engine, report)
+            if "tasks" in message:
+                request = records.convert(Request, message, where="request")
+                checked = check(request, work, spec, engine())
+                send(link, {"kind": "checked", "checked": dataclasses.asdict(checked)})
+                continue
+            run_unit(work, records.convert(Task, message, where="task"), engine, report)
         except (BrokenPipeError, ConnectionResetError):
             raise
         except Exception as error:  # whatever a unit dies of, the parent must hear of it
@@ -99,19 +67,3 @@ def _serve(link: Connection) -> None:
         else:
             report.flush()
             send(link, {"kind": "done"})
-
-
-def resident_bytes() -> int:
-    """Memory that this process holds now; 0 where the system does not tell."""
-    try:
-        with open("/proc/self/statm", encoding="ascii") as file:
-            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:
-        return 0
-
-
-def _trim() -> None:
-    """Give freed memory back to the system, where the C library can."""
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)

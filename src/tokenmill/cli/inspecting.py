@@ -35,7 +35,7 @@ def describe(path: Path) -> dict[str, Any]:
 
 def first_texts(path: Path, split: str, count: int) -> list[str]:
     """The first documents of a split, decoded."""
-    from tokenmill.tokenizer import open_engine
+    from tokenmill.tokenizer.engine import open_engine
     from tokenmill.tokenizer.spec import from_dataset
 
     dataset = open_dataset(path)

@@ -177,7 +177,7 @@ def preview(preview: Preview) -> None:
         ("documents", f"about {format_count(estimate.documents)} in all"),
         ("disk", f"about {format_bytes(preview.disk_needed)} needed{_free(preview.disk_free)}"),
         ("memory", f"at most {format_bytes(preview.memory)} for {preview.workers} workers"),
-        ("time", f"about {format_seconds(max(1, estimate.seconds))}"),
+        ("time", f"about {format_seconds(max(1, preview.seconds))}"),
     ]
     if preview.scratch_free is not None:
         rows.append(("scratch", f"{format_bytes(preview.scratch_free)} free"))

@@ -40,14 +40,16 @@ def make_batch(source: int, text: pa.Array, positions: npt.NDArray[np.int64], sk
     return Batch(text, np.full(len(text), source, np.int32), positions, tuple(skips))
 
 
-def even(batches: Iterable[Batch], *, max_documents: int | None = None) -> Iterator[Batch]:
-    """The same documents in batches of about `BATCH_BYTES`: small ones joined, large ones cut."""
+def even(
+    batches: Iterable[Batch], *, max_documents: int | None = None, max_bytes: int = BATCH_BYTES
+) -> Iterator[Batch]:
+    """The same documents in batches of about `max_bytes`: small ones joined, large ones cut."""
     held: list[Batch] = []
     size = count = 0
     for batch in batches:
-        for part in _cut(batch, max_documents):
+        for part in _cut(batch, max_documents, max_bytes):
             if held and (
-                size + part.text.nbytes > BATCH_BYTES or (max_documents and count + len(part.text) > max_documents)
+                size + part.text.nbytes > max_bytes or (max_documents and count + len(part.text) > max_documents)
             ):
                 yield _join(held)
                 held, size, count = [], 0, 0
@@ -58,14 +60,16 @@ def even(batches: Iterable[Batch], *, max_documents: int | None = None) -> Itera
         yield _join(held)
 
 
-def _cut(batch: Batch, max_documents: int | None) -> Iterator[Batch]:
+def _cut(batch: Batch, max_documents: int | None, max_bytes: int) -> Iterator[Batch]:
     count = len(batch.text)
-    if count < 2 or (batch.text.nbytes <= BATCH_BYTES and (not max_documents or count <= max_documents)):
+    if count < 2 or (batch.text.nbytes <= max_bytes and (not max_documents or count <= max_documents)):
         yield batch
         return
     half = count // 2
-    yield from _cut(Batch(batch.text[:half], batch.sources[:half], batch.positions[:half], batch.skips), max_documents)
-    yield from _cut(Batch(batch.text[half:], batch.sources[half:], batch.positions[half:]), max_documents)
+    first = Batch(batch.text[:half], batch.sources[:half], batch.positions[:half], batch.skips)
+    rest = Batch(batch.text[half:], batch.sources[half:], batch.positions[half:])
+    yield from _cut(first, max_documents, max_bytes)
+    yield from _cut(rest, max_documents, max_bytes)
 
 
 def _join(batches: list[Batch]) -> Batch:

@@ -31,8 +31,10 @@ _PEEK_BYTES = 64_000_000
 _PEEK_STEP = 1 << 16
 
 
-def read(path: str, index: int, source: Source, start: int, stop: int, *, limit: int) -> Iterator[Batch]:
-    for run in read_runs(path, source.compression, b"\n", start, stop, limit):
+def read(
+    path: str, index: int, source: Source, start: int, stop: int, *, limit: int, chunk: int | None = None
+) -> Iterator[Batch]:
+    for run in read_runs(path, source.compression, b"\n", start, stop, limit, chunk):
         if run.too_large:
             skip = Skip(index, run.start, "too_large")
             yield make_batch(index, pa.array([], pa.string()), np.zeros(0, np.int64), [skip])

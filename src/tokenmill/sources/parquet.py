@@ -43,7 +43,9 @@ def _belongs(path_in_schema: str, columns: list[str]) -> bool:
     return any(path_in_schema == name or path_in_schema.startswith(f"{name}.") for name in columns)
 
 
-def read(path: str, index: int, source: Source, start: int, stop: int) -> Iterator[Batch]:
+def read(
+    path: str, index: int, source: Source, start: int, stop: int, *, batch_bytes: int = BATCH_BYTES
+) -> Iterator[Batch]:
     """The rows of row groups [start, stop); their positions are rows of the file."""
     names = rule_columns(source.text)
     with _open(path) as file:
@@ -52,7 +54,7 @@ def read(path: str, index: int, source: Source, start: int, stop: int) -> Iterat
         row = sum(metadata.row_group(i).num_rows for i in range(start))
         for group in range(start, stop):
             size, rows = metadata.row_group(group).total_byte_size, metadata.row_group(group).num_rows
-            batch_rows = max(1, min(rows, BATCH_BYTES * rows // max(size, 1)))
+            batch_rows = max(1, min(rows, batch_bytes * rows // max(size, 1)))
             batches = file.iter_batches(batch_rows, row_groups=[group], columns=names, use_threads=False)
             while True:
                 with explained(path, where=f", row group {group}, from row {row} on"):

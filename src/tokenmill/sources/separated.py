@@ -36,26 +36,29 @@ class Run:
     too_large: bool = False
 
 
-def read_runs(path: str, compression: str, separator: bytes, start: int, stop: int, limit: int) -> Iterator[Run]:
+def read_runs(
+    path: str, compression: str, separator: bytes, start: int, stop: int, limit: int, chunk: int | None = None
+) -> Iterator[Run]:
     """The documents that begin in [start, stop); a `stop` of -1 is the end of the file.
 
-    Those that are much larger than `limit` are passed over without being held in memory.
+    Those that are much larger than `limit` are passed over without being held in memory. The file is
+    read `chunk` bytes at a time.
     """
     begin = _fresh(path, separator, max(0, start - len(separator))) if start else 0
     with open_stream(path, compression, start=begin) as stream:
-        at, held = begin, b""
+        at, held, chunk = begin, b"", chunk or CHUNK
         if start:
-            first = _first_document(stream, separator, begin, start)
+            first = _first_document(stream, separator, begin, start, chunk)
             if first is None or 0 <= stop <= first[0]:
                 return
             at, held = first
-        yield from _runs(stream, separator, at, held, stop, limit)
+        yield from _runs(stream, separator, at, held, stop, limit, chunk)
 
 
-def _runs(stream: Stream, separator: bytes, at: int, held: bytes, stop: int, limit: int) -> Iterator[Run]:
+def _runs(stream: Stream, separator: bytes, at: int, held: bytes, stop: int, limit: int, chunk: int) -> Iterator[Run]:
     """Runs of whole documents. `held` is what was read and not yet given; its first byte begins a document."""
     while True:
-        data, is_last = _read_behind(held, stream)
+        data, is_last = _read_behind(held, stream, chunk)
         if stop >= 0 and (end := _find(data, separator, stop - at)) >= 0:
             yield Run(at, memoryview(data)[:end])
             return
@@ -79,9 +82,9 @@ def _runs(stream: Stream, separator: bytes, at: int, held: bytes, stop: int, lim
             held = bytes(data)
 
 
-def _read_behind(held: bytes, stream: Stream) -> tuple[bytearray, bool]:
+def _read_behind(held: bytes, stream: Stream, chunk: int) -> tuple[bytearray, bool]:
     """What is held and the next chunk behind it, copied once; and whether the stream has ended."""
-    data = bytearray(len(held) + CHUNK)
+    data = bytearray(len(held) + chunk)
     data[: len(held)] = held
     with memoryview(data) as view:
         count = stream.readinto(view[len(held) :])
@@ -89,9 +92,9 @@ def _read_behind(held: bytes, stream: Stream) -> tuple[bytearray, bool]:
     return data, not count
 
 
-def _first_document(stream: Stream, separator: bytes, at: int, start: int) -> tuple[int, bytes] | None:
+def _first_document(stream: Stream, separator: bytes, at: int, start: int, chunk: int) -> tuple[int, bytes] | None:
     """Where the first document at or after `start` begins, and what was read of it."""
-    held = stream.read(max(CHUNK, start - at + 2 * len(separator)))
+    held = stream.read(max(chunk, start - at + 2 * len(separator)))
     end = _find(held, separator, start - at)
     if end >= 0:
         return at + end + len(separator), held[end + len(separator) :]

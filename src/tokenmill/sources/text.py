@@ -18,9 +18,11 @@ _BOM = b"\xef\xbb\xbf"
 _BLANK = r"^[\s\v\p{Z}\x{85}\x{1c}-\x{1f}]*$"
 
 
-def read_lines(path: str, index: int, source: Source, start: int, stop: int, *, limit: int) -> Iterator[Batch]:
+def read_lines(
+    path: str, index: int, source: Source, start: int, stop: int, *, limit: int, chunk: int | None = None
+) -> Iterator[Batch]:
     """Lines without their ends; lines of white space alone are no documents."""
-    for batch in read_separated(path, index, source, start, stop, separator=b"\n", limit=limit):
+    for batch in read_separated(path, index, source, start, stop, separator=b"\n", limit=limit, chunk=chunk):
         text = batch.text
         if pc.any(pc.ends_with(text, "\r")).as_py():
             text = pc.replace_substring_regex(text, r"\r$", "") if _valid(text) else _strip_returns(text)
@@ -34,10 +36,18 @@ def read_lines(path: str, index: int, source: Source, start: int, stop: int, *, 
 
 
 def read_separated(
-    path: str, index: int, source: Source, start: int, stop: int, *, separator: bytes, limit: int
+    path: str,
+    index: int,
+    source: Source,
+    start: int,
+    stop: int,
+    *,
+    separator: bytes,
+    limit: int,
+    chunk: int | None = None,
 ) -> Iterator[Batch]:
     """The texts between separators."""
-    for run in read_runs(path, source.compression, separator, start, stop, limit):
+    for run in read_runs(path, source.compression, separator, start, stop, limit, chunk):
         if run.too_large:
             yield make_batch(index, _strings([]), np.zeros(0, np.int64), [Skip(index, run.start, "too_large")])
             continue

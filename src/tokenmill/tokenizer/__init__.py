@@ -1,13 +1,7 @@
 """Text to ids.
 
-    name -> resolve -> TokenizerSpec -> open_engine -> Engine: Arrow text in, ids and lengths out
-                            |
-                            +-> reference (tiktoken, tokenizers): the parity check
-
-`engine` is the only module that imports gigatoken.
+spec      a name -> the tokenizer's content, pinned by a fingerprint
+engine    Arrow text in, ids and lengths out; the only module that imports gigatoken
+parity    the engine against another implementation of the same tokenizer
+encoded   what an engine takes and gives; light, for those who only pass it on
 """
-
-from tokenmill.tokenizer.engine import Encoded, Engine, open_engine
-from tokenmill.tokenizer.spec import TokenizerSpec, resolve
-
-__all__ = ["Encoded", "Engine", "TokenizerSpec", "open_engine", "resolve"]

@@ -7,38 +7,18 @@ tokens are taken out of the tokenizer first, so that their strings inside a text
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import awkward as ak
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from gigatoken import Tokenizer as _Gigatoken
 from gigatoken import gigatoken_rs as _rs
 
 from tokenmill.errors import TokenizerError
 from tokenmill.storage.temporary import temporary_file
+from tokenmill.tokenizer.encoded import Encoded, Engine, Ids, text_array, text_buffers
 from tokenmill.tokenizer.spec import TokenizerSpec
-
-Ids = npt.NDArray[np.unsignedinteger[Any]]
-
-
-@dataclass(frozen=True, slots=True)
-class Encoded:
-    """Ids of a batch of documents end to end, and how many each document has."""
-
-    ids: Ids
-    lengths: npt.NDArray[np.int64]
-
-
-class Engine(Protocol):
-    def encode(self, text: pa.Array) -> Encoded:
-        """Encode valid UTF-8 documents, none of them null."""
-
-    def decode(self, ids: Ids) -> str:
-        """The text of ids, without any special token."""
 
 
 def open_engine(spec: TokenizerSpec) -> Engine:
@@ -65,26 +45,6 @@ def convert_sentencepiece_bpe(data: bytes) -> bytes:
 
     converted: str = sentencepiece_to_tokenizer_json(data)
     return converted.encode()
-
-
-def text_array(texts: Sequence[str]) -> pa.Array:
-    """Texts as Arrow text, made of their bytes alone: `pa.array` would load pandas, if that is installed."""
-    encoded = [text.encode() for text in texts]
-    offsets = np.zeros(len(encoded) + 1, np.int64)
-    np.cumsum([len(data) for data in encoded], out=offsets[1:])
-    return pa.LargeStringArray.from_buffers(len(encoded), pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded)))
-
-
-def text_buffers(text: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-    """Offsets and bytes of an Arrow text array, without a copy of the text."""
-    wide = pa.types.is_large_string(text.type) or pa.types.is_large_binary(text.type)
-    _, offsets_buffer, data_buffer = text.buffers()
-    stored = np.frombuffer(offsets_buffer, np.int64 if wide else np.int32, len(text) + 1 + text.offset)
-    offsets: npt.NDArray[np.int64] = stored[text.offset :].astype(np.int64)
-    if data_buffer is None:
-        return offsets, np.zeros(0, np.uint8)
-    data = np.frombuffer(data_buffer, np.uint8)[offsets[0] : offsets[-1]]
-    return offsets - offsets[0], data
 
 
 class _GigatokenEngine:

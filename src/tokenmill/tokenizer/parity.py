@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tokenmill.errors import ParityError, TokenizerError
-from tokenmill.tokenizer.engine import Engine, open_engine, open_tokenizers, text_array
+from tokenmill.tokenizer.encoded import Engine, text_array
+from tokenmill.tokenizer.engine import open_engine, open_tokenizers
 from tokenmill.tokenizer.spec import TokenizerSpec
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"

@@ -1,11 +1,13 @@
-"""A survey: a few documents from all over the sources, before the work.
+"""A look before the work: documents from all over the sources, encoded twice.
 
-It feeds the parity check, and tells how many tokens and how much time the whole will take.
+The engine and its reference must agree on them, and they tell how many tokens and how much time
+the whole will take.
 """
 
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import itertools
 import math
 import time
@@ -15,15 +17,16 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from tokenmill.build.executor import Checked, Estimate, Request
+from tokenmill.build.unit import Task, Work
 from tokenmill.errors import SourceError
-from tokenmill.planning import Plan, Unit
 from tokenmill.shards.layout import index_bytes, numpy_dtype
 from tokenmill.sources import read_unit
 from tokenmill.sources.batch import Batch
-from tokenmill.tokenizer import Engine
-from tokenmill.tokenizer.engine import text_array
+from tokenmill.tokenizer.encoded import Engine, text_array
+from tokenmill.tokenizer.parity import check_parity
+from tokenmill.tokenizer.spec import TokenizerSpec
 
-PLACES = 16
 SURVEY_BYTES = 512_000
 
 
@@ -36,26 +39,16 @@ class Place:
     weight: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """What the whole dataset will come to, give or take `error` (a 95 % interval) of the tokens."""
-
-    tokens: int
-    error: int
-    documents: int
-    output_bytes: int
-    seconds: float
+def check(request: Request, work: Work, spec: TokenizerSpec, engine: Engine) -> Checked:
+    """Encode documents of every place with the engine and its reference, and measure the engine by the way."""
+    visits = (_visit(task, work, SURVEY_BYTES // len(request.tasks)) for task in request.tasks)
+    places = [place for place in visits if place is not None]
+    parity = check_parity(spec, engine, [text for place in places for text in place.texts])
+    expected = _estimate(places, request.total_bytes, engine, dtype=work.dtype, eot=work.eot != "none")
+    return Checked(parity=dataclasses.asdict(parity), estimate=expected)
 
 
-def survey(plan: Plan, root: str, *, documents: str, limit: int, places: int = PLACES) -> list[Place]:
-    """Documents from the beginning of evenly spread units."""
-    wanted = np.unique(np.linspace(0, len(plan.units) - 1, min(places, len(plan.units))).astype(int))
-    share = SURVEY_BYTES // len(wanted)
-    visits = (_visit(plan, plan.units[i], root, documents=documents, limit=limit, share=share) for i in wanted)
-    return [place for place in visits if place is not None]
-
-
-def estimate(plan: Plan, places: Sequence[Place], engine: Engine, *, dtype: str, eot: bool, workers: int) -> Estimate:
+def _estimate(places: Sequence[Place], total: int, engine: Engine, *, dtype: str, eot: bool) -> Estimate:
     """Tokens a byte at each place, weighted by size, give the whole and its spread."""
     text = text_array([text for place in places for text in place.texts])
     if not len(text):
@@ -68,7 +61,6 @@ def estimate(plan: Plan, places: Sequence[Place], engine: Engine, *, dtype: str,
     tokens = np.array([lengths[a:b].sum() for a, b in itertools.pairwise(borders)], float)
     planned = np.array([place.text_bytes * place.weight for place in places])
     ratio = tokens.sum() / planned.sum()
-    total = plan.text_bytes()
     spread = 0.0
     if len(places) > 1:
         residuals = tokens - ratio * planned
@@ -81,18 +73,25 @@ def estimate(plan: Plan, places: Sequence[Place], engine: Engine, *, dtype: str,
         error=round(1.96 * spread * total),
         documents=num_documents,
         output_bytes=num_tokens * numpy_dtype(dtype).itemsize + index_bytes(num_documents) + 16 * num_documents,
-        seconds=total / float(np.mean([place.weight for place in places])) / speed / workers,
+        seconds=total / float(np.mean([place.weight for place in places])) / speed,
     )
 
 
-def _visit(plan: Plan, unit: Unit, root: str, *, documents: str, limit: int, share: int) -> Place | None:
-    sources = list(plan.sources[unit.source : unit.source + unit.num_sources])
-    paths = [f"{root}/{source.name}" for source in sources]
+def _visit(task: Task, work: Work, share: int) -> Place | None:
+    paths = [f"{work.root}/{source.name}" for source in task.sources]
     with contextlib.suppress(SourceError):  # when the unit is done, it will say what is wrong
-        for batch in read_unit(unit, paths, sources, documents=documents, limit=limit):
+        for batch in read_unit(
+            task.unit,
+            paths,
+            list(task.sources),
+            documents=work.documents,
+            limit=work.max_document_bytes,
+            max_documents=work.max_documents,
+            batch_bytes=2 * share,
+        ):
             texts, size = _head(batch, share)
             if texts:
-                return Place(texts, size, _weight(batch, sources[0].kind, size, len(texts)))
+                return Place(texts, size, _weight(batch, task.sources[0].kind, size, len(texts)))
     return None
 
 

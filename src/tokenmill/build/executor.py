@@ -1,0 +1,91 @@
+"""What runs units: the questions it is asked and the answers it gives.
+
+Inline   this process            Pool   a crew of worker processes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from tokenmill import errors
+from tokenmill.build.crew import Message
+from tokenmill.build.unit import Task, make_task
+from tokenmill.planning import Plan
+
+MAX_TRIES = 3
+# Units that are looked at before the work.
+PLACES = 16
+# Memory that a worker may take.
+MEMORY_BUDGET = 700_000_000
+# Errors of the whole build; any other one concerns a unit.
+FATAL = (errors.DiskFullError, errors.DeterminismError, errors.BadDocumentError, errors.RecipeError)
+
+# Hears messages like {"kind": "progress" | "done" | "retry" | "failed", ...}.
+Listener = Callable[[Message], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A unit that could not be done, and why."""
+
+    task: Task
+    error: errors.TokenmillError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """Where to look before the work: the beginnings of these units, out of `total_bytes` of text."""
+
+    tasks: tuple[Task, ...]
+    total_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """What the whole dataset will come to, give or take `error` (a 95 % interval) of the tokens.
+
+    `seconds` are those of one worker.
+    """
+
+    tokens: int
+    error: int
+    documents: int
+    output_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """What was compared with the reference, and what to expect of the whole."""
+
+    parity: dict[str, Any]
+    estimate: Estimate
+
+
+def make_request(plan: Plan, places: int = PLACES) -> Request:
+    """Evenly spread units of a plan."""
+    last, count = len(plan.units) - 1, min(places, len(plan.units))
+    wanted = sorted({last * place // max(1, count - 1) for place in range(count)})
+    return Request(tasks=tuple(make_task(plan, unit) for unit in wanted), total_bytes=plan.text_bytes())
+
+
+class Executor(Protocol):
+    workers: int
+
+    def check(self, request: Request) -> Checked:
+        """Before the work: the engine against its reference, and an estimate of the whole."""
+
+    def run(self, tasks: Iterator[Task], listener: Listener) -> list[Failure]:
+        """Do the tasks, more or less in order; gives those that failed for good."""
+
+    def stop(self) -> None:
+        """Stop at once; nothing that was published is touched."""
+
+
+def is_final(error: errors.TokenmillError, tries: int) -> bool:
+    """Whether a unit has failed for good. An error of the whole build is raised."""
+    if isinstance(error, FATAL):
+        raise error
+    return isinstance(error, errors.SourceError) or tries >= MAX_TRIES

@@ -1,0 +1,115 @@
+"""Units in this process, and what every process that does units needs: its tokenizer and its reports."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import time
+from collections.abc import Callable, Iterator
+
+from tokenmill import errors
+from tokenmill.build.check import check
+from tokenmill.build.crew import Message
+from tokenmill.build.executor import MAX_TRIES, MEMORY_BUDGET, Checked, Failure, Listener, Request, is_final
+from tokenmill.build.unit import Task, Work, run_unit
+from tokenmill.tokenizer.encoded import Engine
+from tokenmill.tokenizer.engine import open_engine
+from tokenmill.tokenizer.spec import TokenizerSpec
+
+_RELOAD_ABOVE = MEMORY_BUDGET * 5 // 7
+_REPORT_SECONDS = 0.2
+
+
+class Inline:
+    """An executor of one worker: this process itself."""
+
+    workers = 1
+
+    def __init__(self, work: Work, spec: TokenizerSpec, engine: Engine) -> None:
+        self._work = work
+        self._spec = spec
+        self._engine = EngineHolder(spec, engine)
+
+    def check(self, request: Request) -> Checked:
+        return check(request, self._work, self._spec, self._engine())
+
+    def run(self, tasks: Iterator[Task], listener: Listener) -> list[Failure]:
+        failures = []
+        report = Reporter(listener)
+        for task in tasks:
+            error = self._attempt(task, report, listener)
+            report.flush()
+            if error is None:
+                listener({"kind": "done", "unit": task.unit.index})
+            else:
+                failures.append(Failure(task, error))
+                listener({"kind": "failed", "unit": task.unit.index, "error": error.message})
+        return failures
+
+    def _attempt(self, task: Task, report: Reporter, listener: Listener) -> errors.TokenmillError | None:
+        for attempt in range(1, MAX_TRIES + 1):
+            try:
+                run_unit(self._work, task, self._engine, report)
+                return None
+            except Exception as error:  # whatever a unit dies of, the other units go on
+                failure = errors.from_record(errors.to_record(error))
+            if is_final(failure, attempt):
+                break
+            listener({"kind": "retry", "unit": task.unit.index, "error": failure.message})
+        return failure
+
+    def stop(self) -> None:
+        """Nothing runs but ourselves."""
+
+
+class Reporter:
+    """Gathers progress, and passes it on a few times a second."""
+
+    def __init__(self, say: Callable[[Message], None]) -> None:
+        self._say = say
+        self._counts = (0, 0, 0)
+        self._last = time.monotonic()
+
+    def __call__(self, documents: int, tokens: int, text_bytes: int) -> None:
+        now = (documents, tokens, text_bytes)
+        self._counts = tuple(a + b for a, b in zip(self._counts, now, strict=True))  # type: ignore[assignment]  # three
+        if time.monotonic() - self._last >= _REPORT_SECONDS:
+            self.flush()
+
+    def flush(self) -> None:
+        documents, tokens, text_bytes = self._counts
+        self._say({"kind": "progress", "documents": documents, "tokens": tokens, "bytes": text_bytes})
+        self._counts, self._last = (0, 0, 0), time.monotonic()
+
+
+class EngineHolder:
+    """The worker's tokenizer. Its cache grows with the text; near the budget it is loaded anew."""
+
+    def __init__(self, spec: TokenizerSpec, engine: Engine) -> None:
+        self._spec = spec
+        self._engine = engine
+
+    def __call__(self) -> Engine:
+        if resident_bytes() > _RELOAD_ABOVE:
+            del self._engine
+            gc.collect()
+            _trim()
+            self._engine = open_engine(self._spec)
+        return self._engine
+
+
+def resident_bytes() -> int:
+    """Memory that this process holds now; 0 where the system does not tell."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def _trim() -> None:
+    """Give freed memory back to the system, where the C library can."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)

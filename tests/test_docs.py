@@ -1,0 +1,69 @@
+"""The docs are true: what they show runs, and what is generated is current."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from conftest import Command, make_texts, write_parquet
+
+ROOT = Path(__file__).parent.parent
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 150
+
+
+@pytest.mark.parametrize("command", ["prepare", "plan", "verify", "repair", "inspect"])
+def test_the_command_reference_names_the_options_that_there_are(tokenmill: Command, command: str) -> None:
+    page = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
+    (section,) = re.findall(rf"## tokenmill {command}\n(.*?)(?=\n## |\Z)", page, re.DOTALL)
+    options = [
+        set(re.findall(r"^ +(?:-\w, )?(--[\w-]+)", text, re.MULTILINE))
+        for text in (section, tokenmill(command, "--help").stdout)
+    ]
+    assert options[0] == options[1], "run make docs"
+
+
+@pytest.mark.parametrize("command", ["prepare", "plan", "verify", "repair", "inspect"])
+def test_every_command_explains_itself_with_an_example(tokenmill: Command, command: str) -> None:
+    shown = tokenmill(command, "--help").stdout
+    assert f"tokenmill {command} " in shown
+    assert "Example" in shown
+
+
+def test_the_python_of_the_readme_runs(tmp_path: Path) -> None:
+    (tmp_path / "corpus").mkdir()
+    write_parquet(tmp_path / "corpus/a.parquet", make_texts(400))
+    (code,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    done = subprocess.run(
+        [sys.executable, "-c", code.replace("workers=16", "workers=2").replace("val=0.0005", "val=0.05")],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_the_commands_of_the_readme_run(tokenmill: Command, tmp_path: Path) -> None:
+    (tmp_path / "corpus").mkdir()
+    write_parquet(tmp_path / "corpus/a.parquet", make_texts(400))
+    import zstandard
+
+    chat = b'{"prompt": "a", "response": "b"}\n' * 10
+    (tmp_path / "chat.jsonl.zst").write_bytes(zstandard.compress(chat))
+    lines = [line for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL) for line in block.splitlines()]
+    commands = [line.partition("#")[0].strip() for line in lines if line.startswith("tokenmill ")]
+    assert len(commands) == 7
+    # The first block and the second one prepare the same folder with two recipes.
+    for group in (commands[:2], [*commands[2:4], *commands[4:]]):
+        subprocess.run(["rm", "-rf", tmp_path / "data"], check=True)
+        for command in group:
+            arguments = command.removeprefix("tokenmill ").replace("corpus/*.parquet", "corpus/a.parquet")
+            tokenmill(*[part.strip('"') for part in re.findall(r'"[^"]*"|\S+', arguments.replace("-j 16", "-j 2"))])
