@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tokenmill.build.tokens import cut_to, place_eot, select
 from tokenmill.errors import BuildError
-from tokenmill.tokenizer import Encoded
+from tokenmill.tokenizer.encoded import Encoded
 
 EOT = 99
 Documents = list[list[int]]

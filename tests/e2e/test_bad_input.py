@@ -339,7 +339,7 @@ def test_secrets_in_urls_are_not_repeated(tokenmill: Command) -> None:
 def test_ids_are_checked_before_they_are_narrowed(tmp_path: Path) -> None:
     from tokenmill.build.tokens import place_eot
     from tokenmill.errors import BuildError
-    from tokenmill.tokenizer import Encoded
+    from tokenmill.tokenizer.encoded import Encoded
 
     wide = Encoded(np.array([1, 70_000], np.uint32), np.array([2]))
     with pytest.raises(BuildError, match="70000"):

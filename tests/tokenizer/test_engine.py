@@ -22,9 +22,10 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from tokenmill.errors import TokenizerError
-from tokenmill.tokenizer import Engine, TokenizerSpec, open_engine, resolve
+from tokenmill.tokenizer.encoded import Engine
+from tokenmill.tokenizer.engine import open_engine
 from tokenmill.tokenizer.parity import PATTERNS, choose_engine
-from tokenmill.tokenizer.spec import char_spec
+from tokenmill.tokenizer.spec import TokenizerSpec, char_spec, resolve
 
 PROPERTY = settings(max_examples=100, deadline=None, database=None)
 CORPUS = [f"The quick brown fox no. {i} jumps über the lazy dog, isn't it? {i * 37} déjà vu  ok" for i in range(300)]

@@ -10,10 +10,10 @@ import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
 from tokenmill.errors import ParityError, TokenizerError
-from tokenmill.tokenizer import Encoded, TokenizerSpec, open_engine, resolve
-from tokenmill.tokenizer.engine import Ids
+from tokenmill.tokenizer.encoded import Encoded
+from tokenmill.tokenizer.engine import Ids, open_engine
 from tokenmill.tokenizer.parity import check_parity, choose_engine, open_reference
-from tokenmill.tokenizer.spec import char_spec
+from tokenmill.tokenizer.spec import TokenizerSpec, char_spec, resolve
 
 DOCUMENTS = ["hello world", "", "Zwölf Boxkämpfer 12345", "<|endoftext|> is text here", "漢字 😀\r\n"]
 

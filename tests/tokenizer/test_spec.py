@@ -22,9 +22,9 @@ from tokenizers import models, pre_tokenizers, trainers
 from tokenmill.build.setup import set_up
 from tokenmill.errors import TokenizerError
 from tokenmill.recipe import make_recipe
-from tokenmill.tokenizer import open_engine, resolve
+from tokenmill.tokenizer.engine import open_engine
 from tokenmill.tokenizer.parity import choose_engine
-from tokenmill.tokenizer.spec import char_spec, from_dataset
+from tokenmill.tokenizer.spec import char_spec, from_dataset, resolve
 
 CORPUS = ["The quick brown fox jumps over the lazy dog"] * 20
 
@@ -303,7 +303,7 @@ def hub(files: dict[str, bytes]) -> Iterator[tuple[str, list[str]]]:
 _RESOLVE = """
 import json, sys
 from tokenmill.errors import TokenizerError
-from tokenmill.tokenizer import resolve
+from tokenmill.tokenizer.spec import resolve
 found = []
 for name in sys.argv[1:]:
     try:

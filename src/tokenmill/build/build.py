@@ -78,6 +78,7 @@ def _build(
         receipts = _run_units(setup, folder, executor, progress)
     finally:
         executor.stop()
+        state.sweep(folder)
     progress.tell("commit", units=len(receipts))
     result = commit(
         folder,
@@ -131,13 +132,14 @@ def _run_units(setup: Setup, folder: Folder, executor: Executor, progress: Progr
     plan, fingerprint = setup.plan, setup.plan.fingerprint
     known = state.trusted_receipts(folder, plan)
     budget = Budget(setup.recipe.max_tokens, known)
-    finished_bytes = sum(plan.units[index].text_bytes for index in known)
+    if before := state.num_receipts(folder):
+        progress.tell("resume", units=before, total_units=len(plan.units), trusted=len(known))
     progress.start(
         Tally(
             total_bytes=plan.text_bytes(),
             total_units=len(plan.units),
             workers=executor.workers,
-            done_bytes=finished_bytes,
+            done_bytes=sum(plan.units[index].text_bytes for index in known),
             done_units=len(known),
             documents=sum(receipt.documents_read for receipt in known.values()),
             tokens=sum(receipt.tokens for receipt in known.values()),
@@ -166,7 +168,6 @@ def _run_units(setup: Setup, folder: Folder, executor: Executor, progress: Progr
             _raise_failures(executor.run(iter([cut]), progress.hear), setup)
     except KeyboardInterrupt:
         executor.stop()
-        state.sweep(folder)
         raise Interrupted(
             f"stopped; {len(known)} of {len(plan.units)} units are done and kept",
             hint="run the same command again: it goes on from there",

@@ -86,7 +86,6 @@ def _visit(task: Task, work: Work, share: int) -> Place | None:
             list(task.sources),
             documents=work.documents,
             limit=work.max_document_bytes,
-            max_documents=work.max_documents,
             batch_bytes=2 * share,
         ):
             texts, size = _head(batch, share)

@@ -12,7 +12,6 @@ from tokenmill.build import state
 from tokenmill.build.check import check
 from tokenmill.build.crew import resolve_workers
 from tokenmill.build.executor import MEMORY_BUDGET, Estimate, make_request
-from tokenmill.build.receipt import RECEIPTS
 from tokenmill.build.setup import make_work, set_up
 from tokenmill.errors import DatasetError
 from tokenmill.recipe import make_recipe
@@ -97,8 +96,11 @@ def _standing(folder: Folder, fingerprint: str) -> tuple[int, bool, tuple[str, .
             return 0, same, () if same else (f"{folder.path} holds a dataset of another recipe",)
         if folder.exists(state.PLAN):
             same = state.load_plan(folder).fingerprint == fingerprint
-            done = sum(name.count(".") == 1 for name in folder.names(RECEIPTS))
-            return done if same else 0, False, () if same else (f"{folder.path} holds a build of another recipe",)
+            return (
+                state.num_receipts(folder) if same else 0,
+                False,
+                () if same else (f"{folder.path} holds a build of another recipe",),
+            )
     except DatasetError as error:
         return 0, False, (error.message,)
     return 0, False, ()

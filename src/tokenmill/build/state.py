@@ -171,6 +171,11 @@ def trusted_receipts(folder: Folder, plan: Plan) -> dict[int, Receipt]:
     return found
 
 
+def num_receipts(folder: Folder) -> int:
+    """How many whole units have a receipt, whether or not it will hold."""
+    return sum(name.count(".") == 1 for name in folder.names(RECEIPTS))
+
+
 def note_clean_stop(folder: Folder, known: dict[int, Receipt]) -> None:
     """Write down which units need no rehash at the next start."""
     if known:

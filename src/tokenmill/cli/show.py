@@ -55,8 +55,10 @@ class Watcher:
         elif kind == "start":
             if self._wants_bar:
                 self._start_bar(event)
-            if event["units"]:
-                self._say(f"going on: {event['units']} of {event['total_units']} units are done already")
+        elif kind == "resume":
+            unchecked = event["units"] - event["trusted"]
+            checks = f"; {unchecked} are hashed again first, as the last run was cut off" if unchecked else ""
+            self._say(f"going on: {event['units']} of {event['total_units']} units are done{checks}")
         elif kind == "note":
             self._say(event["message"])
         elif kind == "parity":
