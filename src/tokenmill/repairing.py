@@ -25,7 +25,7 @@ from tokenmill.build.redo import (
     same_result,
     task_of,
 )
-from tokenmill.build.unit import make_task
+from tokenmill.build.task import make_task
 from tokenmill.errors import DatasetError, DeterminismError
 from tokenmill.manifest import Digest, Manifest
 from tokenmill.planning import Plan

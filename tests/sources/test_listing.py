@@ -13,8 +13,8 @@ import pytest
 from tokenmill.errors import RecipeError, SourceChangedError, SourceError
 from tokenmill.planning import Unit
 from tokenmill.recipe import make_recipe
-from tokenmill.sources import read_unit
 from tokenmill.sources.listing import Listing, check_unchanged, list_sources
+from tokenmill.sources.reading import read_unit
 
 
 def listed(*sources: Path | str, **fields: Any) -> Listing:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from tokenmill.build.receipt import Receipt
-from tokenmill.build.unit import Task, make_task
+from tokenmill.build.task import Task, make_task
 from tokenmill.planning import Plan
 
 

@@ -22,7 +22,7 @@ from tokenmill.build.pool import Pool
 from tokenmill.build.progress import Progress, Tally, Watcher
 from tokenmill.build.receipt import NO_LIMIT, PIECES, RECEIPTS, REJECTS, Receipt, load_receipt
 from tokenmill.build.setup import Setup, make_work, set_up
-from tokenmill.build.unit import Task, Work, make_task
+from tokenmill.build.task import Task, Work, make_task
 from tokenmill.errors import BuildError, DiskFullError, Interrupted
 from tokenmill.manifest import Manifest
 from tokenmill.recipe import Recipe

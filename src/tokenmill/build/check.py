@@ -18,16 +18,16 @@ import numpy as np
 import pyarrow as pa
 
 from tokenmill.build.executor import Checked, Estimate, Request
-from tokenmill.build.unit import Task, Work
+from tokenmill.build.task import Task, Work
 from tokenmill.errors import SourceError
 from tokenmill.shards.layout import index_bytes, numpy_dtype
-from tokenmill.sources import read_unit
 from tokenmill.sources.batch import Batch
+from tokenmill.sources.reading import read_unit
 from tokenmill.tokenizer.encoded import Engine, text_array
 from tokenmill.tokenizer.parity import check_parity
 from tokenmill.tokenizer.spec import TokenizerSpec
 
-SURVEY_BYTES = 512_000
+SURVEY_BYTES = 256_000
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,7 @@ import pyarrow.parquet as pq
 
 from tokenmill import manifest
 from tokenmill.build import provenance
-from tokenmill.build.receipt import Receipt
-from tokenmill.build.unit import hex_sum
+from tokenmill.build.receipt import Receipt, hex_sum
 from tokenmill.errors import BuildError, DeterminismError
 from tokenmill.manifest import Digest, Manifest, Shard, SourceTotal, Split
 from tokenmill.planning import Plan

@@ -11,12 +11,12 @@ from typing import Any, Protocol
 
 from tokenmill import errors
 from tokenmill.build.crew import Message
-from tokenmill.build.unit import Task, make_task
+from tokenmill.build.task import Task, make_task
 from tokenmill.planning import Plan
 
 MAX_TRIES = 3
 # Units that are looked at before the work.
-PLACES = 16
+PLACES = 8
 # Memory that a worker may take.
 MEMORY_BUDGET = 700_000_000
 # Errors of the whole build; any other one concerns a unit.

@@ -12,7 +12,8 @@ from tokenmill import errors
 from tokenmill.build.check import check
 from tokenmill.build.crew import Message
 from tokenmill.build.executor import MAX_TRIES, MEMORY_BUDGET, Checked, Failure, Listener, Request, is_final
-from tokenmill.build.unit import Task, Work, run_unit
+from tokenmill.build.task import Task, Work
+from tokenmill.build.unit import run_unit
 from tokenmill.tokenizer.encoded import Engine
 from tokenmill.tokenizer.engine import open_engine
 from tokenmill.tokenizer.spec import TokenizerSpec

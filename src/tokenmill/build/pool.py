@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from tokenmill import errors, records
 from tokenmill.build.crew import Crew, Message
 from tokenmill.build.executor import MAX_TRIES, Checked, Failure, Listener, Request, is_final
-from tokenmill.build.unit import Task, Work
+from tokenmill.build.task import Task, Work
 from tokenmill.tokenizer.spec import TokenizerSpec
 
 

@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
+
 from tokenmill import records
 from tokenmill.errors import BuildError, DatasetError
 from tokenmill.manifest import Digest, Shard, SourceTotal, check_name
@@ -112,3 +115,7 @@ def _damaged(folder: Folder, receipt: Receipt, *, rehash: bool) -> Iterator[str]
         there = found is not None and found.is_file and found.size == digest.bytes
         if not there or (rehash and folder.digest(name) != digest):
             yield name
+
+
+def hex_sum(total: npt.NDArray[np.uint64]) -> str:
+    return f"{int(total[0]):016x}{int(total[1]):016x}"

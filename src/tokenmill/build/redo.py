@@ -9,7 +9,7 @@ from tokenmill.build import state
 from tokenmill.build.budget import Budget
 from tokenmill.build.executor import Executor
 from tokenmill.build.receipt import NO_LIMIT, RECEIPTS, Receipt, receipt_name
-from tokenmill.build.unit import Task, make_task
+from tokenmill.build.task import Task, make_task
 from tokenmill.errors import BuildError, DatasetError
 from tokenmill.planning import Plan
 from tokenmill.storage import Folder

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from tokenmill.build.crew import positive_from_environment
-from tokenmill.build.unit import Work
+from tokenmill.build.task import Work
 from tokenmill.errors import RecipeError, SourceError, TokenizerError
 from tokenmill.planning import Plan, make_plan
 from tokenmill.recipe import Recipe
 from tokenmill.shards.layout import dtype_for
-from tokenmill.sources import read_unit
 from tokenmill.sources.listing import Listing, list_sources
+from tokenmill.sources.reading import read_unit
 from tokenmill.tokenizer.spec import TokenizerSpec, char_spec, resolve
 
 

@@ -18,7 +18,7 @@ from tokenmill import manifest as manifests
 from tokenmill import records
 from tokenmill.build.receipt import NO_LIMIT, PIECES, RECEIPTS, REJECTS, Receipt, load_receipt
 from tokenmill.build.setup import Setup
-from tokenmill.build.unit import Work
+from tokenmill.build.task import Work
 from tokenmill.errors import DatasetError, OutputError, SourceChangedError, StorageError
 from tokenmill.manifest import Digest, Manifest
 from tokenmill.planning import Plan, Source, differences

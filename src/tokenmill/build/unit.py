@@ -29,62 +29,23 @@ from tokenmill.build.receipt import (
     REJECTS,
     Receipt,
     check_books,
+    hex_sum,
     load_receipt,
     receipt_name,
     unit_name,
 )
+from tokenmill.build.task import Task, Work
 from tokenmill.build.tokens import cut_to, place_eot, select
 from tokenmill.errors import BadDocumentError
 from tokenmill.filters import load_filter
 from tokenmill.manifest import BAD, SourceTotal
-from tokenmill.planning import Plan, Source, Unit
 from tokenmill.shards.writer import ShardWriter
-from tokenmill.sources import read_unit
 from tokenmill.sources.batch import Batch, Skip
+from tokenmill.sources.reading import read_unit
 from tokenmill.storage import Folder, Output, ScratchOutput
 from tokenmill.tokenizer.encoded import Encoded, Engine, text_buffers
 
 Report = Callable[[int, int, int], None]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
-    """What all units of a build share. Plain data: it travels to other processes."""
-
-    output: str
-    scratch: str | None
-    root: str
-    fingerprint: str
-    documents: str
-    eot: str
-    eot_id: int | None
-    vocab_size: int
-    dtype: str
-    split: dict[str, float]
-    split_names: tuple[str, ...]
-    seed: int
-    min_chars: int
-    max_document_bytes: int
-    filter: str | None
-    on_bad: str
-    max_documents: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Task:
-    """A unit to do, with the sources that it reads; `token_limit` cuts it to a budget."""
-
-    unit: Unit
-    sources: tuple[Source, ...]
-    token_limit: int = NO_LIMIT
-
-
-def make_task(plan: Plan, unit: int, token_limit: int = NO_LIMIT) -> Task:
-    """The task of a unit of a plan."""
-    found = plan.units[unit]
-    return Task(
-        unit=found, sources=plan.sources[found.source : found.source + found.num_sources], token_limit=token_limit
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,10 +308,6 @@ def hash_documents(text: pa.Array) -> npt.NDArray[np.uint64]:
     bounds = offsets.tolist()
     joined = b"".join([digest(view[a:b]) for a, b in itertools.pairwise(bounds)])
     return np.frombuffer(joined, ">u8").astype(np.uint64).reshape(-1, 2)
-
-
-def hex_sum(total: npt.NDArray[np.uint64]) -> str:
-    return f"{int(total[0]):016x}{int(total[1]):016x}"
 
 
 def _mixed(seed: int) -> int:

@@ -20,7 +20,8 @@ from tokenmill.build.check import check
 from tokenmill.build.crew import receive, send
 from tokenmill.build.executor import Request
 from tokenmill.build.inline import EngineHolder, Reporter
-from tokenmill.build.unit import Task, Work, run_unit
+from tokenmill.build.task import Task, Work
+from tokenmill.build.unit import run_unit
 from tokenmill.sources.startup import start_without_pandas
 from tokenmill.storage import Folder
 from tokenmill.tokenizer.engine import open_engine
