@@ -19,7 +19,7 @@ NAME = "dataset.json"
 FORMAT = 1
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.tiktoken", "characters.json")
 # Why a document is not kept. The first group is policy; the second is bad input, which is quarantined.
-DROPS = ("empty", "too_short", "too_large", "filtered", "over_budget")
+DROPS = ("empty", "too_short", "too_large", "filtered", "no_tokens", "over_budget")
 BAD = ("invalid_json", "missing_field", "null_text", "not_text", "lone_surrogate", "invalid_utf8")
 _PART = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]+")
 _SHA256 = re.compile(r"[0-9a-f]{64}")

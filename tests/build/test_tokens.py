@@ -11,7 +11,7 @@ from tokenmill.tokenizer.encoded import Encoded
 
 EOT = 99
 Documents = list[list[int]]
-DOCUMENTS = st.lists(st.lists(st.integers(0, EOT), max_size=6), max_size=12)
+DOCUMENTS = st.lists(st.lists(st.integers(0, EOT - 1), max_size=6), max_size=12)
 
 
 def encoded(documents: Documents, dtype: type[np.unsignedinteger] = np.uint32) -> Encoded:
@@ -70,8 +70,8 @@ def test_an_id_beyond_the_vocabulary_raises_before_it_is_narrowed(
 @pytest.mark.parametrize(("vocab_size", "dtype"), [(65536, "uint16"), (1 << 31, "int32")])
 def test_the_largest_id_of_a_vocabulary_is_kept(vocab_size: int, dtype: str) -> None:
     last = vocab_size - 1
-    found = place_eot(encoded([[last]]), eot="append", eot_id=last, vocab_size=vocab_size, dtype=dtype)
-    assert found.tolist() == [last, last]
+    found = place_eot(encoded([[last]]), eot="append", eot_id=0, vocab_size=vocab_size, dtype=dtype)
+    assert found.tolist() == [last, 0]
 
 
 @given(documents=DOCUMENTS, eot=st.booleans(), data=st.data())
@@ -114,3 +114,9 @@ def test_a_selection_and_its_complement_are_the_whole(documents: Documents, data
     chosen = np.array(data.draw(st.lists(st.booleans(), min_size=len(documents), max_size=len(documents))), np.bool_)
     parts = [documents_of(select(encoded(documents), mask)) for mask in (chosen, ~chosen)]
     assert sorted(parts[0] + parts[1]) == sorted(documents)
+
+
+def test_a_text_that_gives_the_end_of_text_id_is_refused() -> None:
+    encoded = Encoded(np.array([1, 9, 2], np.uint32), np.array([3]))
+    with pytest.raises(BuildError, match="end-of-text id 9"):
+        place_eot(encoded, eot="append", eot_id=9, vocab_size=10, dtype="uint16")

@@ -325,3 +325,36 @@ def test_tiktoken_itself_gives_the_same_ids(tokenmill: Command, tmp_path: Path) 
     tokenmill("prepare", "a.jsonl", "-o", "out")
     train = library.open(tmp_path / "out")["train"]
     assert [document.tolist()[:-1] for document in train] == [encoding.encode_ordinary(text) for text in texts]
+
+
+def test_documents_without_tokens_are_dropped_and_counted_where_no_end_of_text_would_show_them(
+    tokenmill: Command, tmp_path: Path
+) -> None:
+    from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
+
+    words = Tokenizer(models.WordLevel({"<unk>": 0, "a": 1}, unk_token="<unk>"))
+    words.normalizer = normalizers.Strip()
+    words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    words.save(str(tmp_path / "words.json"))
+    write_parquet(tmp_path / "a.parquet", ["a", " ", "a a"])
+    done = tokenmill("prepare", "a.parquet", "-o", "out", "--tokenizer", "words.json", "--eot", "none", "--json")
+    assert json.loads(done.stdout)["dropped"] == {"no_tokens": 1}
+    assert json.loads(done.stdout)["documents"] == 2
+    assert "slower" in done.stderr
+
+
+def test_the_token_that_ends_a_text_is_text_inside_of_one_even_if_it_is_not_special(
+    tokenmill: Command, tmp_path: Path
+) -> None:
+    from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    small = Tokenizer(models.BPE(vocab={char: i for i, char in enumerate(alphabet)}, merges=[]))
+    small.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    small.add_tokens([AddedToken("<end>")])
+    small.save(str(tmp_path / "small.json"))
+    write_jsonl(tmp_path / "a.jsonl", ["a<end>b", "<end>"])
+    tokenmill("prepare", "a.jsonl", "-o", "out", "--tokenizer", "small.json", "--eot-token", "<end>")
+    tokens = np.memmap(tmp_path / "out/train/00000.bin", np.uint16, "r")
+    assert np.count_nonzero(tokens == 256) == 2
+    assert json.loads(tokenmill("inspect", "out", "--json").stdout)["texts"] == ["a<end>b", "<end>"]

@@ -30,6 +30,10 @@ def place_eot(encoded: Encoded, *, eot: str, eot_id: int | None, vocab_size: int
     is_text[places] = False
     tokens[is_text] = narrow
     tokens[places] = eot_id
+    if np.count_nonzero(tokens == eot_id) != len(lengths):
+        raise BuildError(
+            f"a text gave the end-of-text id {eot_id} itself", hint="choose an --eot-token that no text can give"
+        )
     return tokens
 
 

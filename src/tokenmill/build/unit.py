@@ -114,6 +114,7 @@ class _Run:
         """Take a batch all the way to the pieces; gives the number of tokens."""
         kept = self._keep(batch)
         encoded = engine.encode(kept.text) if len(kept.text) else Encoded(np.zeros(0, np.uint32), np.zeros(0, np.int64))
+        kept, encoded = self._with_tokens(kept, encoded)
         kept, encoded = self._within_budget(kept, encoded)
         splits = self._splits(kept)
         has_eot = self.work.eot != "none"
@@ -181,9 +182,15 @@ class _Run:
         self.read_sum += hashes.sum(axis=0, dtype=np.uint64)
         if not bad.any():
             return Kept(batch.text, batch.sources, batch.positions, hashes, tuple(skips), hashes[:0])
-        good = ~bad
-        text = batch.text.filter(pa.array(good))
-        return Kept(text, batch.sources[good], batch.positions[good], hashes[good], tuple(skips), hashes[bad])
+        whole = Kept(batch.text, batch.sources, batch.positions, hashes, tuple(skips), hashes[:0])
+        return _without(whole, bad, ())
+
+    def _with_tokens(self, kept: Kept, encoded: Encoded) -> tuple[Kept, Encoded]:
+        """Without an end of text, a document that encodes to nothing would leave no trace: it is dropped."""
+        has_tokens = encoded.lengths > 0
+        if self.work.eot != "none" or has_tokens.all():
+            return kept, encoded
+        return _drop(kept, ~has_tokens, "no_tokens"), Encoded(encoded.ids, encoded.lengths[has_tokens])
 
     def _within_budget(self, kept: Kept, encoded: Encoded) -> tuple[Kept, Encoded]:
         if self.task.token_limit == NO_LIMIT:
@@ -193,22 +200,7 @@ class _Run:
         if len(encoded.ids) + has_eot * len(encoded.lengths) <= room:
             return kept, encoded
         cut = cut_to(encoded, room=room, eot=has_eot) if room else Encoded(encoded.ids[:0], encoded.lengths[:0])
-        count = len(cut.lengths)
-        over = tuple(
-            Skip(int(source), int(position), "over_budget")
-            for source, position in zip(kept.sources[count:], kept.positions[count:], strict=True)
-        )
-        return (
-            Kept(
-                kept.text[:count],
-                kept.sources[:count],
-                kept.positions[:count],
-                kept.hashes[:count],
-                kept.skips + over,
-                np.concatenate((kept.skipped_hashes, kept.hashes[count:])),
-            ),
-            cut,
-        )
+        return _drop(kept, np.arange(len(kept.text)) >= len(cut.lengths), "over_budget"), cut
 
     def _splits(self, kept: Kept) -> npt.NDArray[np.int8]:
         """The split of every document: by its source, or by its content, so that copies stay together."""
@@ -259,6 +251,24 @@ class _Run:
                 self.rejects = self.create(f"{REJECTS}/{self.name}.jsonl")
             line = {"source": name, "position": skip.position, "reason": skip.reason}
             self.rejects.write(records.canonical(line) + b"\n")
+
+
+def _drop(kept: Kept, dropped: npt.NDArray[np.bool_], reason: str) -> Kept:
+    """Some documents turned into skips."""
+    places = zip(kept.sources[dropped].tolist(), kept.positions[dropped].tolist(), strict=True)
+    return _without(kept, dropped, tuple(Skip(source, position, reason) for source, position in places))
+
+
+def _without(kept: Kept, dropped: npt.NDArray[np.bool_], skips: tuple[Skip, ...]) -> Kept:
+    good = ~dropped
+    return Kept(
+        kept.text.filter(pa.array(good)),
+        kept.sources[good],
+        kept.positions[good],
+        kept.hashes[good],
+        kept.skips + skips,
+        np.concatenate((kept.skipped_hashes, kept.hashes[dropped])),
+    )
 
 
 def _reasons(

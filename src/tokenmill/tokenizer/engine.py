@@ -126,9 +126,15 @@ def specials(spec: TokenizerSpec) -> dict[str, int]:
     if spec.kind != "hf":
         return {}
     parsed = json.loads(spec.content)
-    found = {token["content"]: token["id"] for token in parsed.get("added_tokens") or [] if token.get("special")}
+    found = {token["content"]: token["id"] for token in _special_tokens(parsed, spec)}
     unknown = parsed["model"].get("unk_token"), parsed["model"].get("unk_id")
     return {name: number for name, number in found.items() if name != unknown[0] and number != unknown[1]}
+
+
+def _special_tokens(parsed: dict[str, Any], spec: TokenizerSpec) -> list[dict[str, Any]]:
+    """Added tokens that no text may give: the special ones, and whatever ends a text."""
+    added = parsed.get("added_tokens") or []
+    return [token for token in added if token.get("special") or token["id"] == spec.eot_id]
 
 
 def without_specials(spec: TokenizerSpec) -> str:
@@ -139,11 +145,12 @@ def without_specials(spec: TokenizerSpec) -> str:
     """
     parsed = json.loads(spec.content)
     added = parsed.get("added_tokens") or []
-    parsed["added_tokens"] = [token for token in added if not token.get("special")]
+    special = _special_tokens(parsed, spec)
+    parsed["added_tokens"] = [token for token in added if token not in special]
     model = parsed["model"]
     if model.get("type") != "BPE":
         vocab = model["vocab"]
-        hidden = {token["content"]: f"\ufdd0{token['content']}\ufdd1" for token in added if token.get("special")}
+        hidden = {token["content"]: f"\ufdd0{token['content']}\ufdd1" for token in special}
         if model.get("unk_token") in hidden:
             model["unk_token"] = hidden[model["unk_token"]]
         if isinstance(vocab, dict):
