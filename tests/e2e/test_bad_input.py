@@ -137,10 +137,9 @@ def limited(seconds: int, memory: int) -> object:
     return limit
 
 
-@pytest.mark.parametrize("ending", ["gz", "zst"])
-@pytest.mark.parametrize("newline", [True, False])
+@pytest.mark.parametrize(("ending", "newline"), [("gz", True), ("zst", False)])
 def test_a_bomb_is_streamed_and_what_is_too_large_is_dropped(tmp_path: Path, ending: str, newline: bool) -> None:
-    big = b'{"text": "' + b"a" * 900_000_000
+    big = b'{"text": "' + b"a" * 800_000_000
     after = b'"}\n{"text": "after"}\n' if newline else b""
     before = b'{"text": "before"}\n'
     source = tmp_path / f"bomb.jsonl.{ending}"

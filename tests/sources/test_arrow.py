@@ -12,9 +12,10 @@ import pytest
 from tokenmill.errors import RecipeError, SourceError
 from tokenmill.planning import Source, make_plan
 from tokenmill.recipe import make_recipe
-from tokenmill.sources import arrow, read_unit
+from tokenmill.sources import arrow
 from tokenmill.sources.columns import Rule
 from tokenmill.sources.listing import list_sources
+from tokenmill.sources.reading import read_unit
 
 Found = tuple[list[tuple[int, bytes]], list[tuple[int, str]]]
 FORMATS: list[Callable[..., Any]] = [pa.ipc.new_stream, pa.ipc.new_file]

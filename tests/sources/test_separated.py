@@ -15,8 +15,9 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tokenmill.planning import Source, Unit
-from tokenmill.sources import jsonl, read_unit, separated, text
+from tokenmill.sources import jsonl, separated, text
 from tokenmill.sources.batch import Batch
+from tokenmill.sources.reading import read_unit
 from tokenmill.sources.separated import read_runs
 
 NO_LIMIT = 1 << 40
