@@ -26,6 +26,7 @@ from tokenmill.errors import DatasetError
 from tokenmill.manifest import Digest, Manifest, Shard
 from tokenmill.shards.reader import check_structure
 from tokenmill.storage import Folder
+from tokenmill.storage.mapped import fast_digest
 from tokenmill.storage.temporary import temporary_folder
 from tokenmill.tokenizer.engine import open_engine
 from tokenmill.tokenizer.spec import from_dataset
@@ -135,7 +136,7 @@ def strays(folder: Folder, found: Manifest) -> Iterator[Problem]:
 def _hash_all(folder: Folder, files: dict[str, Digest], threads: int) -> list[Problem]:
     def check(item: tuple[str, Digest]) -> Problem | None:
         name, digest = item
-        actual = folder.digest(name)
+        actual = fast_digest(folder, name)
         return None if actual == digest else Problem(name, f"sha256 is {actual.sha256}, expected {digest.sha256}")
 
     # The largest first, so that no thread is left alone with a large one at the end.

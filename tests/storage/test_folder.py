@@ -14,6 +14,7 @@ from tokenmill.errors import DatasetError, DeterminismError, DiskFullError, Stor
 from tokenmill.manifest import Digest
 from tokenmill.storage.folder import Folder
 from tokenmill.storage.fs import FileStat, LocalFileSystem
+from tokenmill.storage.mapped import fast_digest
 
 DATA = bytes(range(256)) * 5
 PUBLISHING = ("create", "write", "fsync", "close", "link", "unlink", "fsync_folder")
@@ -491,3 +492,11 @@ def test_free_space_is_known_before_the_folder_is_there(tmp_path: Path) -> None:
     found = os.statvfs(tmp_path)
     free = Folder(str(tmp_path / "not/yet")).free_bytes()
     assert 0 < free <= found.f_blocks * found.f_frsize
+
+
+@pytest.mark.parametrize("size", [0, 1, 4096, (16 << 20) - 1, (16 << 20) + 5])
+def test_a_digest_from_a_map_is_the_digest_of_the_bytes(tmp_path: Path, size: int) -> None:
+    content = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
+    (tmp_path / "file").write_bytes(content)
+    found = fast_digest(Folder(str(tmp_path)), "file")
+    assert (found.bytes, found.sha256) == (size, hashlib.sha256(content).hexdigest())
