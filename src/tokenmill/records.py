@@ -74,9 +74,13 @@ def parse(data: bytes, *, where: str) -> Any:
 
 def convert(kind: Any, value: Any, *, where: str) -> Any:
     """Check `value` against a dataclass or a builtin type and build it."""
-    origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+    if kind in _PLAIN_KINDS and type(value) is kind:
+        if kind is int and not -1 <= value < MAX_INT:
+            raise DatasetError(f"{where}: {value} is out of range", hint=_DAMAGED)
+        return value
+    if hasattr(kind, "__dataclass_fields__"):
         return _convert_dataclass(kind, value, where=where)
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
     if origin is types.UnionType:
         if value is None and type(None) in args:
             return None
@@ -89,14 +93,11 @@ def convert(kind: Any, value: Any, *, where: str) -> Any:
         return value
     if kind is float and type(value) in (int, float):
         return float(value)
-    if kind in (str, bool, int) and type(value) is kind:
-        if kind is int and not -1 <= value < MAX_INT:
-            raise DatasetError(f"{where}: {value} is out of range", hint=_DAMAGED)
-        return value
     expected = getattr(kind, "__name__", str(kind))
     raise DatasetError(f"{where}: expected {expected}, found {type(value).__name__}", hint=_DAMAGED)
 
 
+_PLAIN_KINDS = (str, bool, int)
 _DAMAGED = "the file is damaged or was not written by tokenmill"
 
 
