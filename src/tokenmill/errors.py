@@ -12,6 +12,7 @@
     │   └── DeterminismError      1    the same unit gave other bytes
     ├── BadDocumentError          1    a bad document under --on-bad fail
     ├── BuildError                1    units failed, or the books do not balance
+    │   └── DamagedPieceError     1    a finished unit's file changed before the commit
     ├── DatasetError              4    not a dataset, or a damaged one
     ├── LockedError               5    another build works on this output
     └── Interrupted             130    stopped by the user
@@ -73,6 +74,10 @@ class BadDocumentError(TokenmillError):
 
 
 class BuildError(TokenmillError):
+    pass
+
+
+class DamagedPieceError(BuildError):
     pass
 
 

@@ -35,8 +35,13 @@ from tokenmill.tokenizer.spec import TokenizerSpec, from_dataset
 from tokenmill.verifying import Problem, strays, verify
 
 
-def repair(path: str | os.PathLike[str], *, workers: int | None = None) -> tuple[Problem, ...]:
-    """Restore a damaged dataset; gives what was wrong. The sources must be where they were."""
+def repair(
+    path: str | os.PathLike[str], *, workers: int | None = None, filter: str | None = None
+) -> tuple[Problem, ...]:
+    """Restore a damaged dataset; gives what was wrong. The sources must be where they were.
+
+    A dataset that was made with a filter runs that function again, so it must be named here.
+    """
     folder = Folder(os.path.abspath(path))
     if not folder.exists(state.PLAN) and not folder.exists(manifests.NAME):
         manifests.load(folder.path)  # says what is not there
@@ -48,7 +53,7 @@ def repair(path: str | os.PathLike[str], *, workers: int | None = None) -> tuple
             raise
         found, problems = None, (Problem(manifests.NAME, error.message),)
     if problems:
-        plan, job = reopen(folder)
+        plan, job = reopen(folder, filter)
         with locked(folder):
             _repair(folder, plan, job, found, problems, resolve_workers(workers))
     return problems
@@ -119,24 +124,24 @@ def _restore_tokenizer(folder: Folder, job: state.Job) -> TokenizerSpec:
 
 def _complete(folder: Folder, plan: Plan, executor: Executor) -> Receipts:
     """All receipts; units whose receipt is lost are done again, for nobody knows what they held."""
+    max_tokens = plan.identity.get("max_tokens")
     found = load_receipts(folder, plan)
-    last = _last_unit(plan, found)
-    missing = [unit for unit in range(last + 1) if (unit, NO_LIMIT) not in found]
-    run_tasks(executor, [make_task(plan, unit) for unit in missing])
-    found = load_receipts(folder, plan)
-    whole = {unit: receipt for (unit, limit), receipt in found.items() if limit == NO_LIMIT}
-    cut = Budget(plan.identity.get("max_tokens"), whole).cut(plan)
-    if cut is not None and (cut.unit.index, cut.token_limit) not in found:
-        run_tasks(executor, [cut])
+    if max_tokens is None:
+        run_tasks(executor, [make_task(plan, unit.index) for unit in plan.units if (unit.index, NO_LIMIT) not in found])
+        return load_receipts(folder, plan)
+    for unit in plan.units:
+        # How many units a budget takes, only the ones before tell.
+        whole = {index: receipt for (index, limit), receipt in found.items() if limit == NO_LIMIT}
+        budget = Budget(max_tokens, whole)
+        if budget.is_spent():
+            cut = budget.cut(plan)
+            if cut is not None and (cut.unit.index, cut.token_limit) not in found:
+                run_tasks(executor, [cut])
+            break
+        if unit.index not in whole:
+            run_tasks(executor, [make_task(plan, unit.index)])
+            found = load_receipts(folder, plan)
     return load_receipts(folder, plan)
-
-
-def _last_unit(plan: Plan, found: Receipts) -> int:
-    """The last unit that a dataset may need; a token budget may end it early."""
-    cuts = [unit for unit, limit in found if limit != NO_LIMIT]
-    if cuts or plan.identity.get("max_tokens") is None:
-        return min(cuts, default=len(plan.units) - 1)
-    return max((unit for unit, _ in found), default=len(plan.units) - 1)
 
 
 def _intact(

@@ -22,7 +22,7 @@ from tokenmill.build.crew import resolve_workers
 from tokenmill.build.receipt import PIECES, RECEIPTS, REJECTS, Receipt
 from tokenmill.build.redo import dataset_receipts, load_receipts, reopen, task_of
 from tokenmill.build.unit import run_unit
-from tokenmill.errors import DatasetError
+from tokenmill.errors import DatasetError, StorageError
 from tokenmill.manifest import Digest, Manifest, Shard
 from tokenmill.shards.reader import check_structure
 from tokenmill.storage import Folder
@@ -64,8 +64,12 @@ def verify(
     quick: bool = False,
     source: Literal["sample", "all"] | None = None,
     workers: int | None = None,
+    filter: str | None = None,
 ) -> Report:
-    """Check a dataset. Problems are in the report; what has no readable manifest is a `DatasetError`."""
+    """Check a dataset. Problems are in the report; what has no readable manifest is a `DatasetError`.
+
+    `source` tokenises sources again; if the dataset was made with a filter, it must be named.
+    """
     begin = time.monotonic()
     folder = Folder(os.path.abspath(path))
     found = manifests.load(folder.path)
@@ -78,7 +82,7 @@ def verify(
         hashed = sum(digest.bytes for digest in files.values())
     units = 0
     if source is not None and not problems:
-        units, more = _check_sources(folder, found, everything=source == "all")
+        units, more = _check_sources(folder, found, everything=source == "all", filter=filter)
         problems += more
     return Report(
         path=folder.path,
@@ -136,7 +140,10 @@ def strays(folder: Folder, found: Manifest) -> Iterator[Problem]:
 def _hash_all(folder: Folder, files: dict[str, Digest], threads: int) -> list[Problem]:
     def check(item: tuple[str, Digest]) -> Problem | None:
         name, digest = item
-        actual = fast_digest(folder, name)
+        try:
+            actual = fast_digest(folder, name)
+        except (StorageError, DatasetError, FileNotFoundError) as error:
+            return Problem(name, f"cannot be read: {error}")
         return None if actual == digest else Problem(name, f"sha256 is {actual.sha256}, expected {digest.sha256}")
 
     # The largest first, so that no thread is left alone with a large one at the end.
@@ -145,9 +152,11 @@ def _hash_all(folder: Folder, files: dict[str, Digest], threads: int) -> list[Pr
         return sorted((p for p in pool.map(check, items) if p is not None), key=lambda problem: problem.file)
 
 
-def _check_sources(folder: Folder, found: Manifest, *, everything: bool) -> tuple[int, list[Problem]]:
+def _check_sources(
+    folder: Folder, found: Manifest, *, everything: bool, filter: str | None
+) -> tuple[int, list[Problem]]:
     """Tokenise units again, each into a folder of its own, and compare with the shards."""
-    plan, job = reopen(folder)
+    plan, job = reopen(folder, filter)
     receipts = dataset_receipts(plan, load_receipts(folder, plan))
     engine = open_engine(from_dataset(found.tokenizer, _tokenizer_content(folder, found)))
     places = _places(receipts, plan.target_tokens)

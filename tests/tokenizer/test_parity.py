@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
-import tiktoken
 import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
@@ -46,12 +45,12 @@ def test_an_engine_and_its_reference_agree_and_what_was_compared_is_told(byte_le
         assert found.tokens == sum(len(open_reference(spec)[1](text)) for text in DOCUMENTS)
 
 
-def test_the_reference_is_another_implementation_that_is_named_with_its_version(byte_level: TokenizerSpec) -> None:
+def test_the_reference_is_another_implementation_and_is_named(byte_level: TokenizerSpec) -> None:
     assert [open_reference(spec)[0] for spec in specs(byte_level)] == [
-        f"tiktoken {tiktoken.__version__}",
+        "tiktoken",
         "python",
         "python",
-        f"tokenizers {tokenizers.__version__}",
+        "tokenizers",
     ]
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -23,7 +24,7 @@ from tokenmill.build.progress import Progress, Tally, Watcher
 from tokenmill.build.receipt import NO_LIMIT, PIECES, RECEIPTS, REJECTS, Receipt, load_receipt
 from tokenmill.build.setup import Setup, make_work, set_up
 from tokenmill.build.task import Task, Work, make_task
-from tokenmill.errors import BuildError, DiskFullError, Interrupted
+from tokenmill.errors import BuildError, DamagedPieceError, DiskFullError, Interrupted
 from tokenmill.manifest import Manifest
 from tokenmill.recipe import Recipe
 from tokenmill.sizes import format_bytes
@@ -49,15 +50,15 @@ def build(
     folder = Folder(output)
     state.check_ours(folder)
     progress = Progress(watch)
-    setup = set_up(recipe)
+    setup = set_up(recipe, output=folder.path)
     for note in setup.notes:
         progress.tell("note", message=note)
     done = None if restart else state.finished(folder, setup.plan)
     if done is not None:
         return done, True
-    local = _scratch_folder(scratch, folder)
     folder.make(".build")
     with locked(folder), EventLog(folder, ".build/events.jsonl") as log:
+        local = _scratch_folder(scratch, folder)
         progress.log_to(log)
         state.enter(folder, setup, restart=restart)
         return _build(setup, folder, local, workers, crew, progress), False
@@ -80,16 +81,20 @@ def _build(
         executor.stop()
         state.sweep(folder)
     progress.tell("commit", units=len(receipts))
-    result = commit(
-        folder,
-        setup.plan,
-        receipts,
-        splits=setup.recipe.splits,
-        dtype=setup.dtype,
-        tokenizer=setup.spec.describe(),
-        tokenizer_file=tokenizer_file,
-        parity=parity,
-    )
+    try:
+        result = commit(
+            folder,
+            setup.plan,
+            receipts,
+            splits=setup.recipe.splits,
+            dtype=setup.dtype,
+            tokenizer=setup.spec.describe(),
+            tokenizer_file=tokenizer_file,
+            parity=parity,
+        )
+    except DamagedPieceError:
+        state.distrust(folder)
+        raise
     state.clean_up(folder, local)
     progress.tell("finished", tokens=result.tokens, documents=result.documents)
     return result
@@ -190,13 +195,14 @@ def _in_order(
     receipts = [known[index] for index in range(last)]
     if cut is not None:
         receipt = load_receipt(folder, cut.unit.index, cut.token_limit, setup.plan.fingerprint, rehash=False)
-        assert receipt is not None, "the cut unit was just done"
+        if receipt is None:
+            raise BuildError(f"the cut unit {cut.unit.index} cannot be trusted", hint="run the same command again")
         receipts.append(receipt)
     if not sum(receipt.tokens for receipt in receipts):
-        dropped = {}
+        dropped: Counter[str] = Counter()
         for receipt in receipts:
             dropped.update(receipt.dropped)
-        raise BuildError(f"no document was kept; dropped: {dropped}", hint="check the sources and the filters")
+        raise BuildError(f"no document was kept; dropped: {dict(dropped)}", hint="check the sources and the filters")
     return receipts
 
 

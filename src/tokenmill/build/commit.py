@@ -10,17 +10,19 @@ books are balanced over the whole, and the manifest is written last.
 
 from __future__ import annotations
 
+import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenmill import manifest
 from tokenmill.build import provenance
 from tokenmill.build.receipt import Receipt, hex_sum
-from tokenmill.errors import BuildError, DeterminismError
+from tokenmill.errors import BuildError, DamagedPieceError
 from tokenmill.manifest import Digest, Manifest, Shard, SourceTotal, Split
 from tokenmill.planning import Plan
 from tokenmill.shards.layout import parse_index
@@ -146,18 +148,26 @@ def _join(folder: Folder, pieces: Sequence[Shard], name: str, dtype: str) -> Sha
     writer = ShardWriter(folder.create, name, dtype)
     try:
         for piece in pieces:
-            index = folder.read(f"{piece.name}.idx", max_bytes=piece.idx.bytes)
+            index = folder.read(f"{piece.name}.idx")
+            _check_bytes(hashlib.sha256(index), f"{piece.name}.idx", piece.idx)
             _, lengths = parse_index(memoryview(index), bin_bytes=piece.bin.bytes, where=piece.name)
             writer.expect(lengths)
+            sha = hashlib.sha256()
             for block in folder.blocks(f"{piece.name}.bin"):
+                sha.update(block)
                 writer.append(block)
+            _check_bytes(sha, f"{piece.name}.bin", piece.bin)
         shard = writer.describe(folder.publish(writer.outputs()))
     except BaseException:
         writer.discard()
         raise
-    if shard.tokens != sum(piece.tokens for piece in pieces):
-        raise DeterminismError(f"{name}: its pieces changed while they were joined", hint="run the same command again")
     return shard
+
+
+def _check_bytes(sha: hashlib._Hash, name: str, wanted: Digest) -> None:
+    """What is joined must be what the receipt vouches for; a unit that was trusted by its size is not yet."""
+    if sha.hexdigest() != wanted.sha256:
+        raise DamagedPieceError(f"{name} is not what its receipt says", hint="run the same command again: it is redone")
 
 
 def group_provenance(receipts: Sequence[Receipt]) -> Iterator[list[Receipt]]:
@@ -185,7 +195,9 @@ def _join_provenance(folder: Folder, receipts: Sequence[Receipt], name: str) -> 
     writer = provenance.ProvenanceWriter(folder.create(name))
     try:
         for receipt in receipts:
-            with pq.ParquetFile(folder.at(receipt.provenance)) as file:
+            data = folder.read(receipt.provenance)
+            _check_bytes(hashlib.sha256(data), receipt.provenance, receipt.files[receipt.provenance])
+            with pq.ParquetFile(pa.BufferReader(data)) as file:
                 for table in provenance.join([file]):
                     writer.write(table)
         return folder.publish([writer.finish()])[name]

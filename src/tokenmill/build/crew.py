@@ -106,7 +106,7 @@ class Crew:
         ours, theirs = socket.socketpair()
         with theirs:
             process = subprocess.Popen(
-                [sys.executable, "-c", f"from tokenmill.build.worker import main; main({theirs.fileno()})"],
+                [sys.executable, "-P", "-c", f"from tokenmill.build.worker import main; main({theirs.fileno()})"],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,

@@ -90,13 +90,16 @@ class EngineHolder:
     def __init__(self, spec: TokenizerSpec, engine: Engine) -> None:
         self._spec = spec
         self._engine = engine
+        self._before = resident_bytes()
 
     def __call__(self) -> Engine:
-        if resident_bytes() > _RELOAD_ABOVE:
+        # A program that holds much memory of its own would gain nothing by a reload.
+        if resident_bytes() > max(_RELOAD_ABOVE, self._before + _RELOAD_ABOVE // 4):
             del self._engine
             gc.collect()
             _trim()
             self._engine = open_engine(self._spec)
+            self._before = resident_bytes()
         return self._engine
 
 

@@ -36,7 +36,8 @@ class Pool:
     def check(self, request: Request) -> Checked:
         """Have one worker look at the sources first, while the others still load."""
         asked: Connection | None = None
-        while True:
+        checked: Checked | None = None
+        while checked is None:
             if asked is None and self._idle:
                 asked = self._idle.pop()
                 self._crew.tell(asked, dataclasses.asdict(request))
@@ -46,12 +47,13 @@ class Pool:
                     continue
                 if message["kind"] == "checked":
                     self._idle.append(link)
-                    checked: Checked = records.convert(Checked, message["checked"], where="checked")
-                    return checked
-                if message["kind"] == "failed":
+                    checked = records.convert(Checked, message["checked"], where="checked")
+                elif message["kind"] == "failed":
                     raise errors.from_record(message["error"])
-                asked = None
-                self._welcome(link, message)
+                else:
+                    asked = None
+                    self._welcome(link, message)
+        return checked
 
     def run(self, tasks: Iterator[Task], listener: Listener) -> list[Failure]:
         tries: Counter[int] = Counter()

@@ -56,7 +56,7 @@ def plan(
     """Files, units, tokens with an error bar, disk, memory and time of a build that is not started."""
     given = (sources,) if isinstance(sources, str) else tuple(sources)
     wanted = make_recipe({"sources": given, **recipe}, config=config)
-    setup = set_up(wanted)
+    setup = set_up(wanted, output=None if output is None else os.path.abspath(output))
     count = resolve_workers(workers)
     work = make_work(setup, output="", scratch=None)
     expected = check(make_request(setup.plan, PLACES), work, setup.spec, open_engine(setup.spec)).estimate

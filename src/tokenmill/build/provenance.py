@@ -14,6 +14,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tokenmill.manifest import BAD, DROPS
 from tokenmill.sources.batch import Skip
 from tokenmill.storage import Output
 
@@ -27,6 +28,7 @@ SCHEMA = pa.schema(
     ]
 )
 GROUP_ROWS = 1 << 20
+REASONS = (*DROPS, *BAD)
 
 
 class ProvenanceWriter:
@@ -45,10 +47,10 @@ class ProvenanceWriter:
         self._held.append(table)
         self._rows += table.num_rows
         if self._rows >= GROUP_ROWS:
-            self._flush()
+            self._flush(self._rows // GROUP_ROWS * GROUP_ROWS)
 
     def finish(self) -> Output:
-        self._flush()
+        self._flush(self._rows)
         self._writer.close()
         return self.output
 
@@ -58,11 +60,12 @@ class ProvenanceWriter:
         self._writer.close()
         self.output.discard()
 
-    def _flush(self) -> None:
-        if self._rows:
+    def _flush(self, count: int) -> None:
+        """Write the first rows; where row groups end must not depend on how the rows came in."""
+        if count:
             table = pa.concat_tables(self._held).unify_dictionaries().combine_chunks()
-            self._writer.write_table(table, row_group_size=GROUP_ROWS)
-        self._held, self._rows = [], 0
+            self._writer.write_table(table[:count], row_group_size=GROUP_ROWS)
+            self._held, self._rows = [table[count:]], self._rows - count
 
 
 def rows(
@@ -77,12 +80,11 @@ def rows(
     skips: Sequence[Skip],
 ) -> pa.Table:
     """Provenance of a batch: kept documents and skips, in the order of the source."""
-    reasons = sorted({skip.reason for skip in skips})
     source = np.concatenate((sources, np.array([skip.source for skip in skips], np.int32)))
     position = np.concatenate((positions, np.array([skip.position for skip in skips], np.int64)))
     split = np.concatenate((splits, np.full(len(skips), -1, np.int8)))
     reason = np.concatenate(
-        (np.full(len(splits), -1, np.int8), np.array([reasons.index(skip.reason) for skip in skips], np.int8))
+        (np.full(len(splits), -1, np.int8), np.array([REASONS.index(skip.reason) for skip in skips], np.int8))
     )
     counts = np.concatenate((tokens.astype(np.int32), np.zeros(len(skips), np.int32)))
     # Skips stand behind the kept documents; where there are none, the order is right already.
@@ -92,7 +94,7 @@ def rows(
             pa.DictionaryArray.from_arrays(source[order] - np.int32(first_source), pa.array(names, pa.string())),
             position[order],
             _choice(split[order], split_names),
-            _choice(reason[order], reasons),
+            _choice(reason[order], REASONS),
             counts[order],
         ],
         schema=SCHEMA,

@@ -33,7 +33,7 @@ class Setup:
         return dtype_for(self.spec.vocab_size)
 
 
-def set_up(recipe: Recipe) -> Setup:
+def set_up(recipe: Recipe, *, output: str | None = None) -> Setup:
     """Find the sources and the tokenizer, and make the plan. Writes nothing."""
     spec, note = resolve(recipe.tokenizer, eot_token=recipe.eot_token), ""
     if spec.kind == "hf":
@@ -45,7 +45,7 @@ def set_up(recipe: Recipe) -> Setup:
         raise TokenizerError(
             f"{spec.name} names no end-of-text token", hint="name one with --eot-token, or use --eot none"
         )
-    listing = list_sources(recipe)
+    listing = list_sources(recipe, output=output)
     if not listing.sources:
         raise RecipeError("there are no sources", hint="give files, folders or globs")
     plan = make_plan(

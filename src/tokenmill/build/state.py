@@ -10,7 +10,7 @@ OUT/.build/plan.json      the plan; its fingerprint must match
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,12 +24,14 @@ from tokenmill.manifest import Digest, Manifest
 from tokenmill.planning import Plan, Source, differences
 from tokenmill.shards.reader import check_structure
 from tokenmill.storage import Folder
+from tokenmill.storage.folder import TEMP_SUFFIX
 from tokenmill.tokenizer.spec import TokenizerSpec
 
 PLAN = ".build/plan.json"
 JOB = ".build/job.json"
 CLEAN = ".build/clean.json"
 TOKENIZER_COPY = ".build/tokenizer"
+_SHARD_FILE = re.compile(r"\d{5,}\.(bin|idx|parquet)|.*\.tmp")
 _WAYS_OUT = "choose another output, or start this one over with --restart"
 
 
@@ -54,11 +56,26 @@ def check_ours(folder: Folder) -> None:
     if found is not None and not found.is_folder:
         raise OutputError(f"{folder.path} is not a folder", hint="choose another output")
     names = folder.names()
-    if names and ".build" not in names and manifests.NAME not in names:
+    if names and not _is_ours(folder):
         raise OutputError(
             f"{folder.path} holds something else: {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}",
             hint="choose an output that is empty or does not exist",
         )
+
+
+def _is_ours(folder: Folder) -> bool:
+    """Whether a manifest or a plan of ours is there, or a build that has only just begun."""
+    if folder.exists(manifests.NAME):
+        with contextlib.suppress(DatasetError):
+            manifests.load(folder.path)
+            return True
+    with contextlib.suppress(DatasetError):
+        load_plan(folder)
+        return True
+    begun = {"lock", "events.jsonl", "pieces", "receipts", "rejects", "quarantine"}
+    return folder.names() == [".build"] and all(
+        name in begun or name.endswith(TEMP_SUFFIX) for name in folder.names(".build")
+    )
 
 
 def finished(folder: Folder, plan: Plan) -> Manifest | None:
@@ -71,6 +88,8 @@ def finished(folder: Folder, plan: Plan) -> Manifest | None:
             f"{folder.path} holds a dataset of another recipe:\n  " + "\n  ".join(_differences(found, plan)),
             hint=_WAYS_OUT,
         )
+    if folder.exists(PLAN):
+        _check_pins(load_plan(folder).sources, plan.sources)
     quick_check(folder, found)
     return found
 
@@ -113,15 +132,20 @@ def enter(folder: Folder, setup: Setup, *, restart: bool) -> None:
 
 def start_over(folder: Folder) -> None:
     """Remove a build and its dataset, but nothing that tokenmill did not write."""
-    splits: Iterable[str] = ("train", "val")
+    splits: set[str] = set()
     with contextlib.suppress(DatasetError):
-        splits = manifests.load(folder.path).splits
+        splits |= set(manifests.load(folder.path).splits)
     with contextlib.suppress(DatasetError):
-        splits = {*splits, *load_job(folder).work.split_names}
+        splits |= set(load_job(folder).work.split_names)
     folder.remove(manifests.NAME)
-    for name in (*splits, "provenance"):
-        folder.remove_tree(name)
-    for name in manifests.TOKENIZER_FILES:
+    folder.sync("")  # from here on it is no dataset, whatever else is still there
+    for parent in (*sorted(splits), "provenance"):
+        for name in folder.names(parent):
+            if _SHARD_FILE.fullmatch(name):
+                folder.remove(f"{parent}/{name}")
+        with contextlib.suppress(OSError):  # something else is in it, or it was never there
+            folder.fs.rmdir(folder.at(parent))
+    for name in manifests.TOKENIZER_FILES if splits else ():
         folder.remove(name)
     for name in folder.names(".build"):
         if name not in ("lock", "events.jsonl"):
@@ -182,6 +206,11 @@ def note_clean_stop(folder: Folder, known: dict[int, Receipt]) -> None:
         fingerprint = next(iter(known.values())).fingerprint
         with contextlib.suppress(StorageError):  # a full disk: the next start just rehashes
             folder.replace(CLEAN, records.seal(Clean(fingerprint=fingerprint, units=tuple(sorted(known)))))
+
+
+def distrust(folder: Folder) -> None:
+    """Have every unit hashed again at the next start."""
+    folder.remove(CLEAN)
 
 
 def bytes_done(folder: Folder) -> int:

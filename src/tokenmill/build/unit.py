@@ -178,6 +178,7 @@ class _Run:
             fresh = found & ~bad
             bad |= found
             skips += [Skip(int(batch.sources[i]), int(batch.positions[i]), reason) for i in np.flatnonzero(fresh)]
+        skips.sort(key=lambda skip: (skip.source, skip.position))
         hashes = hash_documents(batch.text)
         self.read_sum += hashes.sum(axis=0, dtype=np.uint64)
         if not bad.any():
@@ -286,11 +287,13 @@ def _reasons(
     candidates = {"empty": lengths == 0, "too_large": lengths > work.max_document_bytes}
     if work.min_chars:
         candidates["too_short"] = pc.utf8_length(valid).to_numpy() < work.min_chars
-    if keep is not None:
-        candidates["filtered"] = np.array([not keep(document) for document in valid.to_pylist()], np.bool_)
     for reason, found in candidates.items():
         if found.any():
             yield reason, found
+    if keep is not None:
+        standing = ~np.logical_or.reduce([invalid, *candidates.values()])
+        wanted = iter(valid.filter(pa.array(standing)).to_pylist())
+        yield "filtered", np.array([stands and not keep(next(wanted)) for stands in standing.tolist()], np.bool_)
 
 
 def _invalid_utf8(text: pa.Array) -> npt.NDArray[np.bool_]:

@@ -44,8 +44,8 @@ def _serve(link: Connection) -> None:
     sys.path[:] = briefing["path"]
     work = records.convert(Work, briefing["work"], where="work")
     name = briefing["tokenizer"]["file"]
-    spec = from_dataset(briefing["tokenizer"], Folder(work.output).read(name) if name else None)
     try:
+        spec = from_dataset(briefing["tokenizer"], Folder(work.output).read(name) if name else None)
         engine = EngineHolder(spec, open_engine(spec))
     except errors.TokenmillError as error:
         send(link, {"kind": "failed", "error": errors.to_record(error)})

@@ -74,6 +74,9 @@ Examples:
 """
 
 Dataset = Annotated[Path, typer.Argument(metavar="OUT", help="a dataset's folder", show_default=False)]
+Filter = Annotated[
+    str | None, typer.Option(metavar="MODULE:FUNCTION", help="the filter that the dataset was made with, if any")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="print the result as JSON")]
 # Whichever parser typer brings along, its usage errors share this base.
 _UsageError: Any = typer.BadParameter.__base__
@@ -122,12 +125,13 @@ def verify(
     source: Annotated[
         Literal["sample", "all"] | None, typer.Option(help="tokenise the sources again, and compare")
     ] = None,
+    filter: Filter = None,
     workers: Workers = None,
     as_json: AsJson = False,
 ) -> int:
     from tokenmill.verifying import verify
 
-    report = verify(dataset, quick=quick, source=source, workers=workers)
+    report = verify(dataset, quick=quick, source=source, workers=workers, filter=filter)
     if as_json:
         _print_json({"ok": report.ok, **dataclasses.asdict(report)})
     else:
@@ -136,11 +140,11 @@ def verify(
 
 
 @app.command(help=_REPAIR)
-def repair(dataset: Dataset, workers: Workers = None, as_json: AsJson = False) -> int:
+def repair(dataset: Dataset, filter: Filter = None, workers: Workers = None, as_json: AsJson = False) -> int:
     from tokenmill.repairing import repair
     from tokenmill.verifying import verify
 
-    problems = repair(dataset, workers=workers)
+    problems = repair(dataset, workers=workers, filter=filter)
     after = verify(dataset, workers=workers)
     if as_json:
         _print_json({"ok": after.ok, "repaired": [dataclasses.asdict(problem) for problem in problems]})

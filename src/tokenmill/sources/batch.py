@@ -66,8 +66,11 @@ def _cut(batch: Batch, max_documents: int | None, max_bytes: int) -> Iterator[Ba
         yield batch
         return
     half = count // 2
-    first = Batch(batch.text[:half], batch.sources[:half], batch.positions[:half], batch.skips)
-    rest = Batch(batch.text[half:], batch.sources[half:], batch.positions[half:])
+    border = (int(batch.sources[half]), int(batch.positions[half]))
+    before = tuple(skip for skip in batch.skips if (skip.source, skip.position) < border)
+    after = tuple(skip for skip in batch.skips if (skip.source, skip.position) >= border)
+    first = Batch(batch.text[:half], batch.sources[:half], batch.positions[:half], before)
+    rest = Batch(batch.text[half:], batch.sources[half:], batch.positions[half:], after)
     yield from _cut(first, max_documents, max_bytes)
     yield from _cut(rest, max_documents, max_bytes)
 

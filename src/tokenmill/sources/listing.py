@@ -46,11 +46,16 @@ class Listing:
         return os.path.join(self.root, self.sources[index].name)
 
 
-def list_sources(recipe: Recipe) -> Listing:
-    """Every file that the recipe's sources name, sorted by name, with its shape and its size."""
+def list_sources(recipe: Recipe, *, output: str | None = None) -> Listing:
+    """Every file that the recipe's sources name, sorted by name, with its shape and its size.
+
+    What lies in `output` is no source, even if that is inside of one.
+    """
     found: dict[str, str] = {}
     for split, arguments in (("", recipe.sources), ("val", recipe.val_sources)):
         for path in _expand(arguments, any_ending=recipe.documents != "lines"):
+            if output is not None and path.startswith(os.path.join(output, "")):
+                continue
             if found.setdefault(path, split) != split:
                 raise RecipeError(f"{path} is a source and a validation source", hint="name it once")
     root = _root(list(found))
@@ -68,7 +73,7 @@ def check_unchanged(path: str, source: Source) -> None:
         found = os.stat(path)
     except OSError as error:
         raise SourceError(f"cannot read {path}: {error.strerror}", hint="bring it back, then run again") from None
-    if (found.st_size, found.st_mtime_ns) != (source.bytes, source.modified):
+    if (found.st_size, max(0, found.st_mtime_ns)) != (source.bytes, source.modified):
         raise SourceChangedError(
             f"{path} changed since the plan was made: it had {source.bytes} bytes and time {source.modified}, "
             f"now {found.st_size} bytes and time {found.st_mtime_ns}",
@@ -152,7 +157,7 @@ def _describe(path: str, root: str, split: str, recipe: Recipe) -> tuple[Source,
         kind=kind,
         compression=compression,
         bytes=found.st_size,
-        modified=found.st_mtime_ns,
+        modified=max(0, found.st_mtime_ns),
         split=split,
         text=rule,
     )

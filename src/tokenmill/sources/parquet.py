@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -80,14 +81,28 @@ def table_batch(index: int, table: pa.RecordBatch, rule: Rule, row: int) -> Batc
 
 def _row_batch(index: int, table: pa.RecordBatch, rule: Rule, positions: npt.NDArray[np.int64]) -> Batch:
     texts, kept, skips = [], [], []
-    for position, row in zip(positions.tolist(), table.to_pylist(), strict=True):
-        text, reason = row_text(rule, row)
+    for position, row in zip(positions.tolist(), _rows(table), strict=True):
+        text, reason = row_text(rule, row) if row is not None else ("", "invalid_utf8")
         if reason:
             skips.append(Skip(index, position, reason))
         else:
             texts.append(text)
             kept.append(position)
     return make_batch(index, pa.array(texts, pa.large_string()), np.array(kept, np.int64), skips)
+
+
+def _rows(table: pa.RecordBatch) -> list[dict[str, Any] | None]:
+    """Rows as Python has them; None for one whose strings are not valid."""
+    try:
+        rows: list[dict[str, Any] | None] = table.to_pylist()
+    except UnicodeDecodeError:
+        rows = []
+        for index in range(table.num_rows):
+            try:
+                rows += table.slice(index, 1).to_pylist()
+            except UnicodeDecodeError:
+                rows.append(None)
+    return rows
 
 
 def plain_text(column: pa.Array) -> pa.Array:

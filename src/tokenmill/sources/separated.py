@@ -79,7 +79,8 @@ def _runs(stream: Stream, separator: bytes, at: int, held: bytes, stop: int, lim
                 return
             at, held = after
         else:
-            held = bytes(data)
+            # A long document: read more at once each time, or it would be copied over and over.
+            held, chunk = bytes(data), max(chunk, min(len(data), 8 * CHUNK))
 
 
 def _read_behind(held: bytes, stream: Stream, chunk: int) -> tuple[bytearray, bool]:

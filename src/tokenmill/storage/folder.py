@@ -61,8 +61,11 @@ class Folder:
             missing.append(path)
             path = os.path.dirname(path)
         for folder in reversed(missing):
-            with contextlib.suppress(FileExistsError), explained(folder):
-                self.fs.mkdir(folder)
+            try:
+                with contextlib.suppress(FileExistsError), explained(folder):
+                    self.fs.mkdir(folder)
+            except NotADirectoryError:
+                raise StorageError(f"{folder}: a part of this path is a file", hint="choose another place") from None
             with explained(folder):
                 self.fs.fsync_folder(os.path.dirname(folder) or ".")
 
@@ -179,6 +182,7 @@ class Folder:
         kept = f".build/quarantine/{name.replace('/', '-')}.{secrets.token_hex(4)}"
         with explained(self.at(name)):
             self.fs.rename(self.at(name), self.at(kept))
+            self.fs.fsync_folder(os.path.dirname(self.at(kept)))
             self.fs.fsync_folder(os.path.dirname(self.at(name)))
         return kept
 

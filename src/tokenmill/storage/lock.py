@@ -62,7 +62,7 @@ def _acquire(folder: Folder, me: Holder) -> bool:
         output.write(records.seal(me))
         temp, _ = output.settle()
         folder.fs.link(temp, folder.at(LOCK))
-    except FileExistsError:
+    except (FileExistsError, FileNotFoundError):  # another one was quicker, or swept our temp file
         return False
     except OSError:
         # No links here: the name was free a moment ago, and the lock need not be perfect.
@@ -128,7 +128,10 @@ def _started(process: int) -> str:
     except FileNotFoundError:
         if os.path.isdir("/proc/self"):
             return ""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
+    try:
         os.kill(process, 0)
-        return "alive"
-    return ""
+    except ProcessLookupError:
+        return ""
+    except PermissionError:
+        pass  # it is there, and somebody else's
+    return "alive"

@@ -8,7 +8,7 @@ from typing import Any
 
 from tokenmill import records
 from tokenmill.errors import StorageError
-from tokenmill.storage.folder import Folder, write_all
+from tokenmill.storage.folder import Folder, explained, write_all
 
 
 class EventLog:
@@ -17,7 +17,8 @@ class EventLog:
     def __init__(self, folder: Folder, name: str) -> None:
         self._fs = folder.fs
         self._path = folder.at(name)
-        self._fd = self._fs.append(self._path)
+        with explained(self._path):
+            self._fd = self._fs.append(self._path)
 
     def add(self, event: dict[str, Any]) -> None:
         with contextlib.suppress(StorageError):

@@ -98,8 +98,6 @@ def open_reference(spec: TokenizerSpec) -> tuple[str, Callable[[str], list[int]]
             mergeable_ranks={binascii.a2b_base64(token): int(rank) for token, rank in pairs},
             special_tokens={},
         )
-        return f"tiktoken {tiktoken.__version__}", encoding.encode_ordinary
-    import tokenizers
-
+        return "tiktoken", encoding.encode_ordinary
     encoder = open_tokenizers(spec)
-    return f"tokenizers {tokenizers.__version__}", lambda text: list(encoder.encode(text, add_special_tokens=False).ids)
+    return "tokenizers", lambda text: list(encoder.encode(text, add_special_tokens=False).ids)

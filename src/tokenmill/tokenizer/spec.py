@@ -55,7 +55,7 @@ class TokenizerSpec:
     @property
     def file_name(self) -> str | None:
         """Under which name the content stands in a dataset; built-in tokenizers need none."""
-        if self.kind == "byte" or self.name == "gpt2":
+        if self.kind == "byte" or (self.kind == "tiktoken" and self.name == "gpt2"):
             return None
         return {"hf": "tokenizer.json", "tiktoken": "tokenizer.tiktoken", "char": "characters.json"}[self.kind]
 
@@ -94,7 +94,7 @@ def resolve(name: str, *, eot_token: str | None = None) -> TokenizerSpec:
 def from_dataset(description: dict[str, Any], content: bytes | None) -> TokenizerSpec:
     """The tokenizer of a dataset, from what its manifest and its folder hold."""
     if content is None:
-        content = _embedded() if description["name"] == "gpt2" else b""
+        content = _embedded() if description["kind"] == "tiktoken" else b""
     return TokenizerSpec(
         name=description["name"],
         kind=description["kind"],
