@@ -119,7 +119,8 @@ def make_recipe(fields: Mapping[str, Any], *, config: str | os.PathLike[str] | N
         place = ".".join(str(part) for part in first["loc"]) or "recipe"
         known = ", ".join(Recipe.model_fields)
         hint = f"fields of a recipe: {known}" if first["type"] == "extra_forbidden" else "see tokenmill prepare --help"
-        raise RecipeError(f"{place}: {first['msg']}", hint=hint) from None
+        what = "there is no such field" if first["type"] == "extra_forbidden" else first["msg"]
+        raise RecipeError(f"{place}: {what}", hint=hint) from None
 
 
 def parse_split(text: str) -> dict[str, float]:

@@ -6,6 +6,7 @@ import gzip
 import json
 import os
 import resource
+import shutil
 import subprocess
 from pathlib import Path
 
@@ -350,3 +351,19 @@ def test_an_unreadable_file_is_named(tokenmill: Command, tmp_path: Path) -> None
     failed = tokenmill("prepare", "a.parquet", "-o", "out", code=1)
     assert "a.parquet" in failed.stderr
     assert os.listdir(tmp_path) == ["a.parquet"]
+
+
+def test_a_pipe_is_refused_and_not_waited_for(tokenmill: Command, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "a.jsonl")
+    assert "not a plain file" in tokenmill("prepare", "a.jsonl", "-o", "out", code=1).stderr
+
+
+def test_a_damaged_dataset_without_its_build_folder_is_told_the_way_out(tokenmill: Command, tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", make_texts(20))
+    tokenmill("prepare", "a.jsonl", "-o", "out")
+    shutil.rmtree(tmp_path / "out/.build")
+    os.truncate(tmp_path / "out/train/00000.bin", 2)
+    for arguments in (("verify", "out"), ("prepare", "a.jsonl", "-o", "out")):
+        assert "--restart" in tokenmill(*arguments, code=4).stderr
+    tokenmill("prepare", "a.jsonl", "-o", "out", "--restart")
+    tokenmill("verify", "out")

@@ -57,6 +57,8 @@ def _estimate(places: Sequence[Place], total: int, engine: Engine, *, dtype: str
     begin = time.perf_counter()
     lengths = engine.encode(text).lengths + int(eot)
     spent = time.perf_counter() - begin
+    if len(places) == 1:  # a single unit: its documents have to tell the spread
+        places = [Place([text], len(text.encode()), places[0].weight) for text in places[0].texts]
     borders = np.cumsum([0, *(len(place.texts) for place in places)])
     tokens = np.array([lengths[a:b].sum() for a, b in itertools.pairwise(borders)], float)
     planned = np.array([place.text_bytes * place.weight for place in places])

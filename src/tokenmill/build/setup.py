@@ -60,6 +60,9 @@ def set_up(recipe: Recipe, *, output: str | None = None) -> Setup:
         spec = char_spec(_characters(plan, listing.root, recipe))
     identity = {**recipe.identity(), "tokenizer": spec.fingerprint, "engine": spec.engine_version}
     notes = [note] if note else []
+    if recipe.sample is not None:
+        share = plan.text_bytes() / max(1, sum(extent.text_bytes for extent in listing.extents))
+        notes.append(f"the sample is {len(plan.units)} whole units, {share:.1%} of the text")
     if 65_500 <= spec.vocab_size <= 65_536:
         notes.append(
             f"a vocabulary of {spec.vocab_size} is read as uint16 by some of Megatron's tools and as int32 by others"

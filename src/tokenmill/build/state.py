@@ -90,7 +90,11 @@ def finished(folder: Folder, plan: Plan) -> Manifest | None:
         )
     if folder.exists(PLAN):
         _check_pins(load_plan(folder).sources, plan.sources)
-    quick_check(folder, found)
+    try:
+        quick_check(folder, found)
+    except DatasetError as error:
+        hint = error.hint if folder.exists(PLAN) else "its .build folder is gone: start it over with --restart"
+        raise DatasetError(error.message, hint=hint) from None
     return found
 
 

@@ -171,7 +171,8 @@ def inspect(
 
 def run() -> int:
     """Parse and run; gives the exit code. Errors become a sentence and a hint."""
-    signal.signal(signal.SIGTERM, _interrupt)
+    for stop in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(stop, _interrupt)
     try:
         code = app(standalone_mode=False)
         return code if isinstance(code, int) else 0

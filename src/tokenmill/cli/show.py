@@ -6,6 +6,7 @@ control characters escaped.
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from types import TracebackType
@@ -203,7 +204,9 @@ def report(report: Report) -> None:
     else:
         for problem in report.problems:
             print(f"bad: {printable(problem.file)}: {printable(problem.what)}")
-        error(f"{len(report.problems)} problems in {report.path}", "tokenmill repair restores the files")
+        can_repair = os.path.exists(os.path.join(report.path, ".build"))
+        hint = "tokenmill repair restores the files" if can_repair else "prepare it again with --restart"
+        error(f"{len(report.problems)} problems in {report.path}", hint)
 
 
 def repaired(problems: tuple[Problem, ...], after: Report) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import glob
 import os
+import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -28,7 +29,6 @@ KINDS = {
     ".arrow": "arrow",
     ".txt": "text",
     ".text": "text",
-    ".md": "text",
 }
 COMPRESSIONS = {".gz": "gz", ".zst": "zst"}
 _ARCHIVES = (".zip", ".tar", ".tgz", ".7z", ".rar", ".bz2", ".xz")
@@ -137,6 +137,8 @@ def _describe(path: str, root: str, split: str, recipe: Recipe) -> tuple[Source,
         raise SourceError(f"the name of {path!r} is not UTF-8", hint="rename the file") from None
     except OSError as error:
         raise SourceError(f"cannot read {path}: {error.strerror}", hint="check the path") from None
+    if not stat.S_ISREG(found.st_mode):
+        raise SourceError(f"{path} is not a plain file", hint="tokenmill reads no pipes or devices")
     if path.lower().removesuffix(".gz").removesuffix(".zst").endswith(_ARCHIVES):
         raise RecipeError(f"{path}: archives are not read", hint="unpack it first")
     kind, compression = kind_of(path)
