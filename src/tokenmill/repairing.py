@@ -73,7 +73,7 @@ def _repair(
             folder.quarantine(name)
     for name in (PIECES, RECEIPTS, REJECTS):
         folder.make(name)
-    state.sweep(folder)
+    state.sweep(folder, job.work.split_names)
     spec = _restore_tokenizer(folder, job)
     executor = make_executor(workers, None, job.work, spec)
     try:

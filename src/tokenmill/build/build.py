@@ -69,7 +69,7 @@ def _build(
 ) -> Manifest:
     for name in (PIECES, RECEIPTS, REJECTS):
         folder.make(name)
-    state.sweep(folder)
+    state.sweep(folder, setup.recipe.splits)
     work = make_work(setup, output=folder.path, scratch=local.path if local else None)
     tokenizer_file = state.keep_tokenizer(folder, setup.spec)
     executor = make_executor(workers, crew, work, setup.spec)
@@ -79,7 +79,7 @@ def _build(
         receipts = _run_units(setup, folder, executor, progress)
     finally:
         executor.stop()
-        state.sweep(folder)
+        state.sweep(folder, setup.recipe.splits)
     progress.tell("commit", units=len(receipts))
     try:
         result = commit(

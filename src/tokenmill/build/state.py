@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -223,9 +224,9 @@ def bytes_done(folder: Folder) -> int:
     return sum(found.size for found in sizes if found is not None)
 
 
-def sweep(folder: Folder) -> None:
-    """Remove the temp files of workers that were stopped."""
-    for name in ("", ".build", PIECES, RECEIPTS, REJECTS):
+def sweep(folder: Folder, splits: Iterable[str]) -> None:
+    """Remove the temp files of a build that was stopped."""
+    for name in ("", ".build", PIECES, RECEIPTS, REJECTS, "provenance", *splits):
         folder.sweep(name)
 
 

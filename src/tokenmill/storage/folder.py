@@ -15,6 +15,7 @@ import contextlib
 import errno
 import hashlib
 import os
+import re
 import secrets
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,6 +27,7 @@ from tokenmill.storage.fs import LOCAL, FileStat, FileSystem
 
 BLOCK = 1 << 20
 TEMP_SUFFIX = ".tmp"
+_TEMP_NAME = re.compile(r".+\.[0-9a-f]{12}\.tmp")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
@@ -204,7 +206,7 @@ class Folder:
     def sweep(self, name: str = "") -> None:
         """Remove temp files that a dead writer left."""
         for child in self.names(name):
-            if child.endswith(TEMP_SUFFIX):
+            if _TEMP_NAME.fullmatch(child):
                 self.remove(os.path.join(name, child))
 
     def free_bytes(self) -> int:
