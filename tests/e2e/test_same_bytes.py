@@ -16,6 +16,11 @@ from conftest import Command, command, leftovers, make_texts, tree, write_jsonl,
 OPTIONS = ("--split", "val=0.1", "--unit-bytes", "4KB", "-q")
 
 
+def num_receipts(out: Path) -> int:
+    receipts = out / ".build/receipts"
+    return len(list(receipts.glob("*.json"))) if receipts.is_dir() else 0
+
+
 def reference(tokenmill: Command, corpus: Path, tmp_path: Path) -> dict[str, str]:
     tokenmill("prepare", corpus, "-o", tmp_path / "reference", *OPTIONS, "-j", 1)
     return tree(tmp_path / "reference")
@@ -60,22 +65,20 @@ def test_ten_kills_at_random_moments_change_nothing(workers: int, tmp_path: Path
     write_parquet(corpus / "a.parquet", make_texts(3000, seed=1))
     write_jsonl(corpus / "b.jsonl", make_texts(2000, seed=2))
     build = ["prepare", corpus, "--split", "val=0.05", "--unit-bytes", "12KB", "-j", workers, "-q"]
-    began = time.monotonic()
     subprocess.run(command(*build, "-o", tmp_path / "reference"), check=True)
-    whole = time.monotonic() - began
+    num_units = len(list((tmp_path / "reference/.build/receipts").iterdir()))
     out = tmp_path / "out"
     chance = random.Random(workers)
-    kills = 0
-    for _ in range(10):
+    for kill in range(1, 11):
+        # Spread over the whole build by what is done, and random within that.
         process = subprocess.Popen(command(*build, "-o", out), start_new_session=True)
-        try:
-            process.wait(chance.uniform(0.3, 1.0) * whole)
-        except subprocess.TimeoutExpired:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            kills += 1
+        while num_receipts(out) < kill * num_units // 11:
+            assert process.poll() is None, "it finished before it was killed"
+            time.sleep(0.001)
+        time.sleep(chance.uniform(0, 0.03))
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
     subprocess.run(command(*build, "-o", out), check=True)
-    assert kills, "every run finished before it was killed"
     assert tree(out) == tree(tmp_path / "reference")
     subprocess.run(command("verify", out), check=True)
 
