@@ -40,6 +40,20 @@ def make_batch(source: int, text: pa.Array, positions: npt.NDArray[np.int64], sk
     return Batch(text, np.full(len(text), source, np.int32), positions, tuple(skips))
 
 
+def judged_batch(source: int, judged: Iterable[tuple[int, str, str]]) -> Batch:
+    """A batch of documents that were looked at one by one: position, text, and the reason if it has none."""
+    texts: list[str] = []
+    kept: list[int] = []
+    skips: list[Skip] = []
+    for position, text, reason in judged:
+        if reason:
+            skips.append(Skip(source, position, reason))
+        else:
+            texts.append(text)
+            kept.append(position)
+    return make_batch(source, pa.array(texts, pa.large_string()), np.array(kept, np.int64), skips)
+
+
 def even(
     batches: Iterable[Batch], *, max_documents: int | None = None, max_bytes: int = BATCH_BYTES
 ) -> Iterator[Batch]:

@@ -20,7 +20,7 @@ import pyarrow.json
 
 from tokenmill.errors import SourceError
 from tokenmill.planning import Source
-from tokenmill.sources.batch import Batch, Skip, make_batch
+from tokenmill.sources.batch import Batch, Skip, judged_batch, make_batch
 from tokenmill.sources.columns import Rule, row_text
 from tokenmill.sources.separated import read_runs
 from tokenmill.sources.streams import open_stream
@@ -52,7 +52,8 @@ def read(
         if text is not None:
             yield make_batch(index, text, starts + at)
         else:
-            yield _judge_lines(index, bytes(data).split(b"\n"), starts + at, source.text, limit)
+            lines = bytes(data).split(b"\n")
+            yield judged_batch(index, _judge_lines(lines, starts + at, source.text, limit))
 
 
 def _is_one_object_a_line(
@@ -113,20 +114,15 @@ def _parse_column(data: bytes | memoryview, column: str, num_lines: int) -> pa.A
     return text.chunk(0)
 
 
-def _judge_lines(index: int, lines: list[bytes], positions: npt.NDArray[np.int64], rule: Rule, limit: int) -> Batch:
-    texts: list[str] = []
-    kept: list[int] = []
-    skips: list[Skip] = []
+def _judge_lines(
+    lines: list[bytes], positions: npt.NDArray[np.int64], rule: Rule, limit: int
+) -> Iterator[tuple[int, str, str]]:
+    """Position, text and reason of every line that is not blank."""
     for line, position in zip(lines, positions.tolist(), strict=True):
-        if not line or line.isspace():
-            continue
-        text, reason = _line_text(line, rule) if len(line.removesuffix(b"\r")) <= limit else ("", "too_large")
-        if reason:
-            skips.append(Skip(index, position, reason))
-        else:
-            texts.append(text)
-            kept.append(position)
-    return make_batch(index, pa.array(texts, pa.large_string()), np.array(kept, np.int64), skips)
+        if len(line.removesuffix(b"\r")) > limit:
+            yield position, "", "too_large"
+        elif line and not line.isspace():
+            yield position, *_line_text(line, rule)
 
 
 def _line_text(line: bytes, rule: Rule) -> tuple[str, str]:

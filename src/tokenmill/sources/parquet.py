@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenmill.errors import RecipeError
 from tokenmill.planning import Extent, Source
-from tokenmill.sources.batch import BATCH_BYTES, Batch, Skip, make_batch
+from tokenmill.sources.batch import BATCH_BYTES, Batch, Skip, judged_batch, make_batch
 from tokenmill.sources.columns import Rule, row_text, rule_columns
 from tokenmill.sources.streams import explained
 
@@ -70,25 +69,15 @@ def table_batch(index: int, table: pa.RecordBatch, rule: Rule, row: int) -> Batc
     """The texts of some rows, the first of which is `row`."""
     positions = np.arange(row, row + table.num_rows, dtype=np.int64)
     if "column" not in rule:
-        return _row_batch(index, table, rule, positions)
+        rows = zip(positions.tolist(), _rows(table), strict=True)
+        judged = ((at, *(row_text(rule, row) if row is not None else ("", "invalid_utf8"))) for at, row in rows)
+        return judged_batch(index, judged)
     text = plain_text(table.column(rule["column"]))
     if not text.null_count:
         return make_batch(index, text, positions)
     null = text.is_null().to_numpy(zero_copy_only=False)
     skips = [Skip(index, int(position), "null_text") for position in positions[null]]
     return make_batch(index, text.drop_null(), positions[~null], skips)
-
-
-def _row_batch(index: int, table: pa.RecordBatch, rule: Rule, positions: npt.NDArray[np.int64]) -> Batch:
-    texts, kept, skips = [], [], []
-    for position, row in zip(positions.tolist(), _rows(table), strict=True):
-        text, reason = row_text(rule, row) if row is not None else ("", "invalid_utf8")
-        if reason:
-            skips.append(Skip(index, position, reason))
-        else:
-            texts.append(text)
-            kept.append(position)
-    return make_batch(index, pa.array(texts, pa.large_string()), np.array(kept, np.int64), skips)
 
 
 def _rows(table: pa.RecordBatch) -> list[dict[str, Any] | None]:
