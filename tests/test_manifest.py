@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 import tokenmill
 from tokenmill import manifest, records
 from tokenmill.errors import DatasetError
-from tokenmill.manifest import Digest, Manifest, Shard, SourceTotal, Split
+from tokenmill.manifest import Manifest, Shard, SourceTotal, Split
+from tokenmill.storage import Digest, Folder
 
 Body = dict[str, Any]
 OUT_OF_RANGE = [-1, -2, -(1 << 63), 1 << 62, 1 << 63, 1 << 200, 10**1000]
@@ -297,12 +298,12 @@ def test_a_manifest_that_is_a_link_is_refused(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     os.symlink("../elsewhere.json", tmp_path / "out/dataset.json")
     with pytest.raises(DatasetError):
-        manifest.load(str(tmp_path / "out"))
+        manifest.load(Folder(str(tmp_path / "out")))
 
 
 def test_a_manifest_that_is_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "dataset.json")
-    script = "import sys; from tokenmill import manifest; manifest.load(sys.argv[1])"
+    script = "import sys, tokenmill; tokenmill.open(sys.argv[1])"
     try:
         done = subprocess.run(
             [sys.executable, "-c", script, tmp_path], capture_output=True, text=True, timeout=5, check=False
@@ -315,7 +316,7 @@ def test_a_manifest_that_is_a_pipe_is_refused_and_not_waited_for(tmp_path: Path)
 def test_a_manifest_that_is_a_folder_is_refused(tmp_path: Path) -> None:
     (tmp_path / "dataset.json").mkdir()
     with pytest.raises(DatasetError):
-        manifest.load(str(tmp_path))
+        manifest.load(Folder(str(tmp_path)))
 
 
 def test_a_split_that_leads_out_of_the_folder_is_not_opened(tmp_path: Path) -> None:
@@ -345,9 +346,9 @@ def test_absurd_sizes_are_refused_before_anything_is_mapped(tmp_path: Path) -> N
 
 def test_a_folder_without_a_manifest_says_what_to_do(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="not a dataset") as caught:
-        manifest.load(str(tmp_path))
+        manifest.load(Folder(str(tmp_path)))
     assert "prepare" in caught.value.hint
     (tmp_path / ".build").mkdir()
     with pytest.raises(DatasetError, match="not a dataset") as caught:
-        manifest.load(str(tmp_path))
+        manifest.load(Folder(str(tmp_path)))
     assert "has not finished" in caught.value.hint

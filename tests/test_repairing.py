@@ -16,6 +16,7 @@ from test_verifying import EACH, change_token, dataset_files, make_dataset
 from tokenmill import manifest as manifests
 from tokenmill.errors import DatasetError, TokenmillError
 from tokenmill.manifest import Split
+from tokenmill.storage import Folder
 
 Identity = dict[str, tuple[int, int]]
 
@@ -151,14 +152,14 @@ def test_a_lost_tokenizer_is_restored(tmp_path: Path) -> None:
 
 def test_the_dataset_of_a_token_budget_has_a_unit_that_was_cut(budgeted: Path) -> None:
     assert len(list((budgeted / ".build/receipts").glob("*.cut-*.json"))) == 1
-    assert manifests.load(str(budgeted)).tokens == 1111
+    assert manifests.load(Folder(str(budgeted))).tokens == 1111
 
 
 @pytest.mark.parametrize("which", ["first", "last"])
 @pytest.mark.parametrize("split", ["train", "val"])
 def test_the_dataset_of_a_token_budget_is_repaired(budgeted: Path, tmp_path: Path, which: str, split: str) -> None:
     path = Path(shutil.copytree(budgeted, tmp_path / "out"))
-    shards = manifests.load(str(path)).splits[split].shards
+    shards = manifests.load(Folder(str(path))).splits[split].shards
     name = f"{shards[0 if which == 'first' else -1].name}.bin"
     change_token(path, name)
     before = identities(path, but={name})
@@ -231,7 +232,7 @@ def test_a_source_that_changed_gives_no_other_dataset(tmp_path: Path) -> None:
 
 def test_a_hostile_manifest_moves_no_file_outside_of_the_dataset(dataset: Path) -> None:
     (dataset.parent / "a-file-of-theirs.txt").write_text("not of this dataset")
-    found = manifests.load(str(dataset))
+    found = manifests.load(Folder(str(dataset)))
     hostile = replace(found, splits={**found.splits, "..": Split(tokens=0, documents=0, shards=())})
     (dataset / manifests.NAME).write_bytes(manifests.seal(hostile))
     with contextlib.suppress(TokenmillError):

@@ -14,6 +14,7 @@ import pytest
 import tokenmill
 from tokenmill import manifest as manifests
 from tokenmill.errors import DatasetError
+from tokenmill.storage import Folder
 from tokenmill.verifying import Report
 
 FILLER = "the miller turns the same raw grain into the same white flour, day after day after day"
@@ -118,7 +119,7 @@ def change_token(path: Path, name: str) -> None:
 
 def forge(path: Path, split: str, number: int) -> str:
     """Change a shard together with what the manifest says of it."""
-    found = manifests.load(str(path))
+    found = manifests.load(Folder(str(path)))
     shards = list(found.splits[split].shards)
     name = f"{shards[number].name}.bin"
     change_token(path, name)
@@ -144,7 +145,7 @@ def dataset(original: Path, tmp_path: Path) -> Path:
 
 
 def test_the_dataset_of_these_tests_has_linked_and_joined_shards(original: Path) -> None:
-    splits = manifests.load(str(original)).splits
+    splits = manifests.load(Folder(str(original))).splits
     units = len(list((original / ".build/receipts").iterdir()))
     assert len(splits["train"].shards) == units > 5
     assert 1 < len(splits["val"].shards) < units

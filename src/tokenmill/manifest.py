@@ -6,14 +6,13 @@ worker counts: the same sources and the same recipe give the same bytes of it.
 
 from __future__ import annotations
 
-import os
 import re
-import stat
 from dataclasses import dataclass
 from typing import Any
 
 from tokenmill import records
 from tokenmill.errors import DatasetError
+from tokenmill.storage import Digest, Folder
 
 NAME = "dataset.json"
 FORMAT = 1
@@ -23,14 +22,6 @@ DROPS = ("empty", "too_short", "too_large", "filtered", "no_tokens", "over_budge
 BAD = ("invalid_json", "missing_field", "null_text", "not_text", "lone_surrogate", "invalid_utf8")
 _PART = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]+")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Digest:
-    """Size and SHA-256 of a file."""
-
-    bytes: int
-    sha256: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,23 +142,16 @@ def _check_sums(manifest: Manifest, where: str) -> None:
         )
 
 
-def load(path: str) -> Manifest:
+def load(folder: Folder) -> Manifest:
     """The manifest of a dataset folder."""
-    where = os.path.join(path, NAME)
-    try:
-        if not stat.S_ISREG(os.lstat(where).st_mode):
-            raise DatasetError(f"{where} is not a plain file", hint="tokenmill reads no links or devices")
-        with open(where, "rb") as file:
-            return unseal(file.read(records.MAX_RECORD_BYTES + 1), where=where)
-    except FileNotFoundError:
+    if not folder.exists(NAME):
         hint = (
             "its build has not finished: run the same tokenmill prepare command again"
-            if os.path.isdir(os.path.join(path, ".build"))
+            if folder.exists(".build")
             else "give the folder that tokenmill prepare wrote"
         )
-        raise DatasetError(f"{path} is not a dataset: it has no {NAME}", hint=hint) from None
-    except OSError as error:
-        raise DatasetError(f"{where}: {error.strerror}", hint="check the drive") from None
+        raise DatasetError(f"{folder.path} is not a dataset: it has no {NAME}", hint=hint)
+    return unseal(folder.read(NAME, max_bytes=records.MAX_RECORD_BYTES), where=folder.at(NAME))
 
 
 def check_name(name: str, *, where: str) -> None:

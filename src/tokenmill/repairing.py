@@ -27,12 +27,12 @@ from tokenmill.build.redo import (
 )
 from tokenmill.build.task import make_task
 from tokenmill.errors import DatasetError, DeterminismError
-from tokenmill.manifest import Digest, Manifest
+from tokenmill.manifest import Manifest
 from tokenmill.planning import Plan
-from tokenmill.storage import Folder
+from tokenmill.storage import Digest, Folder
 from tokenmill.storage.lock import locked
 from tokenmill.tokenizer.spec import TokenizerSpec, from_dataset
-from tokenmill.verifying import Problem, strays, verify
+from tokenmill.verifying import Problem, strays, verify_folder
 
 
 def repair(
@@ -42,12 +42,15 @@ def repair(
 
     A dataset that was made with a filter runs that function again, so it must be named here.
     """
-    folder = Folder(os.path.abspath(path))
+    return repair_folder(Folder(os.path.abspath(path)), workers=resolve_workers(workers), filter=filter)
+
+
+def repair_folder(folder: Folder, *, workers: int, filter: str | None = None) -> tuple[Problem, ...]:
     if not folder.exists(state.PLAN) and not folder.exists(manifests.NAME):
-        manifests.load(folder.path)  # says what is not there
+        manifests.load(folder)  # says what is not there
     try:
-        found: Manifest | None = manifests.load(folder.path)
-        problems = verify(path, workers=workers).problems
+        found: Manifest | None = manifests.load(folder)
+        problems = verify_folder(folder, threads=workers).problems
     except DatasetError as error:
         if not folder.exists(state.PLAN):
             raise
@@ -55,7 +58,7 @@ def repair(
     if problems:
         plan, job = reopen(folder, filter)
         with locked(folder):
-            _repair(folder, plan, job, found, problems, resolve_workers(workers))
+            _repair(folder, plan, job, found, problems, workers)
     return problems
 
 
@@ -75,7 +78,7 @@ def _repair(
         folder.make(name)
     state.sweep(folder, job.work.split_names)
     spec = _restore_tokenizer(folder, job)
-    executor = make_executor(workers, None, job.work, spec)
+    executor = make_executor(workers, None, folder, job.work, spec)
     try:
         receipts = _complete(folder, plan, executor)
         parts = dataset_receipts(plan, receipts)

@@ -11,7 +11,7 @@ import os
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -23,9 +23,9 @@ from tokenmill.build.receipt import PIECES, RECEIPTS, REJECTS, Receipt
 from tokenmill.build.redo import dataset_receipts, load_receipts, reopen, task_of
 from tokenmill.build.unit import run_unit
 from tokenmill.errors import DatasetError, StorageError
-from tokenmill.manifest import Digest, Manifest, Shard
-from tokenmill.shards.reader import check_structure
-from tokenmill.storage import Folder
+from tokenmill.manifest import Manifest, Shard
+from tokenmill.shards.reader import check_index, check_structure
+from tokenmill.storage import Digest, Folder
 from tokenmill.storage.mapped import fast_digest
 from tokenmill.storage.temporary import temporary_folder
 from tokenmill.tokenizer.engine import open_engine
@@ -70,15 +70,27 @@ def verify(
 
     `source` tokenises sources again; if the dataset was made with a filter, it must be named.
     """
+    return verify_folder(
+        Folder(os.path.abspath(path)), quick=quick, source=source, threads=resolve_workers(workers), filter=filter
+    )
+
+
+def verify_folder(
+    folder: Folder,
+    *,
+    threads: int,
+    quick: bool = False,
+    source: Literal["sample", "all"] | None = None,
+    filter: str | None = None,
+) -> Report:
     begin = time.monotonic()
-    folder = Folder(os.path.abspath(path))
-    found = manifests.load(folder.path)
-    problems = list(_structure(folder, found, deep=not quick)) + list(strays(folder, found))
+    found = manifests.load(folder)
+    problems = list(_structure(folder, found)) + list(strays(folder, found))
     hashed = 0
     if not quick:
         known_bad = {problem.file for problem in problems}
         files = {name: digest for name, digest in found.all_files().items() if name not in known_bad}
-        problems += _hash_all(folder, files, resolve_workers(workers))
+        problems += _hash_all(folder, found, files, threads)
         hashed = sum(digest.bytes for digest in files.values())
     units = 0
     if source is not None and not problems:
@@ -94,7 +106,7 @@ def verify(
     )
 
 
-def _structure(folder: Folder, found: Manifest, *, deep: bool) -> Iterator[Problem]:
+def _structure(folder: Folder, found: Manifest) -> Iterator[Problem]:
     for name, digest in found.files.items():
         stat = folder.stat(name)
         if stat is None or not stat.is_file:
@@ -103,10 +115,10 @@ def _structure(folder: Folder, found: Manifest, *, deep: bool) -> Iterator[Probl
             yield Problem(name, f"has {stat.size} bytes, expected {digest.bytes}")
     for split in found.splits.values():
         for shard in split.shards:
-            yield from _shard_structure(folder, shard, found.dtype, deep=deep)
+            yield from _shard_structure(folder, shard, found.dtype)
 
 
-def _shard_structure(folder: Folder, shard: Shard, dtype: str, *, deep: bool) -> Iterator[Problem]:
+def _shard_structure(folder: Folder, shard: Shard, dtype: str) -> Iterator[Problem]:
     names = {f"{shard.name}.bin": shard.bin, f"{shard.name}.idx": shard.idx}
     sizes = {name: folder.stat(name) for name in names}
     for name, digest in names.items():
@@ -117,14 +129,8 @@ def _shard_structure(folder: Folder, shard: Shard, dtype: str, *, deep: bool) ->
             yield Problem(name, f"has {stat.size} bytes, expected {digest.bytes}")
     if all(stat is not None and stat.is_file and stat.size == names[name].bytes for name, stat in sizes.items()):
         try:
-            check_structure(
-                *(folder.at(name) for name in names),
-                tokens=shard.tokens,
-                documents=shard.documents,
-                dtype=dtype,
-                deep=deep,
-            )
-        except DatasetError as error:
+            check_structure(folder, shard, dtype)
+        except (DatasetError, StorageError) as error:
             yield Problem(f"{shard.name}.idx", error.message.partition(": ")[2])
 
 
@@ -137,14 +143,26 @@ def strays(folder: Folder, found: Manifest) -> Iterator[Problem]:
                 yield Problem(f"{parent}/{name}", "does not belong to the dataset")
 
 
-def _hash_all(folder: Folder, files: dict[str, Digest], threads: int) -> list[Problem]:
+def _hash_all(folder: Folder, found: Manifest, files: dict[str, Digest], threads: int) -> list[Problem]:
+    indexes = {f"{shard.name}.idx": shard for split in found.splits.values() for shard in split.shards}
+
     def check(item: tuple[str, Digest]) -> Problem | None:
         name, digest = item
+        wrong: list[str] = []
+
+        def look(data: memoryview) -> None:
+            try:
+                check_index(data, indexes[name], found.dtype, where=name)
+            except DatasetError as error:
+                wrong.append(error.message.partition(": ")[2])
+
         try:
-            actual = fast_digest(folder, name)
+            actual = fast_digest(folder, name, look if name in indexes else None)
         except (StorageError, DatasetError, FileNotFoundError) as error:
             return Problem(name, f"cannot be read: {error}")
-        return None if actual == digest else Problem(name, f"sha256 is {actual.sha256}, expected {digest.sha256}")
+        if actual != digest:
+            return Problem(name, f"sha256 is {actual.sha256}, expected {digest.sha256}")
+        return Problem(name, wrong[0]) if wrong else None
 
     # The largest first, so that no thread is left alone with a large one at the end.
     items = sorted(files.items(), key=lambda item: -item[1].bytes)
@@ -169,7 +187,7 @@ def _check_sources(
             fresh = Folder(path)
             for name in (PIECES, RECEIPTS, REJECTS):
                 fresh.make(name)
-            again = run_unit(replace(job.work, output=path), task_of(plan, receipt), lambda: engine, lambda *_: None)
+            again = run_unit(fresh, job.work, task_of(plan, receipt), lambda: engine, lambda *_: None)
             for split in sorted(again.pieces.keys() | receipt.pieces.keys()):
                 shard, offset = places.get((receipt.unit, split), (split, 0))
                 piece = again.pieces.get(split)

@@ -4,7 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenmill.build.commit import group_pieces
-from tokenmill.manifest import Digest, Shard
+from tokenmill.manifest import Shard
+from tokenmill.storage import Digest
 
 SIZES = st.lists(st.integers(1, 50), max_size=40)
 TARGET = st.integers(1, 60)

@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from tokenmill.errors import DatasetError, DeterminismError, DiskFullError, StorageError
-from tokenmill.manifest import Digest
-from tokenmill.storage.folder import Folder
+from tokenmill.storage.folder import Digest, Folder
 from tokenmill.storage.fs import FileStat, LocalFileSystem
 from tokenmill.storage.mapped import fast_digest
 

@@ -38,7 +38,7 @@ SPACE_MARGIN = 64_000_000
 
 def build(
     recipe: Recipe,
-    output: str,
+    folder: Folder,
     *,
     workers: int,
     crew: Crew | None,
@@ -47,7 +47,6 @@ def build(
     watch: Watcher | None,
 ) -> tuple[Manifest, bool]:
     """The dataset of a recipe, and whether it stood already. `crew` are workers that load meanwhile."""
-    folder = Folder(output)
     state.check_ours(folder)
     progress = Progress(watch)
     setup = set_up(recipe, output=folder.path)
@@ -70,9 +69,9 @@ def _build(
     for name in (PIECES, RECEIPTS, REJECTS):
         folder.make(name)
     state.sweep(folder, setup.recipe.splits)
-    work = make_work(setup, output=folder.path, scratch=local.path if local else None)
+    work = make_work(setup, scratch=local.path if local else None)
     tokenizer_file = state.keep_tokenizer(folder, setup.spec)
-    executor = make_executor(workers, crew, work, setup.spec)
+    executor = make_executor(workers, crew, folder, work, setup.spec)
     try:
         parity = _check_first(setup, folder, executor, progress)
         state.save_job(folder, state.Job(work=work, tokenizer=setup.spec.describe(), parity=parity))
@@ -100,15 +99,15 @@ def _build(
     return result
 
 
-def make_executor(workers: int, crew: Crew | None, work: Work, spec: TokenizerSpec) -> Executor:
+def make_executor(workers: int, crew: Crew | None, folder: Folder, work: Work, spec: TokenizerSpec) -> Executor:
     """This process for one worker, else a pool; `crew` if there is one that loads already."""
     if workers > 1:
-        return Pool(crew or Crew(workers), work, spec)
+        return Pool(crew or Crew(workers), folder, work, spec)
     # Only here: in a pool, the engine is the workers' business.
     from tokenmill.build.inline import Inline
     from tokenmill.tokenizer.engine import open_engine
 
-    return Inline(work, spec, open_engine(spec))
+    return Inline(folder, work, spec, open_engine(spec))
 
 
 def _check_first(setup: Setup, folder: Folder, executor: Executor, progress: Progress) -> dict[str, Any]:
@@ -223,7 +222,7 @@ def _scratch_folder(scratch: str | None, folder: Folder) -> Folder | None:
     """A corner of the scratch disk for this output alone."""
     if scratch is None:
         return None
-    local = Folder(os.path.join(scratch, f"tokenmill-{records.digest(folder.path)[:12]}"))
+    local = Folder(os.path.join(scratch, f"tokenmill-{records.digest(folder.path)[:12]}"), folder.fs)
     local.make()
     local.sweep()
     return local

@@ -23,11 +23,11 @@ from tokenmill import manifest
 from tokenmill.build import provenance
 from tokenmill.build.receipt import Receipt, hex_sum
 from tokenmill.errors import BuildError, DamagedPieceError
-from tokenmill.manifest import Digest, Manifest, Shard, SourceTotal, Split
+from tokenmill.manifest import Manifest, Shard, SourceTotal, Split
 from tokenmill.planning import Plan
 from tokenmill.shards.layout import parse_index
 from tokenmill.shards.writer import ShardWriter
-from tokenmill.storage import Folder
+from tokenmill.storage import Digest, Folder
 
 PROVENANCE_ROWS = 1 << 24
 

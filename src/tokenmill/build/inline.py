@@ -14,6 +14,7 @@ from tokenmill.build.crew import Message
 from tokenmill.build.executor import MAX_TRIES, MEMORY_BUDGET, Checked, Failure, Listener, Request, is_final
 from tokenmill.build.task import Task, Work
 from tokenmill.build.unit import run_unit
+from tokenmill.storage import Folder
 from tokenmill.tokenizer.encoded import Engine
 from tokenmill.tokenizer.engine import open_engine
 from tokenmill.tokenizer.spec import TokenizerSpec
@@ -27,7 +28,8 @@ class Inline:
 
     workers = 1
 
-    def __init__(self, work: Work, spec: TokenizerSpec, engine: Engine) -> None:
+    def __init__(self, folder: Folder, work: Work, spec: TokenizerSpec, engine: Engine) -> None:
+        self._folder = folder
         self._work = work
         self._spec = spec
         self._engine = EngineHolder(spec, engine)
@@ -51,7 +53,7 @@ class Inline:
     def _attempt(self, task: Task, report: Reporter, listener: Listener) -> errors.TokenmillError | None:
         for attempt in range(1, MAX_TRIES + 1):
             try:
-                run_unit(self._work, task, self._engine, report)
+                run_unit(self._folder, self._work, task, self._engine, report)
                 return None
             except Exception as error:  # whatever a unit dies of, the other units go on
                 failure = errors.from_record(errors.to_record(error))

@@ -20,18 +20,26 @@ from tokenmill import errors, records
 from tokenmill.build.crew import Crew, Message
 from tokenmill.build.executor import MAX_TRIES, Checked, Failure, Listener, Request, is_final
 from tokenmill.build.task import Task, Work
+from tokenmill.storage import Folder
 from tokenmill.tokenizer.spec import TokenizerSpec
 
 
 class Pool:
     """Units shared out over a crew."""
 
-    def __init__(self, crew: Crew, work: Work, spec: TokenizerSpec) -> None:
+    def __init__(self, crew: Crew, folder: Folder, work: Work, spec: TokenizerSpec) -> None:
         self.workers = crew.workers
         self._crew = crew
         self._idle: list[Connection] = []
         self._failed_starts = 0
-        crew.brief({"path": sys.path, "work": dataclasses.asdict(work), "tokenizer": spec.describe()})
+        crew.brief(
+            {
+                "path": sys.path,
+                "output": folder.path,
+                "work": dataclasses.asdict(work),
+                "tokenizer": spec.describe(),
+            }
+        )
 
     def check(self, request: Request) -> Checked:
         """Have one worker look at the sources first, while the others still load."""

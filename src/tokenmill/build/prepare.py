@@ -15,6 +15,7 @@ from tokenmill import manifest as manifests
 from tokenmill.build.crew import Crew, resolve_workers
 from tokenmill.errors import RecipeError
 from tokenmill.manifest import Manifest
+from tokenmill.storage import Folder
 
 if TYPE_CHECKING:
     from tokenmill.build.progress import Watcher
@@ -61,7 +62,7 @@ def prepare(
         wanted = make_recipe({"sources": given, **recipe}, config=config)
         found, already_complete = build(
             wanted,
-            path,
+            Folder(path),
             workers=count,
             crew=crew,
             scratch=None if scratch is None else os.path.abspath(scratch),

@@ -58,7 +58,7 @@ def plan(
     wanted = make_recipe({"sources": given, **recipe}, config=config)
     setup = set_up(wanted, output=None if output is None else os.path.abspath(output))
     count = resolve_workers(workers)
-    work = make_work(setup, output="", scratch=None)
+    work = make_work(setup, scratch=None)
     expected = check(make_request(setup.plan, PLACES), work, setup.spec, open_engine(setup.spec)).estimate
     share = min(1.0, wanted.max_tokens / expected.tokens) if wanted.max_tokens and expected.tokens else 1.0
     folder = Folder(os.path.abspath(output)) if output is not None else None
@@ -92,7 +92,7 @@ def _standing(folder: Folder, fingerprint: str) -> tuple[int, bool, tuple[str, .
     state.check_ours(folder)
     try:
         if folder.exists(manifests.NAME):
-            same = manifests.load(folder.path).fingerprint == fingerprint
+            same = manifests.load(folder).fingerprint == fingerprint
             return 0, same, () if same else (f"{folder.path} holds a dataset of another recipe",)
         if folder.exists(state.PLAN):
             same = state.load_plan(folder).fingerprint == fingerprint

@@ -10,8 +10,8 @@ import numpy.typing as npt
 
 from tokenmill import records
 from tokenmill.errors import BuildError, DatasetError
-from tokenmill.manifest import Digest, Shard, SourceTotal, check_name
-from tokenmill.storage import Folder
+from tokenmill.manifest import Shard, SourceTotal, check_name
+from tokenmill.storage import Digest, Folder
 
 PIECES = ".build/pieces"
 RECEIPTS = ".build/receipts"

@@ -70,11 +70,10 @@ def set_up(recipe: Recipe, *, output: str | None = None) -> Setup:
     return Setup(recipe, listing, spec, replace(plan, identity=identity), tuple(notes))
 
 
-def make_work(setup: Setup, *, output: str, scratch: str | None) -> Work:
+def make_work(setup: Setup, *, scratch: str | None) -> Work:
     """What the units of a build share."""
     recipe = setup.recipe
     return Work(
-        output=output,
         scratch=scratch,
         root=setup.listing.root,
         fingerprint=setup.plan.fingerprint,

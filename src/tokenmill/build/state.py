@@ -21,10 +21,10 @@ from tokenmill.build.receipt import NO_LIMIT, PIECES, RECEIPTS, REJECTS, Receipt
 from tokenmill.build.setup import Setup
 from tokenmill.build.task import Work
 from tokenmill.errors import DatasetError, OutputError, SourceChangedError, StorageError
-from tokenmill.manifest import Digest, Manifest
+from tokenmill.manifest import Manifest
 from tokenmill.planning import Plan, Source, differences
 from tokenmill.shards.reader import check_structure
-from tokenmill.storage import Folder
+from tokenmill.storage import Digest, Folder
 from tokenmill.storage.folder import TEMP_SUFFIX
 from tokenmill.tokenizer.spec import TokenizerSpec
 
@@ -68,7 +68,7 @@ def _is_ours(folder: Folder) -> bool:
     """Whether a manifest or a plan of ours is there, or a build that has only just begun."""
     if folder.exists(manifests.NAME):
         with contextlib.suppress(DatasetError):
-            manifests.load(folder.path)
+            manifests.load(folder)
             return True
     with contextlib.suppress(DatasetError):
         load_plan(folder)
@@ -83,7 +83,7 @@ def finished(folder: Folder, plan: Plan) -> Manifest | None:
     """The manifest of a dataset that stands and is this plan's; None if there is none yet."""
     if not folder.exists(manifests.NAME):
         return None
-    found = manifests.load(folder.path)
+    found = manifests.load(folder)
     if found.fingerprint != plan.fingerprint:
         raise OutputError(
             f"{folder.path} holds a dataset of another recipe:\n  " + "\n  ".join(_differences(found, plan)),
@@ -108,14 +108,7 @@ def quick_check(folder: Folder, found: Manifest) -> None:
             raise DatasetError(f"{folder.at(name)} {size}, expected {digest.bytes} bytes", hint="run tokenmill repair")
     for split in found.splits.values():
         for shard in split.shards:
-            check_structure(
-                folder.at(f"{shard.name}.bin"),
-                folder.at(f"{shard.name}.idx"),
-                tokens=shard.tokens,
-                documents=shard.documents,
-                dtype=found.dtype,
-                deep=False,
-            )
+            check_structure(folder, shard, found.dtype)
 
 
 def enter(folder: Folder, setup: Setup, *, restart: bool) -> None:
@@ -139,7 +132,7 @@ def start_over(folder: Folder) -> None:
     """Remove a build and its dataset, but nothing that tokenmill did not write."""
     splits: set[str] = set()
     with contextlib.suppress(DatasetError):
-        splits |= set(manifests.load(folder.path).splits)
+        splits |= set(manifests.load(folder).splits)
     with contextlib.suppress(DatasetError):
         splits |= set(load_job(folder).work.split_names)
     folder.remove(manifests.NAME)
@@ -166,12 +159,12 @@ def save_job(folder: Folder, job: Job) -> None:
 
 
 def load_job(folder: Folder) -> Job:
-    """The job of a build; the folder may have moved since."""
+    """The job of a build."""
     job = records.unseal(Job, folder.read(JOB), where=folder.at(JOB))
     for name in job.work.split_names:
         manifests.check_split_name(name, where=JOB)
     manifests.check_tokenizer_file(job.tokenizer.get("file"), where=JOB)
-    return replace(job, work=replace(job.work, output=folder.path, scratch=None))
+    return replace(job, work=replace(job.work, scratch=None))
 
 
 def keep_tokenizer(folder: Folder, spec: TokenizerSpec) -> Digest | None:

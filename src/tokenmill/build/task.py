@@ -12,7 +12,6 @@ from tokenmill.planning import Plan, Source, Unit
 class Work:
     """What all units of a build share. Plain data: it travels to other processes."""
 
-    output: str
     scratch: str | None
     root: str
     fingerprint: str

@@ -60,9 +60,8 @@ class Kept:
     skipped_hashes: npt.NDArray[np.uint64]
 
 
-def run_unit(work: Work, task: Task, engine: Callable[[], Engine], report: Report) -> Receipt:
+def run_unit(folder: Folder, work: Work, task: Task, engine: Callable[[], Engine], report: Report) -> Receipt:
     """Do a unit, or find that it is done. `report` hears of documents, tokens and text bytes."""
-    folder = Folder(work.output)
     unit, limit = task.unit, task.token_limit
     done = load_receipt(folder, unit.index, limit, work.fingerprint, rehash=True)
     if done is not None:
@@ -92,7 +91,7 @@ class _Run:
 
     def __init__(self, work: Work, task: Task, folder: Folder) -> None:
         self.work, self.task, self.folder = work, task, folder
-        self.scratch = Folder(work.scratch) if work.scratch else None
+        self.scratch = Folder(work.scratch, folder.fs) if work.scratch else None
         self.name = unit_name(task.unit.index, task.token_limit)
         self.pieces = {
             split: ShardWriter(self.create, f"{PIECES}/{self.name}.{split}", work.dtype) for split in work.split_names

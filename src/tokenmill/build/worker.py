@@ -43,9 +43,10 @@ def _serve(link: Connection) -> None:
     briefing = receive(link)
     sys.path[:] = briefing["path"]
     work = records.convert(Work, briefing["work"], where="work")
+    folder = Folder(briefing["output"])
     name = briefing["tokenizer"]["file"]
     try:
-        spec = from_dataset(briefing["tokenizer"], Folder(work.output).read(name) if name else None)
+        spec = from_dataset(briefing["tokenizer"], folder.read(name) if name else None)
         engine = EngineHolder(spec, open_engine(spec))
     except errors.TokenmillError as error:
         send(link, {"kind": "failed", "error": errors.to_record(error)})
@@ -60,7 +61,7 @@ def _serve(link: Connection) -> None:
                 checked = check(request, work, spec, engine())
                 send(link, {"kind": "checked", "checked": dataclasses.asdict(checked)})
                 continue
-            run_unit(work, records.convert(Task, message, where="task"), engine, report)
+            run_unit(folder, work, records.convert(Task, message, where="task"), engine, report)
         except (BrokenPipeError, ConnectionResetError):
             raise
         except Exception as error:  # whatever a unit dies of, the parent must hear of it

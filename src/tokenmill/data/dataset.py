@@ -14,22 +14,26 @@ from tokenmill import manifest as manifests
 from tokenmill.manifest import Manifest, Shard
 from tokenmill.shards.layout import Tokens, numpy_dtype
 from tokenmill.shards.reader import check_structure, document_starts, map_tokens
+from tokenmill.storage import Folder
 
 Starts = npt.NDArray[np.int64]
 
 
 def open(path: str | os.PathLike[str]) -> Dataset:
     """Open a dataset folder. What is not a finished dataset is a `DatasetError`."""
-    return Dataset(os.path.abspath(path), manifests.load(os.path.abspath(path)))
+    folder = Folder(os.path.abspath(path))
+    return Dataset(folder, manifests.load(folder))
 
 
 class Dataset:
     """A finished dataset: `dataset["train"]` is a split."""
 
-    def __init__(self, path: str, manifest: Manifest) -> None:
-        self.path = path
+    def __init__(self, folder: Folder, manifest: Manifest) -> None:
+        self.path = folder.path
         self.manifest = manifest
-        self._splits = {name: TokenSplit(path, split.shards, manifest.dtype) for name, split in manifest.splits.items()}
+        self._splits = {
+            name: TokenSplit(folder, split.shards, manifest.dtype) for name, split in manifest.splits.items()
+        }
 
     @property
     def splits(self) -> list[str]:
@@ -44,8 +48,8 @@ class Dataset:
 class TokenSplit:
     """The documents of a split, in order, over all its shards."""
 
-    def __init__(self, path: str, shards: tuple[Shard, ...], dtype: str) -> None:
-        self._path = path
+    def __init__(self, folder: Folder, shards: tuple[Shard, ...], dtype: str) -> None:
+        self._folder = folder
         self._shards = shards
         self._dtype = dtype
         self._token_ends = list(accumulate(shard.tokens for shard in shards))
@@ -95,15 +99,8 @@ class TokenSplit:
         """Tokens and document starts of a shard, mapped at its first use."""
         if number not in self._maps:
             shard = self._shards[number]
-            base = os.path.join(self._path, shard.name)
-            check_structure(
-                f"{base}.bin",
-                f"{base}.idx",
-                tokens=shard.tokens,
-                documents=shard.documents,
-                dtype=self._dtype,
-                deep=False,
-            )
+            base = self._folder.at(shard.name)
+            check_structure(self._folder, shard, self._dtype)
             starts = document_starts(f"{base}.idx", shard.documents)
             self._maps[number] = (map_tokens(f"{base}.bin", self._dtype), starts)
         return self._maps[number]

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import os
-
 import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import DatasetError
+from tokenmill.manifest import Shard
 from tokenmill.shards.layout import HEADER, Tokens, index_bytes, numpy_dtype, parse_header, parse_index
+from tokenmill.storage import Folder
+
+_HINT = "run tokenmill repair"
 
 
 def map_tokens(path: str, dtype: str) -> Tokens:
@@ -21,35 +23,32 @@ def document_starts(path: str, num_documents: int) -> npt.NDArray[np.int64]:
     return np.memmap(path, dtype="<i8", mode="r", offset=HEADER.size + 4 * num_documents, shape=(num_documents,))
 
 
-def check_structure(bin_path: str, idx_path: str, *, tokens: int, documents: int, dtype: str, deep: bool) -> None:
-    """Raise `DatasetError` unless the pair has the right sizes and header and, if `deep`, the right offsets."""
-    bin_bytes, idx_bytes = _size(bin_path), _size(idx_path)
+def check_structure(folder: Folder, shard: Shard, dtype: str) -> None:
+    """Raise `DatasetError` unless a pair has the right sizes and header."""
     itemsize = numpy_dtype(dtype).itemsize
-    if bin_bytes != tokens * itemsize:
-        raise DatasetError(
-            f"{bin_path}: {bin_bytes} bytes, but {tokens} tokens need {tokens * itemsize}", hint="run tokenmill repair"
-        )
-    if idx_bytes != index_bytes(documents):
-        raise DatasetError(
-            f"{idx_path}: {idx_bytes} bytes, but {documents} documents need {index_bytes(documents)}",
-            hint="run tokenmill repair",
-        )
-    if deep:
-        header, _ = parse_index(np.memmap(idx_path, np.uint8, "r").data, bin_bytes=bin_bytes, where=idx_path)
-    else:
-        with open(idx_path, "rb") as file:
-            header = parse_header(file.read(HEADER.size), where=idx_path)
-    if header.dtype != dtype or header.num_documents != documents:
-        raise DatasetError(
-            f"{idx_path}: {header.num_documents} documents of {header.dtype}, expected {documents} of {dtype}",
-            hint="run tokenmill repair",
-        )
+    needs = {
+        f"{shard.name}.bin": (shard.tokens * itemsize, f"{shard.tokens} tokens"),
+        f"{shard.name}.idx": (index_bytes(shard.documents), f"{shard.documents} documents"),
+    }
+    for name, (size, what) in needs.items():
+        found = folder.stat(name)
+        if found is None or not found.is_file:
+            raise DatasetError(f"{folder.at(name)} is missing or not a plain file", hint=_HINT)
+        if found.size != size:
+            raise DatasetError(f"{folder.at(name)}: {found.size} bytes, but {what} need {size}", hint=_HINT)
+    _check_header(folder.head(f"{shard.name}.idx", HEADER.size), shard, dtype, where=folder.at(f"{shard.name}.idx"))
 
 
-def _size(path: str) -> int:
-    try:
-        if os.path.islink(path) or not os.path.isfile(path):
-            raise DatasetError(f"{path} is missing or not a plain file", hint="run tokenmill repair")
-        return os.path.getsize(path)
-    except OSError as error:
-        raise DatasetError(f"{path}: {error.strerror}", hint="run tokenmill repair") from None
+def check_index(data: memoryview, shard: Shard, dtype: str, *, where: str) -> None:
+    """Raise `DatasetError` unless a whole .idx describes its .bin, document by document."""
+    _check_header(bytes(data[: HEADER.size]), shard, dtype, where=where)
+    parse_index(data, bin_bytes=shard.tokens * numpy_dtype(dtype).itemsize, where=where)
+
+
+def _check_header(data: bytes, shard: Shard, dtype: str, *, where: str) -> None:
+    header = parse_header(data, where=where)
+    if header.dtype != dtype or header.num_documents != shard.documents:
+        raise DatasetError(
+            f"{where}: {header.num_documents} documents of {header.dtype}, expected {shard.documents} of {dtype}",
+            hint=_HINT,
+        )

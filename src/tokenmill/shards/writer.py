@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import BuildError
-from tokenmill.manifest import Digest, Shard
+from tokenmill.manifest import Shard
 from tokenmill.shards.layout import MAX_DOCUMENT_TOKENS, Tokens, index_blocks, numpy_dtype
-from tokenmill.storage import Output
+from tokenmill.storage import Digest, Output
 
 
 class ShardWriter:

@@ -17,12 +17,11 @@ import hashlib
 import os
 import re
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from tokenmill.errors import DatasetError, DeterminismError, DiskFullError, StorageError
-from tokenmill.manifest import Digest
 from tokenmill.storage.fs import LOCAL, FileStat, FileSystem
 
 BLOCK = 1 << 20
@@ -30,6 +29,14 @@ TEMP_SUFFIX = ".tmp"
 _TEMP_NAME = re.compile(r".+\.[0-9a-f]{12}\.tmp")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Digest:
+    """Size and SHA-256 of a file."""
+
+    bytes: int
+    sha256: str
 
 
 class Output(Protocol):
@@ -149,7 +156,12 @@ class Folder:
         """All of a small file."""
         return b"".join(bytes(block) for block in self.blocks(name, max_bytes=max_bytes))
 
-    def blocks(self, name: str, *, max_bytes: int | None = None, cold: bool = False) -> Iterator[memoryview]:
+    def head(self, name: str, size: int) -> bytes:
+        """The first bytes of a file."""
+        with contextlib.closing(self.blocks(name)) as blocks:
+            return bytes(next(blocks, memoryview(b""))[:size])
+
+    def blocks(self, name: str, *, max_bytes: int | None = None, cold: bool = False) -> Generator[memoryview]:
         """A file's bytes, block by block; each block is valid until the next one."""
         path = self.at(name)
         with explained(path):
@@ -160,7 +172,10 @@ class Folder:
                 raise DatasetError(f"{path} is not a plain file", hint="tokenmill reads no links or devices")
             if max_bytes is not None and found.size > max_bytes:
                 raise DatasetError(f"{path} has {found.size} bytes, too many", hint="the file is damaged")
-            fd = self.fs.open(path)
+            try:
+                fd = self.fs.open(path)
+            except FileNotFoundError:
+                raise DatasetError(f"{path} is gone", hint="does another process work on this folder?") from None
             try:
                 if cold:
                     self.fs.forget(fd)

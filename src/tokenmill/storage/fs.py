@@ -6,6 +6,7 @@ so each operation is as small as a system call and none of them has an opinion.
 
 from __future__ import annotations
 
+import mmap
 import os
 import stat
 from dataclasses import dataclass
@@ -27,6 +28,7 @@ class FileSystem(Protocol):
     def open(self, path: str) -> int: ...
     def append(self, path: str) -> int: ...
     def read(self, fd: int, buffer: memoryview) -> int: ...
+    def map(self, fd: int) -> mmap.mmap: ...
     def write(self, fd: int, data: memoryview) -> int: ...
     def allow(self, fd: int, mode: int) -> None: ...
     def fsync(self, fd: int) -> None: ...
@@ -59,6 +61,10 @@ class LocalFileSystem:
 
     def read(self, fd: int, buffer: memoryview) -> int:
         return os.readv(fd, [buffer])
+
+    def map(self, fd: int) -> mmap.mmap:
+        """The file's pages, not to be written to."""
+        return mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
 
     def write(self, fd: int, data: memoryview) -> int:
         return os.write(fd, data)

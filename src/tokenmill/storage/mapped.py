@@ -8,36 +8,46 @@ from __future__ import annotations
 
 import errno
 import hashlib
-import mmap
 import sys
+from collections.abc import Callable
 
-from tokenmill.manifest import Digest
-from tokenmill.storage.folder import Folder, explained
+from tokenmill.storage.folder import Digest, Folder, explained
+from tokenmill.storage.fs import FileSystem
 
+Look = Callable[[memoryview], None]
 _STRETCH = 16 << 20
 _POPULATE_READ = 22  # MADV_POPULATE_READ of Linux 5.14; Python has no name for it yet
 
 
-def fast_digest(folder: Folder, name: str) -> Digest:
-    """Size and SHA-256 of a file that is there; maps where the system can, reads where it cannot."""
-    path = folder.at(name)
-    if sys.platform != "linux":
-        return folder.digest(name)
-    try:
-        with explained(path), open(path, "rb") as file:
-            return _hash_map(file.fileno(), path)
-    except _CannotMapError:
-        return folder.digest(name)
+def fast_digest(folder: Folder, name: str, look: Look | None = None) -> Digest:
+    """Size and SHA-256 of a file that is there; maps where the system can, reads where it cannot.
+
+    `look` sees all of the file, once it is known to be readable; it must neither keep it nor raise.
+    """
+    if sys.platform == "linux":
+        path = folder.at(name)
+        with explained(path):
+            fd = folder.fs.open(path)
+            try:
+                return _hash_map(folder.fs, fd, path, look)
+            except _CannotMapError:
+                pass
+            finally:
+                folder.fs.close(fd)
+    found = folder.digest(name)
+    if look is not None:
+        look(memoryview(folder.read(name)))
+    return found
 
 
 class _CannotMapError(Exception):
     pass
 
 
-def _hash_map(fd: int, path: str) -> Digest:
+def _hash_map(fs: FileSystem, fd: int, path: str, look: Look | None) -> Digest:
     sha = hashlib.sha256()
     try:
-        mapped = mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
+        mapped = fs.map(fd)
     except (ValueError, OSError):
         raise _CannotMapError from None  # empty, or a file system without maps
     with mapped, memoryview(mapped) as view:
@@ -51,4 +61,6 @@ def _hash_map(fd: int, path: str) -> Digest:
                 raise OSError(errno.EIO, "cannot be read", path) from None
             with view[start : start + size] as stretch:
                 sha.update(stretch)
+        if look is not None:
+            look(view)
         return Digest(bytes=len(view), sha256=sha.hexdigest())

@@ -16,8 +16,7 @@ import os
 import secrets
 
 from tokenmill.errors import DiskFullError, StorageError
-from tokenmill.manifest import Digest
-from tokenmill.storage.folder import TEMP_SUFFIX, DirectOutput, Folder, explained, write_all
+from tokenmill.storage.folder import TEMP_SUFFIX, Digest, DirectOutput, Folder, explained, write_all
 
 
 class ScratchOutput:
