@@ -28,7 +28,7 @@ from tokenmill.verifying import Problem, Report, verify_folder
 
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
-    "budget": {"max_tokens": 3000},
+    "budget": {"max_tokens": 1800},
     "scratch": {},
     "prepend": {"eot": "prepend", "split": {}},
 }
@@ -91,7 +91,7 @@ def files(folder: Folder, name: str = "") -> Iterator[tuple[str, bytes]]:
 
 def _write_sources(path: Path, documents: int) -> None:
     chance = random.Random(7)
-    texts = [f"{i} " + " ".join(chance.choices(_WORDS, k=chance.randint(3, 12))) for i in range(documents)]
+    texts = [f"{i} " + " ".join(chance.choices(_WORDS, k=chance.randint(0, 8))) for i in range(documents)]
     pq.write_table(pa.table({"text": texts}), path / "a.parquet", row_group_size=max(1, documents // 3))
     lines = [json.dumps({"text": text[::-1]}) for text in texts]
     lines.insert(documents // 2, "{not json")
