@@ -6,8 +6,8 @@ on disk are the truth.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+import os
 import signal
 import socket
 import sys
@@ -35,8 +35,17 @@ def main(fd: int) -> None:
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
     link = Connection(socket.socket(fileno=fd).detach())
-    with contextlib.suppress(EOFError, BrokenPipeError, ConnectionResetError):  # the parent is gone
+    code = 0
+    try:
         _serve(link)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        pass  # the parent is gone
+    except SystemExit:
+        code = 128 + signal.SIGTERM
+    # Units have tidied up by now; the interpreter would take a quarter of a second to free what ends with it.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _serve(link: Connection) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 
@@ -13,6 +14,8 @@ def main() -> None:
 
         print(f"tokenmill {__version__}")
         return
+    # No command does linear algebra; without this numpy starts a thread for each core when it loads.
+    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     from tokenmill.cli.app import run
 
     sys.exit(run())
