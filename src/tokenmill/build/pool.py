@@ -1,9 +1,10 @@
 """The pool: units shared out over a crew of workers.
 
-    tasks  ->  idle worker  ->  done | failed | died
+    tasks  ->  free worker  ->  done | failed | died
                    ^                      |
                    +---- up to 3 tries ---+--> failures, once all other units are through
 
+A worker is free for the next unit while the one before is still on its way to the disk.
 A worker that dies (kill -9, out of memory, a crash in native code) costs its unit a retry. An
 error that no retry can mend is not retried; an error that concerns the whole build stops it.
 """
@@ -66,7 +67,7 @@ class Pool:
     def run(self, tasks: Iterator[Task], listener: Listener) -> list[Failure]:
         tries: Counter[int] = Counter()
         again: list[Task] = []
-        busy: dict[Connection, Task] = {}
+        begun: dict[Connection, dict[int, Task]] = {}
         failures: list[Failure] = []
         exhausted = False
         while True:
@@ -76,39 +77,53 @@ class Pool:
                     exhausted = True
                     break
                 link = self._idle.pop()
-                busy[link] = task
+                begun.setdefault(link, {})[task.unit.index] = task
                 self._crew.tell(link, dataclasses.asdict(task))
-            if exhausted and not busy and not again:
+            if exhausted and not again and not any(begun.values()):
                 return failures
             for link, message in self._crew.hear():
                 kind = message["kind"]
                 if kind == "progress":
                     listener(message)
-                    continue
-                task = busy.pop(link, None)
-                if task is None:
+                elif kind == "done":
+                    del begun[link][message["unit"]]
+                    listener({"kind": "done", "unit": message["unit"]})
+                elif kind == "free" or not begun.get(link):
                     self._welcome(link, message)
-                    continue
-                if kind != "died":
-                    self._idle.append(link)
-                if kind == "done":
-                    listener({"kind": "done", "unit": task.unit.index})
                 else:
-                    tries[task.unit.index] += 1
-                    failure = errors.from_record(message["error"])
-                    if is_final(failure, tries[task.unit.index]):
-                        failures.append(Failure(task, failure))
-                        listener({"kind": "failed", "unit": task.unit.index, "error": failure.message})
-                    else:
-                        again.append(task)
-                        listener({"kind": "retry", "unit": task.unit.index, "error": failure.message})
+                    # A worker that died leaves two units at most: one that it computed, one on its way to the disk.
+                    lost = begun.pop(link) if kind == "died" else {0: begun[link].pop(message["unit"])}
+                    if link in self._idle and kind == "died":
+                        self._idle.remove(link)
+                    error = errors.from_record(message["error"])
+                    for task in lost.values():
+                        self._judge(task, error, tries, again, failures, listener)
+
+    def _judge(
+        self,
+        task: Task,
+        error: errors.TokenmillError,
+        tries: Counter[int],
+        again: list[Task],
+        failures: list[Failure],
+        listener: Listener,
+    ) -> None:
+        """Try a unit again, or count it as failed for good."""
+        unit = task.unit.index
+        tries[unit] += 1
+        if is_final(error, tries[unit]):
+            failures.append(Failure(task, error))
+            listener({"kind": "failed", "unit": unit, "error": error.message})
+        else:
+            again.append(task)
+            listener({"kind": "retry", "unit": unit, "error": error.message})
 
     def stop(self) -> None:
         self._crew.stop()
 
     def _welcome(self, link: Connection, message: Message) -> None:
         """A worker is ready; or it is not, and will not do better the next time."""
-        if message["kind"] == "ready":
+        if message["kind"] == "free":
             self._idle.append(link)
             return
         if link in self._idle:

@@ -62,11 +62,18 @@ class Kept:
 
 def run_unit(folder: Folder, work: Work, task: Task, engine: Callable[[], Engine], report: Report) -> Receipt:
     """Do a unit, or find that it is done. `report` hears of documents, tokens and text bytes."""
+    return begin_unit(folder, work, task, engine, report)()
+
+
+def begin_unit(
+    folder: Folder, work: Work, task: Task, engine: Callable[[], Engine], report: Report
+) -> Callable[[], Receipt]:
+    """The part of a unit that computes. Gives the part that waits for the disk, which ends with the receipt."""
     unit, limit = task.unit, task.token_limit
     done = load_receipt(folder, unit.index, limit, work.fingerprint, rehash=True)
     if done is not None:
         report(done.documents_read, done.tokens, unit.text_bytes)
-        return done
+        return lambda: done
     run = _Run(work, task, folder)
     try:
         for batch in read_unit(
@@ -79,11 +86,10 @@ def run_unit(folder: Folder, work: Work, task: Task, engine: Callable[[], Engine
         ):
             tokens = run.add(batch, engine())
             report(batch.num_read, tokens, batch.text.nbytes)
-        receipt = run.finish()
     except BaseException:
         run.discard()
         raise
-    return receipt
+    return run.finish
 
 
 class _Run:
@@ -138,6 +144,13 @@ class _Run:
 
     def finish(self) -> Receipt:
         """Publish everything, then the receipt."""
+        try:
+            return self._publish()
+        except BaseException:
+            self.discard()
+            raise
+
+    def _publish(self) -> Receipt:
         work, unit = self.work, self.task.unit
         name = receipt_name(unit.index, self.task.token_limit)
         outputs = [output for writer in self.pieces.values() for output in writer.outputs()]

@@ -1,5 +1,8 @@
 """A worker process. It talks JSON over one socket: first the briefing, then task after task.
 
+    compute   unit 7 | unit 9 | unit 12 |          one thread encodes,
+    publish          | unit 7 | unit 9  | unit 12  another waits for the disk
+
 A closed socket means that the parent is gone, and ends it. What it says is a hint; the receipts
 on disk are the truth.
 """
@@ -11,21 +14,28 @@ import os
 import signal
 import socket
 import sys
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
+from typing import TypeVar
 
 import pyarrow as pa
 
 from tokenmill import errors, records
 from tokenmill.build.check import check
-from tokenmill.build.crew import receive, send
+from tokenmill.build.crew import Message, receive, send
 from tokenmill.build.executor import Request
 from tokenmill.build.inline import EngineHolder, Reporter
+from tokenmill.build.receipt import Receipt
 from tokenmill.build.task import Task, Work
-from tokenmill.build.unit import run_unit
+from tokenmill.build.unit import begin_unit
 from tokenmill.sources.startup import start_without_pandas
 from tokenmill.storage import Folder
 from tokenmill.tokenizer.engine import open_engine
 from tokenmill.tokenizer.spec import from_dataset
+
+T = TypeVar("T")
 
 
 def main(fd: int) -> None:
@@ -34,10 +44,9 @@ def main(fd: int) -> None:
     start_without_pandas()
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
-    link = Connection(socket.socket(fileno=fd).detach())
     code = 0
     try:
-        _serve(link)
+        _serve(_Line(fd))
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the parent is gone
     except SystemExit:
@@ -48,8 +57,33 @@ def main(fd: int) -> None:
     os._exit(code)
 
 
-def _serve(link: Connection) -> None:
-    briefing = receive(link)
+class _Line:
+    """The socket to the parent. Two threads speak on it, one at a time."""
+
+    def __init__(self, fd: int) -> None:
+        self._link = Connection(socket.socket(fileno=fd).detach())
+        self._lock = threading.Lock()
+
+    def hear(self) -> Message:
+        return receive(self._link)
+
+    def say(self, message: Message) -> None:
+        with self._lock:
+            send(self._link, message)
+
+    def attempt(self, unit: int | None, part: Callable[[], T]) -> T | None:
+        """What a part of the work gives; whatever it dies of, the parent hears of it, and the result is None."""
+        try:
+            return part()
+        except (BrokenPipeError, ConnectionResetError):
+            raise
+        except Exception as error:
+            self.say({"kind": "failed", "unit": unit, "error": errors.to_record(error)})
+            return None
+
+
+def _serve(line: _Line) -> None:
+    briefing = line.hear()
     sys.path[:] = briefing["path"]
     work = records.convert(Work, briefing["work"], where="work")
     folder = Folder(briefing["output"])
@@ -58,23 +92,29 @@ def _serve(link: Connection) -> None:
         spec = from_dataset(briefing["tokenizer"], folder.read(name) if name else None)
         engine = EngineHolder(spec, open_engine(spec))
     except errors.TokenmillError as error:
-        send(link, {"kind": "failed", "error": errors.to_record(error)})
+        line.say({"kind": "failed", "unit": None, "error": errors.to_record(error)})
         return
-    send(link, {"kind": "ready"})
-    report = Reporter(lambda message: send(link, message))
-    while True:
-        message = receive(link)
-        try:
+    report = Reporter(line.say)
+    with ThreadPoolExecutor(1) as disk:
+        before = disk.submit(lambda: None)
+        line.say({"kind": "free"})
+        while True:
+            message = line.hear()
             if "tasks" in message:
                 request = records.convert(Request, message, where="request")
-                checked = check(request, work, spec, engine())
-                send(link, {"kind": "checked", "checked": dataclasses.asdict(checked)})
+                checked = line.attempt(None, lambda: check(request, work, spec, engine()))  # noqa: B023 - called at once
+                if checked is not None:
+                    line.say({"kind": "checked", "checked": dataclasses.asdict(checked)})
                 continue
-            run_unit(folder, work, records.convert(Task, message, where="task"), engine, report)
-        except (BrokenPipeError, ConnectionResetError):
-            raise
-        except Exception as error:  # whatever a unit dies of, the parent must hear of it
-            send(link, {"kind": "failed", "error": errors.to_record(error)})
-        else:
+            task = records.convert(Task, message, where="task")
+            finish = line.attempt(task.unit.index, lambda: begin_unit(folder, work, task, engine, report))  # noqa: B023 - as above
             report.flush()
-            send(link, {"kind": "done"})
+            before.result()
+            if finish is not None:
+                before = disk.submit(_publish, line, task.unit.index, finish)
+            line.say({"kind": "free"})
+
+
+def _publish(line: _Line, unit: int, finish: Callable[[], Receipt]) -> None:
+    if line.attempt(unit, finish) is not None:
+        line.say({"kind": "done", "unit": unit})
