@@ -44,7 +44,7 @@ def make_whole(**fields: Any) -> Whole:
 
 def sealed(body: Any) -> bytes:
     """A record with a right seal, whatever is in it."""
-    return records.canonical({**body, "seal": records.digest(body)})
+    return records.canonical({**body, "seal": records.digest(body)}) + b"\n"
 
 
 any_text = st.text(st.characters(codec="utf-8"), max_size=20)
@@ -91,7 +91,7 @@ def test_what_is_no_json_cannot_be_canonical(value: Any) -> None:
 @settings(max_examples=200, deadline=None, database=None)
 def test_a_changed_byte_is_noticed(data: st.DataObject) -> None:
     whole = bytearray(records.seal(make_whole()))
-    place = data.draw(st.integers(0, len(whole) - 2))  # the last byte is a newline: it may be any white space
+    place = data.draw(st.integers(0, len(whole) - 1))
     whole[place] ^= data.draw(st.integers(1, 255))
     with pytest.raises(DatasetError, match=r"^f"):
         records.unseal(Whole, bytes(whole), where="f")
@@ -102,7 +102,30 @@ def test_a_changed_byte_is_noticed(data: st.DataObject) -> None:
 def test_a_truncated_record_is_noticed(size: int) -> None:
     whole = records.seal(make_whole())
     with pytest.raises(DatasetError, match=r"^f"):
-        records.unseal(Whole, whole[: min(size, len(whole) - 2)], where="f")
+        records.unseal(Whole, whole[: min(size, len(whole) - 1)], where="f")
+
+
+@pytest.mark.parametrize("change", [b"", b"\n\n", b" \n", b"\r\n"])
+def test_white_space_at_the_end_is_noticed(change: bytes) -> None:
+    with pytest.raises(DatasetError, match="not written in the way of a sealed record"):
+        records.unseal(Whole, records.seal(make_whole()).removesuffix(b"\n") + change, where="f")
+
+
+def test_the_same_content_in_other_bytes_is_noticed() -> None:
+    body = json.loads(records.seal(make_whole()))
+    for other in (
+        json.dumps(body),
+        json.dumps(dict(reversed(body.items())), separators=(",", ":"), ensure_ascii=False),
+    ):
+        with pytest.raises(DatasetError, match="not written in the way of a sealed record"):
+            records.unseal(Whole, other.encode() + b"\n", where="f")
+
+
+def test_a_number_too_large_for_a_share_is_a_typed_error() -> None:
+    body = json.loads(records.seal(make_whole()))
+    body.pop("seal")
+    with pytest.raises(DatasetError, match="expected float"):
+        records.unseal(Whole, sealed({**body, "share": 10**400}), where="f")
 
 
 def test_a_seal_of_another_record_is_noticed() -> None:

@@ -50,11 +50,14 @@ def unseal(kind: type[T], data: bytes, *, where: str) -> T:
     if not isinstance(body, dict) or "seal" not in body:
         raise DatasetError(f"{where}: not a sealed record", hint=_DAMAGED)
     try:
+        written = canonical(body) + b"\n"
         is_sealed = body.pop("seal") == digest(body)
     except ValueError:  # numbers or characters that no record of ours can hold
         is_sealed = False
     if not is_sealed:
         raise DatasetError(f"{where}: its seal does not match its content", hint=_DAMAGED)
+    if data != written:  # the same content in other bytes: a space, a newline, another order of keys
+        raise DatasetError(f"{where}: not written in the way of a sealed record", hint=_DAMAGED)
     value: T = convert(kind, body, where=where)
     return value
 
@@ -91,7 +94,7 @@ def convert(kind: Any, value: Any, *, where: str) -> Any:
         return {key: convert(args[1], item, where=f"{where}.{key}") for key, item in value.items()}
     if kind is Any:
         return value
-    if kind is float and type(value) in (int, float):
+    if kind is float and (type(value) is float or (type(value) is int and abs(value) < MAX_INT)):
         return float(value)
     expected = getattr(kind, "__name__", str(kind))
     raise DatasetError(f"{where}: expected {expected}, found {type(value).__name__}", hint=_DAMAGED)
