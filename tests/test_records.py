@@ -113,10 +113,8 @@ def test_white_space_at_the_end_is_noticed(change: bytes) -> None:
 
 def test_the_same_content_in_other_bytes_is_noticed() -> None:
     body = json.loads(records.seal(make_whole()))
-    for other in (
-        json.dumps(body),
-        json.dumps(dict(reversed(body.items())), separators=(",", ":"), ensure_ascii=False),
-    ):
+    backwards = json.dumps(dict(reversed(body.items())), separators=(",", ":"), ensure_ascii=False)
+    for other in (json.dumps(body), backwards):
         with pytest.raises(DatasetError, match="not written in the way of a sealed record"):
             records.unseal(Whole, other.encode() + b"\n", where="f")
 
