@@ -59,6 +59,8 @@ def repair_folder(folder: Folder, *, workers: int, filter: str | None = None) ->
         plan, job = reopen(folder, filter)
         with locked(folder):
             _repair(folder, plan, job, found, problems, workers)
+    elif found is not None:
+        state.tidy(folder, found.splits, None)
     return problems
 
 

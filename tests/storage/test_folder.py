@@ -499,3 +499,10 @@ def test_a_digest_from_a_map_is_the_digest_of_the_bytes(tmp_path: Path, size: in
     (tmp_path / "file").write_bytes(content)
     found = fast_digest(Folder(str(tmp_path)), "file")
     assert (found.bytes, found.sha256) == (size, hashlib.sha256(content).hexdigest())
+
+
+def test_an_error_of_close_after_reading_loses_nothing(tmp_path: Path) -> None:
+    (tmp_path / "x").write_bytes(DATA)
+    folder = Folder(str(tmp_path), Failing("close", errno.EIO))
+    assert folder.read("x") == DATA
+    assert fast_digest(folder, "x") == digest_of(DATA)

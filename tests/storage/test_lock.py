@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import subprocess
@@ -13,13 +14,15 @@ from pathlib import Path
 import pytest
 
 from tokenmill import records
-from tokenmill.errors import LockedError
+from tokenmill.errors import LockedError, StorageError
 from tokenmill.storage.folder import Folder
+from tokenmill.storage.fs import LocalFileSystem
 from tokenmill.storage.lock import LOCK, Holder, locked
 
 HOLD = """
 import sys
 from tokenmill.storage.folder import Folder
+from tokenmill.storage.fs import LocalFileSystem
 from tokenmill.storage.lock import locked
 with locked(Folder(sys.argv[1])):
     print("held", flush=True)
@@ -147,3 +150,34 @@ def test_a_holder_that_lost_its_lock_does_not_remove_the_new_one(folder: Folder)
         folder.remove(LOCK)
         lock_of_another_machine(folder)
     assert records.unseal(Holder, folder.read(LOCK), where=LOCK).machine == "elsewhere"
+
+
+def test_a_lock_that_this_process_could_not_remove_does_not_lock_it_out(folder: Folder) -> None:
+    with locked(folder):
+        left = folder.read(LOCK)
+    folder.write(LOCK, left)
+    with locked(folder):
+        assert folder.read(LOCK) != left
+    assert folder.names(".build") == []
+
+
+def test_a_lock_that_cannot_be_read_back_is_not_left_behind(folder: Folder) -> None:
+    class FailsOnce(LocalFileSystem):
+        failed = False
+
+        def read(self, fd: int, buffer: memoryview) -> int:
+            if not self.failed:
+                self.failed = True
+                raise OSError(errno.EIO, "input/output error")
+            return super().read(fd, buffer)
+
+    with pytest.raises(StorageError), locked(Folder(folder.path, FailsOnce())):
+        pytest.fail("the lock was not read back")
+    assert folder.names(".build") == []
+
+
+def test_who_does_not_wait_takes_a_holder_elsewhere_for_alive(folder: Folder) -> None:
+    lock_of_another_machine(folder)
+    with pytest.raises(LockedError, match="another machine"), locked(folder, patience=None):
+        pytest.fail("two hold the lock")
+    assert folder.exists(LOCK)

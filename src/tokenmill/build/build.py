@@ -53,11 +53,15 @@ def build(
     for note in setup.notes:
         progress.tell("note", message=note)
     done = None if restart else state.finished(folder, setup.plan)
+    local = _scratch_folder(scratch, folder)
     if done is not None:
+        state.tidy(folder, setup.recipe.splits, local)
         return done, True
     folder.make(".build")
     with locked(folder), EventLog(folder, ".build/events.jsonl") as log:
-        local = _scratch_folder(scratch, folder)
+        if local is not None:
+            local.make()
+            local.sweep()
         progress.log_to(log)
         state.enter(folder, setup, restart=restart)
         return _build(setup, folder, local, workers, crew, progress), False
@@ -222,7 +226,4 @@ def _scratch_folder(scratch: str | None, folder: Folder) -> Folder | None:
     """A corner of the scratch disk for this output alone."""
     if scratch is None:
         return None
-    local = Folder(os.path.join(scratch, f"tokenmill-{records.digest(folder.path)[:12]}"), folder.fs)
-    local.make()
-    local.sweep()
-    return local
+    return Folder(os.path.join(scratch, f"tokenmill-{records.digest(folder.path)[:12]}"), folder.fs)

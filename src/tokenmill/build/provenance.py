@@ -37,9 +37,13 @@ class ProvenanceWriter:
     def __init__(self, output: Output) -> None:
         self.output = output
         self._sink = _Sink(output)
-        self._writer = pq.ParquetWriter(
-            pa.PythonFile(self._sink, mode="w"), SCHEMA, compression="zstd", write_statistics=False
-        )
+        try:  # it begins to write at once
+            self._writer = pq.ParquetWriter(
+                pa.PythonFile(self._sink, mode="w"), SCHEMA, compression="zstd", write_statistics=False
+            )
+        except BaseException:
+            output.discard()
+            raise
         self._held: list[pa.Table] = []
         self._rows = 0
 

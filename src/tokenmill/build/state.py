@@ -20,18 +20,21 @@ from tokenmill import records
 from tokenmill.build.receipt import NO_LIMIT, PIECES, RECEIPTS, REJECTS, Receipt, load_receipt
 from tokenmill.build.setup import Setup
 from tokenmill.build.task import Work
-from tokenmill.errors import DatasetError, OutputError, SourceChangedError, StorageError
+from tokenmill.errors import DatasetError, LockedError, OutputError, SourceChangedError, StorageError
 from tokenmill.manifest import Manifest
 from tokenmill.planning import Plan, Source, differences
 from tokenmill.shards.reader import check_structure
 from tokenmill.storage import Digest, Folder
-from tokenmill.storage.folder import TEMP_SUFFIX
+from tokenmill.storage.folder import TEMP_SUFFIX, is_temp
+from tokenmill.storage.lock import LOCK, locked
 from tokenmill.tokenizer.spec import TokenizerSpec
 
 PLAN = ".build/plan.json"
 JOB = ".build/job.json"
 CLEAN = ".build/clean.json"
 TOKENIZER_COPY = ".build/tokenizer"
+PROVENANCE_SUFFIX = ".provenance.parquet"
+SWEPT = ("", ".build", PIECES, RECEIPTS, REJECTS, "provenance")
 _SHARD_FILE = re.compile(r"\d{5,}\.(bin|idx|parquet)|.*\.tmp")
 _WAYS_OUT = "choose another output, or start this one over with --restart"
 
@@ -219,18 +222,37 @@ def bytes_done(folder: Folder) -> int:
 
 def sweep(folder: Folder, splits: Iterable[str]) -> None:
     """Remove the temp files of a build that was stopped."""
-    for name in ("", ".build", PIECES, RECEIPTS, REJECTS, "provenance", *splits):
+    for name in (*SWEPT, *splits):
         folder.sweep(name)
 
 
 def clean_up(folder: Folder, local: Folder | None) -> None:
     """After the manifest: pieces have become shards, and their own names are not needed any more."""
     for name in folder.names(PIECES):
-        if not name.endswith(".provenance.parquet"):
+        if not name.endswith(PROVENANCE_SUFFIX):
             folder.remove(f"{PIECES}/{name}")
     folder.remove(CLEAN)
     if local is not None:
         local.remove_tree("")
+
+
+def tidy(folder: Folder, splits: Iterable[str], local: Folder | None) -> None:
+    """Do the rest of a build or repair that was stopped behind its manifest, if nobody is at it.
+
+    A dataset is a dataset all the same, so a folder that cannot be written to stays as it is.
+    """
+    places = (*SWEPT, *splits)
+    if not folder.exists(".build") or not (
+        any(is_temp(name) for place in places for name in folder.names(place))
+        or any(not name.endswith(PROVENANCE_SUFFIX) for name in folder.names(PIECES))
+        or folder.exists(CLEAN)
+        or folder.exists(LOCK)
+        or (local is not None and local.exists(""))
+    ):
+        return
+    with contextlib.suppress(LockedError, StorageError, OSError), locked(folder, patience=None):
+        sweep(folder, splits)
+        clean_up(folder, local)
 
 
 def _differences(found: Manifest, plan: Plan) -> list[str]:

@@ -183,7 +183,8 @@ class Folder:
                 while count := self.fs.read(fd, buffer):
                     yield buffer[:count]
             finally:
-                self.fs.close(fd)
+                with contextlib.suppress(OSError):  # nothing was written, so nothing can be lost
+                    self.fs.close(fd)
 
     def digest(self, name: str, *, cold: bool = False) -> Digest:
         """Size and SHA-256 of a file as it stands on disk now."""
@@ -221,7 +222,7 @@ class Folder:
     def sweep(self, name: str = "") -> None:
         """Remove temp files that a dead writer left."""
         for child in self.names(name):
-            if _TEMP_NAME.fullmatch(child):
+            if is_temp(child):
                 self.remove(os.path.join(name, child))
 
     def free_bytes(self) -> int:
@@ -333,6 +334,11 @@ class DirectOutput:
             self._fd = None
         with contextlib.suppress(OSError):
             self._fs.unlink(self._temp)
+
+
+def is_temp(name: str) -> bool:
+    """Whether a file is one that was being written, by its name."""
+    return _TEMP_NAME.fullmatch(name) is not None
 
 
 def write_all(fs: FileSystem, fd: int, view: memoryview, path: str) -> None:

@@ -36,18 +36,24 @@ class Holder:
 
 
 @contextlib.contextmanager
-def locked(folder: Folder, *, patience: float = PATIENCE_SECONDS) -> Iterator[None]:
-    """Hold the folder's lock, or raise `LockedError` if a living build has it."""
+def locked(folder: Folder, *, patience: float | None = PATIENCE_SECONDS) -> Iterator[None]:
+    """Hold the folder's lock, or raise `LockedError` if a living build has it.
+
+    `patience` is how long the heartbeat of another machine may stand still; None takes it for alive.
+    """
     me = Holder(machine=_machine(), process=os.getpid(), started=_started(os.getpid()), token=secrets.token_hex(8))
-    while not _acquire(folder, me):
-        _break_if_dead(folder, patience)
-    stop = threading.Event()
-    beat = threading.Thread(target=_beat, args=(folder, stop), daemon=True, name="tokenmill-heartbeat")
+    held, stop = threading.Event(), threading.Event()
+    # It runs before the lock is there, so that no other thread takes a lock without a heart for a dead one.
+    beat = threading.Thread(target=_beat, args=(folder, held, stop), daemon=True, name=_heart(me))
     beat.start()
     try:
+        while not _acquire(folder, me):
+            _break_if_dead(folder, patience)
+        held.set()
         yield
     finally:
         stop.set()
+        held.set()
         beat.join()
         with contextlib.suppress(DatasetError, StorageError):
             if _holder(folder) == me:
@@ -72,10 +78,10 @@ def _acquire(folder: Folder, me: Holder) -> bool:
     return _holder(folder) == me
 
 
-def _break_if_dead(folder: Folder, patience: float) -> None:
+def _break_if_dead(folder: Folder, patience: float | None) -> None:
     holder = _holder(folder)
     if holder is not None and holder.machine == _machine():
-        if holder.started == _started(holder.process):
+        if _is_alive(holder):
             raise LockedError(
                 f"{folder.path} is being built by process {holder.process} on this machine",
                 hint="wait for it, or stop it and run the same command again",
@@ -83,15 +89,18 @@ def _break_if_dead(folder: Folder, patience: float) -> None:
         folder.remove(LOCK)
         return
     first, waited = folder.stat(LOCK), 0.0
+    elsewhere = LockedError(
+        f"{folder.path} is being built on another machine",
+        hint="wait for it, or stop it and run the same command again",
+    )
+    if patience is None:
+        raise elsewhere
     while waited < patience and first is not None:
         time.sleep(min(0.5, patience))
         waited += 0.5
         now = folder.stat(LOCK)
         if now is not None and now.modified != first.modified:
-            raise LockedError(
-                f"{folder.path} is being built on another machine",
-                hint="wait for it, or stop it and run the same command again",
-            )
+            raise elsewhere
     folder.remove(LOCK)
 
 
@@ -103,7 +112,19 @@ def _holder(folder: Folder) -> Holder | None:
         return None
 
 
-def _beat(folder: Folder, stop: threading.Event) -> None:
+def _is_alive(holder: Holder) -> bool:
+    """Whether a holder on this machine still holds its lock; this process may have failed to remove an earlier one."""
+    if holder.process == os.getpid():
+        return any(thread.name == _heart(holder) for thread in threading.enumerate())
+    return holder.started == _started(holder.process)
+
+
+def _heart(holder: Holder) -> str:
+    return f"tokenmill-heartbeat-{holder.token}"
+
+
+def _beat(folder: Folder, held: threading.Event, stop: threading.Event) -> None:
+    held.wait()
     while not stop.wait(HEARTBEAT_SECONDS):
         with contextlib.suppress(OSError):
             folder.fs.touch(folder.at(LOCK))

@@ -30,4 +30,5 @@ class EventLog:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._fs.close(self._fd)
+        with contextlib.suppress(OSError):
+            self._fs.close(self._fd)

@@ -6,6 +6,7 @@ first, which reports the same trouble as an error, and only then hashed.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import sys
@@ -33,7 +34,8 @@ def fast_digest(folder: Folder, name: str, look: Look | None = None) -> Digest:
             except _CannotMapError:
                 pass
             finally:
-                folder.fs.close(fd)
+                with contextlib.suppress(OSError):  # nothing was written, so nothing can be lost
+                    folder.fs.close(fd)
     found = folder.digest(name)
     if look is not None:
         look(memoryview(folder.read(name)))

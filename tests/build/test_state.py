@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tokenmill
+from conftest import Command, leftovers, tree
+from tokenmill import records
+from tokenmill.build import state
+from tokenmill.storage import Folder
+from tokenmill.storage.lock import LOCK, Holder
+
+STOPPED_BEHIND_ITS_MANIFEST = """
+import os, signal, sys
+import tokenmill
+from tokenmill.build import state
+
+state.clean_up = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
+tokenmill.prepare(sys.argv[1], sys.argv[2], tokenizer="byte", workers=1, scratch=sys.argv[3])
+"""
+
+
+@pytest.fixture
+def stopped(corpus: Path, tmp_path: Path) -> Path:
+    """A finished dataset whose build was killed before it had cleaned up."""
+    arguments = [str(corpus), str(tmp_path / "out"), str(tmp_path / "scratch")]
+    done = subprocess.run([sys.executable, "-c", STOPPED_BEHIND_ITS_MANIFEST, *arguments], check=False)
+    assert done.returncode == -signal.SIGKILL
+    shutil.copy(tmp_path / "out/dataset.json", tmp_path / "out/dataset.json.0123456789ab.tmp")
+    return tmp_path / "out"
+
+
+def is_tidy(out: Path) -> bool:
+    pieces = [name for name in os.listdir(out / ".build/pieces") if not name.endswith(".provenance.parquet")]
+    return not pieces and not leftovers(out) and not (out / state.CLEAN).exists() and not (out / LOCK).exists()
+
+
+def test_a_build_that_was_killed_behind_its_manifest_is_tidied_up_by_the_same_call(
+    stopped: Path, corpus: Path, tmp_path: Path
+) -> None:
+    assert not is_tidy(stopped)
+    result = tokenmill.prepare(str(corpus), stopped, tokenizer="byte", workers=1, scratch=tmp_path / "scratch")
+    assert result.already_complete
+    assert is_tidy(stopped)
+    assert os.listdir(tmp_path / "scratch") == []
+
+
+def test_repair_tidies_up_as_well(stopped: Path) -> None:
+    assert tokenmill.repair(stopped, workers=1) == ()
+    assert is_tidy(stopped)
+
+
+def test_what_another_machine_works_on_is_left_alone(stopped: Path, corpus: Path) -> None:
+    os.unlink(stopped / LOCK)
+    elsewhere = Holder(machine="elsewhere", process=1, started="1", token="t")
+    Folder(str(stopped)).write(LOCK, records.seal(elsewhere))
+    before = tree(stopped)
+    assert tokenmill.prepare(str(corpus), stopped, tokenizer="byte", workers=1).already_complete
+    assert tree(stopped) == before
+
+
+def test_a_finished_dataset_without_its_build_folder_stays_as_it_is(corpus: Path, tokenmill: Command) -> None:
+    tokenmill("prepare", corpus, "-o", "out", "--tokenizer", "byte")
+    out = corpus.parent / "out"
+    shutil.rmtree(out / ".build")
+    tokenmill("prepare", corpus, "-o", "out", "--tokenizer", "byte")
+    assert not (out / ".build").exists()
