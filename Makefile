@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint bench interop docs clean
+.PHONY: demo test lint bench crash interop docs clean
 
 demo: $(VENV)/.core
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/demo.sh
@@ -20,6 +20,9 @@ lint: $(VENV)/.lint
 
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/prepare.py $(ARGS)
+
+crash: $(VENV)/.test
+	$(BIN)/python tests/crash/run.py $(ARGS)
 
 interop: $(VENV)/.core
 	sh interop/run.sh $(ARGS)

@@ -13,6 +13,7 @@ import json
 import os
 import platform
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -227,6 +228,31 @@ def make_corpus(folder: Path, size: int, given: Sequence[str]) -> Corpus:
         corpus.jsonl.append(f"{stem}.jsonl")
         corpus.sizes.append(sum(len(text.encode()) for text in texts))
     return corpus
+
+
+@dataclass(frozen=True, slots=True)
+class Bench:
+    """What every benchmark works with."""
+
+    corpus: Corpus
+    work: Path
+    workers: int
+    repeats: int
+
+    @property
+    def output(self) -> Path:
+        return self.work / "dataset"
+
+    def clear(self) -> None:
+        shutil.rmtree(self.output, ignore_errors=True)
+
+    def prepare_command(self, files: list[str], workers: int | None = None) -> list[str]:
+        return [COMMAND, "prepare", *files, "-o", str(self.output), "-j", str(workers or self.workers)]
+
+    def prepare(self, files: list[str], *, workers: int | None = None, watch: bool = False) -> Run:
+        """A whole build into an empty folder."""
+        self.clear()
+        return run(self.prepare_command(files, workers), watch=watch)
 
 
 def _files(documents: list[str], size: int) -> Iterator[list[str]]:

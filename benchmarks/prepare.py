@@ -18,39 +18,18 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from statistics import median
 
 import measure
-from measure import COMMAND, RANKS, Corpus, Row, Run, read_events, run, seconds_between
+import safety
+from measure import COMMAND, RANKS, Bench, Row, read_events, run, seconds_between
 
 from tokenmill.sizes import parse_size
 
 HERE = Path(__file__).parent
 RECIPE_BYTES = 125_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class Bench:
-    """What every benchmark works with."""
-
-    corpus: Corpus
-    work: Path
-    workers: int
-    repeats: int
-
-    @property
-    def output(self) -> Path:
-        return self.work / "dataset"
-
-    def prepare_command(self, files: list[str], workers: int | None = None) -> list[str]:
-        return [COMMAND, "prepare", *files, "-o", str(self.output), "-j", str(workers or self.workers)]
-
-    def prepare(self, files: list[str], *, workers: int | None = None, watch: bool = False) -> Run:
-        """A whole build into an empty folder."""
-        shutil.rmtree(self.output, ignore_errors=True)
-        return run(self.prepare_command(files, workers), watch=watch)
 
 
 def against_engine(bench: Bench, kind: str) -> Iterator[Row]:
@@ -264,6 +243,8 @@ BENCHMARKS: dict[str, Callable[[Bench], Iterator[Row]]] = {
     "resume": resume,
     "verify": verify,
     "start-up": start_up,
+    "safety": safety.cost,
+    "receipts": safety.receipts,
 }
 
 
