@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lab.world import Tree, World, make_world
 from tokenmill import manifest
@@ -42,13 +43,13 @@ class Case:
 
 
 @contextlib.contextmanager
-def make_case(kind: str, *, documents: int = 24) -> Iterator[Case]:
+def make_case(kind: str, *, documents: int = 24, **fields: Any) -> Iterator[Case]:
     """A world in a temp folder, in memory where the system has a place for that.
 
     Its right result is verified and its books are checked here, once: what has the same bytes has the same verdict.
     """
     with quick_folder() as path:
-        world = make_world(path, kind, documents=documents)
+        world = make_world(path, kind, documents=documents, **fields)
         right = str(path / "right")
         dataset, kept = _files(right)
         assert dataset == world.right
