@@ -9,6 +9,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -110,6 +111,27 @@ def test_the_number_of_a_dead_holder_may_belong_to_another_process_now(folder: F
     folder.write(LOCK, records.seal(Holder(machine=mine.machine, process=mine.process, started="1", token="t")))
     with locked(folder):
         assert records.unseal(Holder, folder.read(LOCK), where=LOCK).started == mine.started
+
+
+def test_a_lock_of_an_earlier_boot_of_this_machine_is_taken_over_at_once(folder: Folder) -> None:
+    with locked(folder):
+        mine = records.unseal(Holder, folder.read(LOCK), where=LOCK)
+    host, _, numbers = mine.machine.split(".")
+    folder.write(LOCK, records.seal(replace(mine, machine=f"{host}.before.{numbers}")))
+    with locked(folder, patience=None):
+        assert records.unseal(Holder, folder.read(LOCK), where=LOCK).process == os.getpid()
+    assert folder.names(".build") == []
+
+
+def test_a_boot_of_another_machine_says_nothing(folder: Folder) -> None:
+    with locked(folder):
+        mine = records.unseal(Holder, folder.read(LOCK), where=LOCK)
+    _, boot, numbers = mine.machine.split(".")
+    for machine in (f"elsewhere.{boot}.{numbers}", f"elsewhere.before.{numbers}", f"{mine.machine}x", "", "."):
+        folder.write(LOCK, records.seal(replace(mine, machine=machine)))
+        with pytest.raises(LockedError, match="another machine"), locked(folder, patience=None):
+            pytest.fail("two hold the lock")
+        folder.remove(LOCK)
 
 
 def test_a_lock_of_another_machine_that_stands_still_is_taken_over(folder: Folder) -> None:

@@ -1,8 +1,8 @@
 """A lock on an output folder: it saves work, it never carries correctness.
 
 The lock is a small file that its holder touches every few seconds. A holder that died on
-this machine is seen at once by its process; one elsewhere, by a heartbeat that stands
-still. Two builders that race past the lock would write the same bytes.
+this machine is seen at once, by its process or by a boot since; one elsewhere, by a heartbeat
+that stands still. Two builders that race past the lock would write the same bytes.
 """
 
 from __future__ import annotations
@@ -88,6 +88,9 @@ def _break_if_dead(folder: Folder, patience: float | None) -> None:
             )
         folder.remove(LOCK)
         return
+    if holder is not None and _booted_since(holder):
+        folder.remove(LOCK)
+        return
     first, waited = folder.stat(LOCK), 0.0
     elsewhere = LockedError(
         f"{folder.path} is being built on another machine",
@@ -131,13 +134,28 @@ def _beat(folder: Folder, held: threading.Event, stop: threading.Event) -> None:
 
 
 def _machine() -> str:
-    """A name for this boot of this machine and its process numbers: containers count as machines."""
-    parts = [platform.node()]
-    with contextlib.suppress(OSError), open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-        parts.append(file.read().strip())
+    """A name for this boot of this machine and its process numbers, HOST.BOOT.NUMBERS: containers count as machines."""
+    boot = _line_of("/proc/sys/kernel/random/boot_id")
+    # Without a name of its own, a machine cannot be told from one that has the same host name: each boot is another.
+    host = [platform.node(), _line_of("/etc/machine-id") or boot]
+    numbers = ""
     with contextlib.suppress(OSError):
-        parts.append(os.readlink("/proc/self/ns/pid"))
-    return records.digest(parts)[:16]
+        numbers = os.readlink("/proc/self/ns/pid")
+    return ".".join(records.digest(part)[:12] for part in (host, boot, numbers))
+
+
+def _booted_since(holder: Holder) -> bool:
+    """Whether this machine was started anew since a holder got its lock: then nothing of that time runs any more."""
+    then, now = holder.machine.split("."), _machine().split(".")
+    return then[0] == now[0] and then[1:2] != now[1:2]
+
+
+def _line_of(path: str) -> str:
+    try:
+        with open(path, encoding="ascii", errors="replace") as file:
+            return file.read(200).strip()
+    except OSError:
+        return ""
 
 
 def _started(process: int) -> str:
