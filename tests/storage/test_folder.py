@@ -304,7 +304,27 @@ def test_every_new_parent_folder_is_synced(tmp_path: Path) -> None:
 
     Folder(str(tmp_path / "a/b"), Syncs()).make("c")
     assert (tmp_path / "a/b/c").is_dir()
-    assert synced == [str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a/b")]
+    assert synced[-3:] == [str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a/b")]
+
+
+def test_a_folder_that_stands_is_synced_too_for_its_maker_may_have_been_killed(tmp_path: Path) -> None:
+    synced = []
+
+    class Syncs(LocalFileSystem):
+        def fsync_folder(self, path: str) -> None:
+            synced.append(path)
+            if path == str(tmp_path):
+                raise PermissionError(errno.EACCES, "not ours")
+            super().fsync_folder(path)
+
+    (tmp_path / "out/a").mkdir(parents=True)
+    folder = Folder(str(tmp_path / "out"), Syncs())
+    folder.make("a")
+    assert synced == [folder.path]
+    folder.make("a/b")
+    assert synced[1:] == [folder.path, folder.at("a")]
+    folder.make()
+    assert synced[3:] == [str(tmp_path)]
 
 
 @pytest.mark.parametrize("code", [errno.EPERM, errno.EOPNOTSUPP, errno.EMLINK])

@@ -241,6 +241,9 @@ def tidy(folder: Folder, splits: Iterable[str], local: Folder | None) -> None:
 
     A dataset is a dataset all the same, so a folder that cannot be written to stays as it is.
     """
+    for place in ("", "provenance", *splits):
+        with contextlib.suppress(StorageError, OSError):
+            folder.sync(place)  # names may be there from one that was killed before it had synced them
     places = (*SWEPT, *splits)
     if not folder.exists(".build") or not (
         any(is_temp(name) for place in places for name in folder.names(place))

@@ -69,6 +69,8 @@ class Folder:
         while path and not self._is_there(path):
             missing.append(path)
             path = os.path.dirname(path)
+        if path:
+            self._sync_parent(path)
         for folder in reversed(missing):
             try:
                 with contextlib.suppress(FileExistsError), explained(folder):
@@ -231,6 +233,16 @@ class Folder:
             path = os.path.dirname(path)
         with explained(path):
             return self.fs.free_bytes(path or ".")
+
+    def _sync_parent(self, path: str) -> None:
+        """Make a folder that stands durable: who made it may have been killed before that."""
+        parent = os.path.dirname(path) or "."
+        if path.startswith(f"{self.path}/"):
+            with explained(parent):
+                self.fs.fsync_folder(parent)
+        else:
+            with contextlib.suppress(OSError):  # what the output stands in need not be ours to sync
+                self.fs.fsync_folder(parent)
 
     def _is_there(self, path: str) -> bool:
         try:
