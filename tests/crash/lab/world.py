@@ -60,12 +60,15 @@ class World:
         return repair_folder(Folder(output, fs), workers=1)
 
 
-def make_world(path: Path, kind: str = "plain", *, tokenizer: str = "byte", documents: int = 24) -> World:
-    """The sources and the recipe of a world under `path`, and its result from a build that nothing disturbed."""
+def make_world(path: Path, kind: str = "plain", *, documents: int = 24, **fields: Any) -> World:
+    """The sources and the recipe of a world under `path`, and its result from a build that nothing disturbed.
+
+    `fields` are further ones of the recipe.
+    """
     sources = path / "sources"
     sources.mkdir(parents=True)
     _write_sources(sources, documents)
-    recipe: dict[str, Any] = {"tokenizer": tokenizer, "unit_bytes": 600, "split": {"val": 0.2}, **KINDS[kind]}
+    recipe = {"tokenizer": "byte", "unit_bytes": 600, "split": {"val": 0.2}, **KINDS[kind], **fields}
     scratch = str(path / "scratch") if kind == "scratch" else None
     world = World(sources=sources, recipe=recipe, scratch=scratch, right={})
     world.build(str(path / "right"))
