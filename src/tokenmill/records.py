@@ -1,7 +1,7 @@
 """Sealed records: how the plan, the receipts and the manifest stand on disk.
 
-    value -> canonical JSON (sorted keys, no spaces) + its own SHA-256 -> bytes
-    bytes -> size, syntax, duplicate keys, NaN, depth, digest, types all checked -> value
+    value -> canonical JSON (sorted keys, no spaces), its SHA-256 as one more field at the end -> bytes
+    bytes -> size, digest, syntax, duplicate keys, NaN, depth, types all checked -> value
 
 Whatever reads such a file gets a checked value or a `DatasetError`, never half of one.
 Standard library only: a trainer node reads manifests too.
@@ -40,38 +40,29 @@ def digest(value: Any) -> str:
 
 def seal(value: Any) -> bytes:
     """Bytes of a dataclass that `unseal` takes back, and takes only unchanged."""
-    body = _plain(value)
-    return canonical({**body, "seal": digest(body)}) + b"\n"
+    body = canonical(value)
+    return body[:-1] + _SEAL % hashlib.sha256(body).hexdigest().encode()
 
 
 def unseal(kind: type[T], data: bytes, *, where: str) -> T:
     """The value that was sealed. Raises `DatasetError` for anything else."""
-    body = parse(data, where=where)
-    if not isinstance(body, dict) or "seal" not in body:
+    if len(data) > MAX_RECORD_BYTES:
+        raise DatasetError(f"{where}: {len(data)} bytes are too many for a record", hint=_DAMAGED)
+    body = data[:-_SEAL_BYTES] + b"}"
+    if data[-_SEAL_BYTES:-_SEAL_END] != _SEAL[:9]:
         raise DatasetError(f"{where}: not a sealed record", hint=_DAMAGED)
-    try:
-        written = canonical(body) + b"\n"
-        is_sealed = body.pop("seal") == digest(body)
-    except ValueError:  # numbers or characters that no record of ours can hold
-        is_sealed = False
-    if not is_sealed:
+    if data[-_SEAL_BYTES:] != _SEAL % hashlib.sha256(body).hexdigest().encode():
         raise DatasetError(f"{where}: its seal does not match its content", hint=_DAMAGED)
-    if data != written:  # the same content in other bytes: a space, a newline, another order of keys
-        raise DatasetError(f"{where}: not written in the way of a sealed record", hint=_DAMAGED)
-    value: T = convert(kind, body, where=where)
+    value: T = convert(kind, parse(body, where=where), where=where)
     return value
 
 
 def parse(data: bytes, *, where: str) -> Any:
-    """Strict JSON: bounded, finite, no key twice, no deep nesting."""
-    if len(data) > MAX_RECORD_BYTES:
-        raise DatasetError(f"{where}: {len(data)} bytes are too many for a record", hint=_DAMAGED)
+    """Strict JSON: finite, no key twice."""
     try:
         value = json.loads(data, object_pairs_hook=_unique, parse_constant=_refuse)
     except (ValueError, RecursionError) as error:
         raise DatasetError(f"{where}: not valid JSON: {error}", hint=_DAMAGED) from None
-    if _depth(value) > MAX_DEPTH:
-        raise DatasetError(f"{where}: nested more than {MAX_DEPTH} deep", hint=_DAMAGED)
     return value
 
 
@@ -80,7 +71,7 @@ def convert(kind: Any, value: Any, *, where: str) -> Any:
     if kind in _PLAIN_KINDS and type(value) is kind:
         if kind is int and not -1 <= value < MAX_INT:
             raise DatasetError(f"{where}: {value} is out of range", hint=_DAMAGED)
-        return value
+        return value if kind is not str or value.isascii() else _checked(value, where=where)
     if hasattr(kind, "__dataclass_fields__"):
         return _convert_dataclass(kind, value, where=where)
     origin, args = typing.get_origin(kind), typing.get_args(kind)
@@ -93,15 +84,18 @@ def convert(kind: Any, value: Any, *, where: str) -> Any:
     if origin is dict and isinstance(value, dict):
         return {key: convert(args[1], item, where=f"{where}.{key}") for key, item in value.items()}
     if kind is Any:
-        return value
+        return _checked(value, where=where)
     if kind is float and (type(value) is float or (type(value) is int and abs(value) < MAX_INT)):
-        return float(value)
+        return float(_checked(value, where=where))
     expected = getattr(kind, "__name__", str(kind))
     raise DatasetError(f"{where}: expected {expected}, found {type(value).__name__}", hint=_DAMAGED)
 
 
 _PLAIN_KINDS = (str, bool, int)
 _DAMAGED = "the file is damaged or was not written by tokenmill"
+_SEAL = b',"seal":"%s"}\n'
+_SEAL_END = len(b'"}\n') + 64
+_SEAL_BYTES = len(_SEAL % bytes(64))
 
 
 def _convert_dataclass(kind: type, value: Any, *, where: str) -> Any:
@@ -135,6 +129,17 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse(constant: str) -> Any:
     raise ValueError(f"{constant} is not a number")
+
+
+def _checked(value: Any, *, where: str) -> Any:
+    """A value that can be written again: bounded depth, finite numbers, whole characters."""
+    if _depth(value) > MAX_DEPTH:
+        raise DatasetError(f"{where}: nested more than {MAX_DEPTH} deep", hint=_DAMAGED)
+    try:
+        canonical(value)
+    except ValueError as error:
+        raise DatasetError(f"{where}: {error}", hint=_DAMAGED) from None
+    return value
 
 
 def _depth(value: Any) -> int:
