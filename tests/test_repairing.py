@@ -150,6 +150,66 @@ def test_a_lost_tokenizer_is_restored(tmp_path: Path) -> None:
     assert tokenmill.verify(path, source="sample", workers=1).ok
 
 
+@pytest.mark.parametrize("content", [b"[]", None])
+def test_a_manifest_and_the_tokenizer_are_restored_together(tmp_path: Path, content: bytes | None) -> None:
+    path = make_dataset(tmp_path, tokenizer="char")
+    before = dataset_files(path)
+    spoil(path)
+    (path / "characters.json").unlink()
+    if content is None:
+        os.mkfifo(path / "characters.json")
+    else:
+        (path / "characters.json").write_bytes(content)
+    tokenmill.repair(path, workers=1)
+    assert dataset_files(path) == before
+
+
+@pytest.mark.parametrize("name", ["train/00002.bin", "val/00001.idx", "provenance/00000.parquet"])
+@pytest.mark.parametrize("turn", [os.mkfifo, os.mkdir])
+def test_a_manifest_and_a_file_that_became_something_else_are_restored_together(
+    dataset: Path, original: Path, name: str, turn: Callable[[Path], None]
+) -> None:
+    spoil(dataset)
+    (dataset / name).unlink()
+    turn(dataset / name)
+    tokenmill.repair(dataset, workers=1)
+    assert_restored(dataset, original)
+
+
+def test_a_file_in_the_place_of_a_folder_makes_way(dataset: Path, original: Path) -> None:
+    shutil.rmtree(dataset / "train")
+    (dataset / "train").write_bytes(b"x")
+    tokenmill.repair(dataset, workers=1)
+    assert_restored(dataset, original)
+
+
+def test_a_folder_that_is_a_link_stays_one(dataset: Path, original: Path, tmp_path: Path) -> None:
+    shutil.move(dataset / "train", tmp_path / "elsewhere")
+    os.symlink(tmp_path / "elsewhere", dataset / "train")
+    change_token(dataset, "train/00002.bin")
+    tokenmill.repair(dataset, workers=1)
+    assert (dataset / "train").is_symlink()
+    (dataset / "train").unlink()
+    shutil.move(tmp_path / "elsewhere", dataset / "train")
+    assert_restored(dataset, original)
+
+
+@pytest.mark.parametrize("name", ["plan.json", "job.json"])
+def test_a_damaged_build_folder_is_an_error_with_a_hint(dataset: Path, name: str) -> None:
+    change_token(dataset, "train/00002.bin")
+    change_token(dataset, f".build/{name}")
+    with pytest.raises(DatasetError, match=name) as caught:
+        tokenmill.repair(dataset, workers=1)
+    assert "prepare it again" in caught.value.hint
+
+
+def test_something_strange_among_the_pieces_is_no_obstacle(dataset: Path, original: Path) -> None:
+    change_token(dataset, "train/00002.bin")
+    (dataset / ".build/pieces/strange").mkdir()
+    tokenmill.repair(dataset, workers=1)
+    assert_restored(dataset, original)
+
+
 def test_the_dataset_of_a_token_budget_has_a_unit_that_was_cut(budgeted: Path) -> None:
     assert len(list((budgeted / ".build/receipts").glob("*.cut-*.json"))) == 1
     assert manifests.load(Folder(str(budgeted))).tokens == 1111

@@ -263,3 +263,13 @@ def test_a_damaged_manifest_is_an_error(dataset: Path, content: bytes) -> None:
 def test_a_folder_that_is_no_dataset_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(DatasetError, match="not a dataset"):
         tokenmill.verify(tmp_path)
+
+
+@pytest.mark.parametrize(("has_build", "says"), [(True, "tokenmill repair"), (False, "prepare the dataset again")])
+def test_a_damaged_manifest_is_an_error_that_says_what_to_do(dataset: Path, has_build: bool, says: str) -> None:
+    os.truncate(dataset / manifests.NAME, 100)
+    if not has_build:
+        shutil.rmtree(dataset / ".build")
+    with pytest.raises(DatasetError, match=r"dataset\.json") as caught:
+        tokenmill.verify(dataset, workers=1)
+    assert says in caught.value.hint

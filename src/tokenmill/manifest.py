@@ -98,9 +98,7 @@ def unseal(data: bytes, *, where: str = NAME) -> Manifest:
     """A manifest that can be trusted: sealed, typed, names plain, sums right. Or `DatasetError`."""
     manifest = records.unseal(Manifest, data, where=where)
     if manifest.format != FORMAT:
-        raise DatasetError(
-            f"{where}: format {manifest.format}, this tokenmill reads {FORMAT}", hint="use the tokenmill that wrote it"
-        )
+        raise DatasetError(f"{where}: format {manifest.format}, this tokenmill reads {FORMAT}", hint=_OTHER_FORMAT)
     if manifest.dtype not in ("uint16", "int32"):
         raise DatasetError(f"{where}: unknown dtype {manifest.dtype!r}", hint=_HINT)
     _check_names(manifest, where)
@@ -151,7 +149,14 @@ def load(folder: Folder) -> Manifest:
             else "give the folder that tokenmill prepare wrote"
         )
         raise DatasetError(f"{folder.path} is not a dataset: it has no {NAME}", hint=hint)
-    return unseal(folder.read(NAME, max_bytes=records.MAX_RECORD_BYTES), where=folder.at(NAME))
+    try:
+        return unseal(folder.read(NAME, max_bytes=records.MAX_RECORD_BYTES), where=folder.at(NAME))
+    except DatasetError as error:
+        if error.hint == _OTHER_FORMAT:
+            raise
+        can_repair = folder.exists(".build/plan.json")
+        hint = "tokenmill repair makes it again" if can_repair else "prepare the dataset again, into another folder"
+        raise DatasetError(error.message, hint=hint) from None
 
 
 def check_name(name: str, *, where: str) -> None:
@@ -171,3 +176,4 @@ def check_tokenizer_file(name: object, *, where: str) -> None:
 
 
 _HINT = "the manifest is damaged or was not written by tokenmill"
+_OTHER_FORMAT = "use the tokenmill that wrote it"

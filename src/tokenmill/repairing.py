@@ -6,7 +6,9 @@ puts in place what is missing. Nothing that is healthy is touched.
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterable, Iterator
 
 from tokenmill import manifest as manifests
 from tokenmill.build import state
@@ -76,6 +78,8 @@ def _repair(
     for name in sorted(bad):
         if folder.exists(name):
             folder.quarantine(name)
+    for name in _impostors(folder, job.work.split_names):
+        folder.quarantine(name)
     for name in (PIECES, RECEIPTS, REJECTS):
         folder.make(name)
     state.sweep(folder, job.work.split_names)
@@ -112,19 +116,36 @@ def _repair(
     state.clean_up(folder, None)
 
 
+def _impostors(folder: Folder, splits: Iterable[str]) -> Iterator[str]:
+    """What stands in the place of the dataset's folders and files, and is none. A folder may be a link to one."""
+    for parent in (*splits, "provenance"):
+        names = folder.names(parent)
+        found = folder.stat(parent)
+        if found is not None and not found.is_folder and not names:
+            yield parent
+        for name in names:
+            found = folder.stat(f"{parent}/{name}")
+            if found is not None and not found.is_file:
+                yield f"{parent}/{name}"
+
+
 def _restore_tokenizer(folder: Folder, job: state.Job) -> TokenizerSpec:
     """The tokenizer, from the dataset or from the copy that its build kept."""
     name = job.tokenizer["file"]
     if not name:
         return from_dataset(job.tokenizer, None)
-    content = folder.read(name if folder.exists(name) else state.TOKENIZER_COPY)
-    spec = from_dataset(job.tokenizer, content)
-    if spec.fingerprint != job.tokenizer["fingerprint"]:
-        raise DatasetError(
-            f"{folder.at(name)} is not the tokenizer of this dataset", hint="put the right file in its place"
-        )
-    folder.write(name, content)
-    return spec
+    for place in (name, state.TOKENIZER_COPY):
+        with contextlib.suppress(DatasetError):  # it is lost, or not a file: the other one may be well
+            spec = from_dataset(job.tokenizer, folder.read(place))
+            if spec.fingerprint == job.tokenizer["fingerprint"]:
+                if place != name and folder.exists(name):
+                    folder.quarantine(name)
+                folder.write(name, spec.content)
+                return spec
+    raise DatasetError(
+        f"neither {folder.at(name)} nor {state.TOKENIZER_COPY} is the tokenizer of this dataset",
+        hint="put the right file in its place",
+    )
 
 
 def _complete(folder: Folder, plan: Plan, executor: Executor) -> Receipts:
@@ -162,7 +183,7 @@ def _intact(
             if len(group) == 1:
                 for ending, digest in ((".bin", group[0].bin), (".idx", group[0].idx)):
                     name = f"{split}/{index:05d}{ending}"
-                    if folder.exists(name) and folder.digest(name) == digest:
+                    if _holds(folder, name, digest):
                         intact[name] = digest
     return intact
 
@@ -180,7 +201,12 @@ def _lost(folder: Folder, plan: Plan, parts: list[Receipt], intact: dict[str, Di
     for index, receipts in enumerate(group_provenance(parts)):
         if f"provenance/{index:05d}.parquet" not in intact:
             for part in receipts:
-                name = part.provenance
-                if not folder.exists(name) or folder.digest(name) != part.files[name]:
+                if not _holds(folder, part.provenance, part.files[part.provenance]):
                     lost[part.unit] = part
     return [lost[unit] for unit in sorted(lost)]
+
+
+def _holds(folder: Folder, name: str, digest: Digest) -> bool:
+    """Whether a plain file is there with this content."""
+    found = folder.stat(name)
+    return found is not None and found.is_file and folder.digest(name) == digest

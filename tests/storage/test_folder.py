@@ -526,3 +526,17 @@ def test_an_error_of_close_after_reading_loses_nothing(tmp_path: Path) -> None:
     folder = Folder(str(tmp_path), Failing("close", errno.EIO))
     assert folder.read("x") == DATA
     assert fast_digest(folder, "x") == digest_of(DATA)
+
+
+def test_a_file_in_the_place_of_a_folder_is_a_typed_error(tmp_path: Path) -> None:
+    (tmp_path / "train").write_bytes(b"x")
+    for name in ("train", "train/deep"):
+        with pytest.raises(StorageError, match="not a folder"):
+            Folder(str(tmp_path)).make(name)
+
+
+def test_a_link_to_a_folder_is_as_good_as_one(tmp_path: Path) -> None:
+    (tmp_path / "elsewhere").mkdir()
+    os.symlink(tmp_path / "elsewhere", tmp_path / "train")
+    Folder(str(tmp_path)).make("train/deep")
+    assert (tmp_path / "elsewhere/deep").is_dir()

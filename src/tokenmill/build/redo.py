@@ -16,21 +16,26 @@ from tokenmill.storage import Folder
 
 Receipts = dict[tuple[int, int], Receipt]
 
+_PREPARE_AGAIN = "prepare it again, with --restart here or into another folder, and compare the two manifests"
+
 
 def reopen(folder: Folder, filter: str | None) -> tuple[Plan, state.Job]:
     """Plan and job of a finished build. Code that a folder names is run only if the caller names it too."""
     if not folder.exists(state.PLAN) or not folder.exists(state.JOB):
         raise DatasetError(
             f"{folder.path} does not say where its sources are: its .build folder is gone",
-            hint="prepare it again, with --restart here or into another folder, and compare the two manifests",
+            hint=_PREPARE_AGAIN,
         )
-    job = state.load_job(folder)
+    try:
+        plan, job = state.load_plan(folder), state.load_job(folder)
+    except DatasetError as error:
+        raise DatasetError(error.message, hint=_PREPARE_AGAIN) from None
     if job.work.filter != filter:
         raise DatasetError(
             f"{folder.path} was made with the filter {job.work.filter!r}, not {filter!r}",
             hint="if you trust that function, name it with --filter",
         )
-    return state.load_plan(folder), job
+    return plan, job
 
 
 def load_receipts(folder: Folder, plan: Plan) -> Receipts:

@@ -93,7 +93,12 @@ def finished(folder: Folder, plan: Plan) -> Manifest | None:
             hint=_WAYS_OUT,
         )
     if folder.exists(PLAN):
-        _check_pins(load_plan(folder).sources, plan.sources)
+        try:
+            before = load_plan(folder).sources
+        except DatasetError as error:
+            hint = "a finished dataset can do without it: remove it, or start over with --restart"
+            raise DatasetError(error.message, hint=hint) from None
+        _check_pins(before, plan.sources)
     try:
         quick_check(folder, found)
     except DatasetError as error:
@@ -230,8 +235,8 @@ def clean_up(folder: Folder, local: Folder | None) -> None:
     """After the manifest: pieces have become shards, and their own names are not needed any more."""
     for name in folder.names(PIECES):
         if not name.endswith(PROVENANCE_SUFFIX):
-            folder.remove(f"{PIECES}/{name}")
-    folder.remove(CLEAN)
+            folder.remove_tree(f"{PIECES}/{name}")
+    folder.remove_tree(CLEAN)
     if local is not None:
         local.remove_tree("")
 

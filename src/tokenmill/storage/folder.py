@@ -69,6 +69,8 @@ class Folder:
         while path and not self._is_there(path):
             missing.append(path)
             path = os.path.dirname(path)
+        if path and not self._is_folder(path):
+            raise StorageError(f"{path} is not a folder", hint="move it away, then run the same command again")
         if path:
             self._sync_parent(path)
         for folder in reversed(missing):
@@ -252,6 +254,14 @@ class Folder:
         except OSError as error:
             raise _storage_error(error, path) from None
         return True
+
+    def _is_folder(self, path: str) -> bool:
+        """Whether files can be in there: a folder, or a link to one."""
+        try:
+            with explained(path):
+                return self.fs.stat(path).is_folder or self.fs.names(path) is not None
+        except (FileNotFoundError, NotADirectoryError):
+            return False
 
     def _take_name(
         self, temp: str, name: str, digest: Digest | None, claimed: Callable[[], bool], *, keep: bool = False
