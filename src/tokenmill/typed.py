@@ -1,0 +1,176 @@
+"""Plain JSON values to dataclasses, strictly: right fields of the right types, or an error that names the place.
+
+Each type is looked at once and becomes a function; where a value is wrong, the place is put
+together on the way out, so that right values cost nothing for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import types
+import typing
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from tokenmill.errors import DatasetError
+
+T = TypeVar("T")
+Converter = Callable[[Any], Any]
+
+MAX_DEPTH = 16
+MAX_INT = 1 << 62
+
+
+class _WrongError(Exception):
+    """What is wrong with a value, and where in it."""
+
+    def __init__(self, what: str, place: str = "") -> None:
+        self.what, self.place = what, place
+
+    def inside(self, step: str) -> _WrongError:
+        return _WrongError(self.what, step + self.place)
+
+
+def convert(kind: type[T], value: Any, *, where: str) -> T:
+    """Check `value` against a dataclass and build it."""
+    try:
+        found: T = _converter(typing.cast("Any", kind))(value)
+    except _WrongError as wrong:
+        hint = "the file is damaged or was not written by tokenmill"
+        raise DatasetError(f"{where}{wrong.place}: {wrong.what}", hint=hint) from None
+    return found
+
+
+def canonical(value: Any) -> bytes:
+    """The one JSON text of a value: sorted keys, no spaces, UTF-8, finite numbers only."""
+    return json.dumps(
+        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=_plain
+    ).encode()
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    raise TypeError(f"no JSON for {type(value).__name__}")
+
+
+@functools.cache
+def _converter(kind: Any) -> Converter:
+    if kind in _SIMPLE:
+        return _SIMPLE[kind]
+    if dataclasses.is_dataclass(kind):
+        return _dataclass(typing.cast("type", kind))
+    origin, args = typing.get_origin(kind), typing.get_args(kind)
+    if origin is types.UnionType:
+        return _optional(_converter(next(arg for arg in args if arg is not type(None))))
+    if origin is tuple:
+        return _tuple(_converter(args[0]))
+    if origin is dict:
+        return _dict(_converter(args[1]))
+    raise TypeError(f"no converter for {kind}")
+
+
+def _dataclass(kind: type) -> Converter:
+    fields = {name: _converter(hint) for name, hint in sorted(typing.get_type_hints(kind).items())}
+
+    def build(value: Any) -> Any:
+        if type(value) is not dict:
+            raise _WrongError(f"expected an object, found {type(value).__name__}")
+        if value.keys() != fields.keys():
+            missing, unknown = sorted(fields.keys() - value.keys()), sorted(value.keys() - fields.keys())
+            raise _WrongError(f"missing fields {missing}, unknown fields {unknown}")
+        found = {}
+        for name, converter in fields.items():
+            try:
+                found[name] = converter(value[name])
+            except _WrongError as wrong:
+                raise wrong.inside(f".{name}") from None
+        return kind(**found)
+
+    return build
+
+
+def _optional(converter: Converter) -> Converter:
+    return lambda value: None if value is None else converter(value)
+
+
+def _tuple(converter: Converter) -> Converter:
+    def build(value: Any) -> Any:
+        if type(value) is not list:
+            raise _WrongError(f"expected tuple, found {type(value).__name__}")
+        found = []
+        for item in value:
+            try:
+                found.append(converter(item))
+            except _WrongError as wrong:
+                raise wrong.inside(f"[{len(found)}]") from None
+        return tuple(found)
+
+    return build
+
+
+def _dict(converter: Converter) -> Converter:
+    def build(value: Any) -> Any:
+        if type(value) is not dict:
+            raise _WrongError(f"expected dict, found {type(value).__name__}")
+        found = {}
+        for key, item in value.items():
+            try:
+                found[_text(key)] = converter(item)
+            except _WrongError as wrong:
+                raise wrong.inside(f".{key!r}" if not key.isidentifier() else f".{key}") from None
+        return found
+
+    return build
+
+
+def _text(value: Any) -> Any:
+    if type(value) is not str:
+        raise _WrongError(f"expected str, found {type(value).__name__}")
+    return value if value.isascii() else _any(value)
+
+
+def _int(value: Any) -> Any:
+    if type(value) is not int:
+        raise _WrongError(f"expected int, found {type(value).__name__}")
+    if not -1 <= value < MAX_INT:
+        raise _WrongError(f"{value} is out of range")
+    return value
+
+
+def _bool(value: Any) -> Any:
+    if type(value) is not bool:
+        raise _WrongError(f"expected bool, found {type(value).__name__}")
+    return value
+
+
+def _float(value: Any) -> Any:
+    if type(value) is not float and (type(value) is not int or abs(value) >= MAX_INT):
+        raise _WrongError(f"expected float, found {type(value).__name__}")
+    return float(_any(value))
+
+
+def _any(value: Any) -> Any:
+    """A value that can be written again: bounded depth, finite numbers, whole characters."""
+    if _depth(value) > MAX_DEPTH:
+        raise _WrongError(f"nested more than {MAX_DEPTH} deep")
+    try:
+        canonical(value)
+    except ValueError as error:
+        raise _WrongError(str(error)) from None
+    return value
+
+
+_SIMPLE: dict[Any, Converter] = {str: _text, int: _int, bool: _bool, float: _float, Any: _any}
+
+
+def _depth(value: Any) -> int:
+    deepest, stack = 0, [(value, 1)]
+    while stack:
+        item, level = stack.pop()
+        deepest = max(deepest, level)
+        children = item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
+        stack.extend((child, level + 1) for child in children if isinstance(child, dict | list))
+    return deepest
