@@ -182,3 +182,10 @@ def test_a_filter_that_cannot_be_found_is_an_error_with_a_hint(name: str) -> Non
     with pytest.raises(RecipeError, match="--filter") as caught:
         recipe(filter=name).identity()
     assert "mymodule:keep" in caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["seed: 2001-99-99", f"seed: {'9' * 6000}", f"sources: {'[' * 3000}"])
+def test_what_the_yaml_reader_chokes_on_is_an_error_of_ours(tmp_path: Path, text: str) -> None:
+    (tmp_path / "recipe.yaml").write_text(text)
+    with pytest.raises(RecipeError, match=r"cannot read the recipe .*recipe\.yaml"):
+        make_recipe({}, config=tmp_path / "recipe.yaml")

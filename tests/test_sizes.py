@@ -134,3 +134,8 @@ def test_bytes_are_written_with_their_unit(number: int, text: str) -> None:
 )
 def test_times_are_written_with_two_units(seconds: float, text: str) -> None:
     assert format_seconds(seconds) == text
+
+
+def test_a_number_too_large_for_a_share_is_an_error_of_ours() -> None:
+    with pytest.raises(RecipeError, match="not a share"):
+        parse_fraction(10**400)

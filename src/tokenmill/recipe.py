@@ -137,7 +137,7 @@ def parse_split(text: str) -> dict[str, float]:
 def _load_yaml(path: Path) -> dict[str, Any]:
     try:
         loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # PyYAML lets some of a date's through
         raise RecipeError(f"cannot read the recipe {path}: {error}", hint="a recipe is a YAML mapping") from None
     if not isinstance(loaded, dict) or not all(isinstance(name, str) for name in loaded):
         raise RecipeError(f"{path} is not a YAML mapping", hint="write lines like `tokenizer: gpt2`")

@@ -33,7 +33,7 @@ def parse_fraction(text: str | float) -> float:
     """A share above 0 and at most 1, written as `0.01` or `1%`."""
     try:
         share = float(text[:-1]) / 100 if isinstance(text, str) and text.endswith("%") else float(text)
-    except ValueError:
+    except (ValueError, OverflowError):
         share = -1.0
     if not 0 < share <= 1:
         raise RecipeError(f"{text!r} is not a share of the whole", hint="write it like 0.01 or 1%")
