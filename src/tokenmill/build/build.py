@@ -59,10 +59,13 @@ def build(
         return done, True
     folder.make(".build")
     with locked(folder), EventLog(folder, ".build/events.jsonl") as log:
-        if local is not None:
-            local.make()
-            local.sweep()
         progress.log_to(log)
+        if local is not None:
+            try:
+                local.make()
+                local.sweep()
+            except DiskFullError:  # what does not fit there goes straight to the output
+                local = None
         state.enter(folder, setup, restart=restart)
         return _build(setup, folder, local, workers, crew, progress), False
 

@@ -35,7 +35,7 @@ class Scene:
     @property
     def begins_whole(self) -> bool:
         """Whether a manifest may stand only over right files; where the lab itself broke some, it may not."""
-        return self.prepare not in (_damaged, _beheaded)
+        return self.prepare not in (damage, _beheaded)
 
 
 def _nothing(case: Case, output: str) -> None:
@@ -46,7 +46,7 @@ def _finished(case: Case, output: str) -> None:
     shutil.copytree(case.place / "right", output)
 
 
-def _damaged(case: Case, output: str) -> None:
+def damage(case: Case, output: str) -> None:
     """A shard that was a piece, an index that was joined, a stranger among them."""
     _finished(case, output)
     out = Path(output)
@@ -96,10 +96,10 @@ SCENES = {
     "build with budget": Scene("budget", _nothing, _build, _is_right, finish),
     "build with prepend": Scene("prepend", _nothing, _build, _is_right, finish),
     "build when finished": Scene("plain", _finished, _build, _is_right, finish),
-    "repair": Scene("plain", _damaged, _repair, _is_right, mend),
+    "repair": Scene("plain", damage, _repair, _is_right, mend),
     "repair without manifest": Scene("plain", _beheaded, _repair, _is_right, mend),
     "verify": Scene("plain", _finished, _verify, _is_a_report, finish),
-    "verify of damage": Scene("plain", _damaged, _verify, _is_not_ok, mend),
+    "verify of damage": Scene("plain", damage, _verify, _is_not_ok, mend),
 }
 
 
