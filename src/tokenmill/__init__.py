@@ -12,18 +12,20 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = ["Dataset", "TokenmillError", "open", "plan", "prepare", "repair", "verify"]
+__all__ = ["DataLoader", "Dataset", "TokenmillError", "open", "plan", "prepare", "repair", "verify"]
 
 if TYPE_CHECKING:
     from tokenmill.build.prepare import prepare
     from tokenmill.build.preview import plan
     from tokenmill.data.dataset import Dataset, open
+    from tokenmill.data.loader import DataLoader
     from tokenmill.errors import TokenmillError
     from tokenmill.repairing import repair
     from tokenmill.verifying import verify
 
 # Nothing heavy loads before it is used; `import tokenmill` stays cheap on a trainer node.
 _HOMES = {
+    "DataLoader": "tokenmill.data.loader",
     "Dataset": "tokenmill.data.dataset",
     "TokenmillError": "tokenmill.errors",
     "open": "tokenmill.data.dataset",

@@ -14,6 +14,7 @@
     ├── BuildError                1    units failed, or the books do not balance
     │   └── DamagedPieceError     1    a finished unit's file changed before the commit
     ├── DatasetError              4    not a dataset, or a damaged one
+    ├── StateError                1    a loader's state that belongs to another stream
     ├── LockedError               5    another build works on this output
     └── Interrupted             130    stopped by the user
 
@@ -83,6 +84,10 @@ class DamagedPieceError(BuildError):
 
 class DatasetError(TokenmillError):
     exit_code = 4
+
+
+class StateError(TokenmillError):
+    """A loader's state that belongs to another stream."""
 
 
 class LockedError(TokenmillError):

@@ -31,9 +31,7 @@ class Dataset:
     def __init__(self, folder: Folder, manifest: Manifest) -> None:
         self.path = folder.path
         self.manifest = manifest
-        self._splits = {
-            name: TokenSplit(folder, split.shards, manifest.dtype) for name, split in manifest.splits.items()
-        }
+        self._splits = {name: TokenSplit(folder, split.shards, manifest) for name, split in manifest.splits.items()}
 
     @property
     def splits(self) -> list[str]:
@@ -48,17 +46,20 @@ class Dataset:
 class TokenSplit:
     """The documents of a split, in order, over all its shards."""
 
-    def __init__(self, folder: Folder, shards: tuple[Shard, ...], dtype: str) -> None:
+    def __init__(self, folder: Folder, shards: tuple[Shard, ...], manifest: Manifest) -> None:
+        self.dtype = manifest.dtype
+        self.eot: str = manifest.identity.get("eot", "none")
+        self.eot_id: int | None = manifest.tokenizer.get("eot_id")
         self._folder = folder
         self._shards = shards
-        self._dtype = dtype
-        self._token_ends = list(accumulate(shard.tokens for shard in shards))
+        self.token_ends = list(accumulate(shard.tokens for shard in shards))
         self._document_ends = list(accumulate(shard.documents for shard in shards))
         self._maps: dict[int, tuple[Tokens, Starts]] = {}
+        self._bytes: dict[int, memoryview] = {}
 
     @property
     def num_tokens(self) -> int:
-        return self._token_ends[-1] if self._shards else 0
+        return self.token_ends[-1] if self._shards else 0
 
     @property
     def num_documents(self) -> int:
@@ -77,7 +78,7 @@ class TokenSplit:
         number = bisect.bisect_right(self._document_ends, index)
         local = index - (self._document_ends[number - 1] if number else 0)
         tokens, starts = self._map(number)
-        itemsize = numpy_dtype(self._dtype).itemsize
+        itemsize = numpy_dtype(self.dtype).itemsize
         begin = int(starts[local]) // itemsize
         end = int(starts[local + 1]) // itemsize if local + 1 < len(starts) else len(tokens)
         return tokens[begin:end]
@@ -87,20 +88,52 @@ class TokenSplit:
         if not 0 <= start <= stop <= self.num_tokens:
             raise IndexError(f"tokens {start} to {stop} of {self.num_tokens}")
         parts = []
-        number = bisect.bisect_right(self._token_ends, start)
+        number = bisect.bisect_right(self.token_ends, start)
         while start < stop:
-            first = self._token_ends[number - 1] if number else 0
-            end = min(stop, self._token_ends[number])
+            first = self.token_ends[number - 1] if number else 0
+            end = min(stop, self.token_ends[number])
             parts.append(self._map(number)[0][start - first : end - first])
             start, number = end, number + 1
-        return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, numpy_dtype(self._dtype)), *parts])
+        return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, numpy_dtype(self.dtype)), *parts])
+
+    def shard_bytes(self, number: int) -> memoryview:
+        """The bytes of all tokens of one shard, mapped."""
+        if number not in self._bytes:
+            self._bytes[number] = self._map(number)[0].data.cast("B")
+        return self._bytes[number]
+
+    def document_at(self, tokens: Starts) -> Starts:
+        """The documents in which these tokens lie."""
+        numbers = np.searchsorted(self.token_ends, tokens, side="right")
+        found = np.empty(len(tokens), np.int64)
+        for number in np.unique(numbers).tolist():
+            mine = numbers == number
+            first_token, first_document = self._firsts(number)
+            offsets = (tokens[mine] - first_token) * numpy_dtype(self.dtype).itemsize
+            found[mine] = np.searchsorted(self._map(number)[1], offsets, side="right") - 1 + first_document
+        return found
+
+    def document_starts(self, documents: Starts) -> Starts:
+        """The first tokens of these documents."""
+        numbers = np.searchsorted(self._document_ends, documents, side="right")
+        found = np.empty(len(documents), np.int64)
+        for number in np.unique(numbers).tolist():
+            mine = numbers == number
+            first_token, first_document = self._firsts(number)
+            offsets = self._map(number)[1][documents[mine] - first_document]
+            found[mine] = offsets // numpy_dtype(self.dtype).itemsize + first_token
+        return found
+
+    def _firsts(self, number: int) -> tuple[int, int]:
+        """The first token and the first document of a shard."""
+        return (self.token_ends[number - 1], self._document_ends[number - 1]) if number else (0, 0)
 
     def _map(self, number: int) -> tuple[Tokens, Starts]:
         """Tokens and document starts of a shard, mapped at its first use."""
         if number not in self._maps:
             shard = self._shards[number]
             base = self._folder.at(shard.name)
-            check_structure(self._folder, shard, self._dtype)
+            check_structure(self._folder, shard, self.dtype)
             starts = document_starts(f"{base}.idx", shard.documents)
-            self._maps[number] = (map_tokens(f"{base}.bin", self._dtype), starts)
+            self._maps[number] = (map_tokens(f"{base}.bin", self.dtype), starts)
         return self._maps[number]

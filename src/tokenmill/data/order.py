@@ -1,0 +1,84 @@
+"""The order of samples: a pure function, so that nothing has to be built, stored or agreed upon.
+
+    position in the stream  ->  epoch, place in it  ->  keyed permutation  ->  sample
+
+The permutation is a Feistel network over the next power of two, walked until it falls among the
+samples. It takes a few bytes, whatever the number of samples is, and every rank computes it alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from typing import Literal, get_args
+
+import numpy as np
+import numpy.typing as npt
+
+Order = Literal["sequential", "shuffled", "random"]
+ORDERS: tuple[str, ...] = get_args(Order)
+Numbers = npt.NDArray[np.uint64]
+
+_ROUNDS = 6
+_MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
+
+
+def permute(places: npt.ArrayLike, count: int, key: bytes) -> npt.NDArray[np.int64]:
+    """Where a keyed permutation of `range(count)` takes these places."""
+    found = np.asarray(places, np.uint64)
+    if count < 2:
+        return found.astype(np.int64)
+    bits = (count - 1).bit_length()
+    keys = _round_keys(key)
+    found = _feistel(found, bits, keys)
+    outside = np.flatnonzero(found >= count)
+    while len(outside):
+        # At most every second place leads out; from there on, the way leads back in at last.
+        found[outside] = _feistel(found[outside], bits, keys)
+        outside = outside[found[outside] >= count]
+    return found.astype(np.int64)
+
+
+def draw(places: npt.ArrayLike, count: int, key: bytes) -> npt.NDArray[np.int64]:
+    """A number below `count` for each place, drawn independently: some come twice, some never."""
+    mixed = _mix(_mix(np.asarray(places, np.uint64) ^ _round_keys(key)[0]))
+    # The high half of a product spreads evenly over the range, where a remainder would not.
+    high, low = mixed >> np.uint64(32), mixed & np.uint64(0xFFFFFFFF)
+    n_high, n_low = np.uint64(count >> 32), np.uint64(count & 0xFFFFFFFF)
+    middle = (low * n_low >> np.uint64(32)) + (high * n_low & np.uint64(0xFFFFFFFF)) + (low * n_high)
+    result: npt.NDArray[np.int64] = (
+        high * n_high + (high * n_low >> np.uint64(32)) + (middle >> np.uint64(32))
+    ).astype(np.int64)
+    return result
+
+
+def make_key(*parts: object) -> bytes:
+    """A key for `permute` and `draw`; other parts give an unrelated one."""
+    return hashlib.sha256("\0".join(map(repr, parts)).encode()).digest()
+
+
+def _feistel(numbers: Numbers, bits: int, keys: Numbers) -> Numbers:
+    """A permutation of all numbers of so many bits. The halves may differ by a bit: each round swaps their sizes."""
+    low_bits, high_bits = bits // 2, bits - bits // 2
+    left, right = numbers >> np.uint64(low_bits), numbers & _mask(low_bits)
+    sizes = (high_bits, low_bits)
+    for i in range(_ROUNDS):
+        left, right = right, left ^ (_mix(right ^ keys[i]) & _mask(sizes[i % 2]))
+    # After an even number of rounds the halves have their first sizes again.
+    joined: Numbers = (left << np.uint64(low_bits)) | right
+    return joined
+
+
+def _mix(numbers: Numbers) -> Numbers:
+    """Every bit of the result depends on every bit of the number."""
+    mixed = (numbers ^ (numbers >> np.uint64(30))) * _MIX[0]
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * _MIX[1]
+    result: Numbers = mixed ^ (mixed >> np.uint64(31))
+    return result
+
+
+def _mask(bits: int) -> np.uint64:
+    return np.uint64((1 << bits) - 1)
+
+
+def _round_keys(key: bytes) -> Numbers:
+    return np.frombuffer(hashlib.shake_256(key).digest(8 * _ROUNDS), "<u8").astype(np.uint64)
