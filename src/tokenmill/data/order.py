@@ -18,7 +18,8 @@ Order = Literal["sequential", "shuffled", "random"]
 ORDERS: tuple[str, ...] = get_args(Order)
 Numbers = npt.NDArray[np.uint64]
 
-_ROUNDS = 6
+# Halves of a few bits mix slowly.
+_ROUNDS, _ROUNDS_OF_FEW_BITS, _FEW_BITS = 6, 24, 12
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
@@ -28,7 +29,7 @@ def permute(places: npt.ArrayLike, count: int, key: bytes) -> npt.NDArray[np.int
     if count < 2:
         return found.astype(np.int64)
     bits = (count - 1).bit_length()
-    keys = _round_keys(key)
+    keys = _keys(key, _ROUNDS if bits > _FEW_BITS else _ROUNDS_OF_FEW_BITS)
     found = _feistel(found, bits, keys)
     outside = np.flatnonzero(found >= count)
     while len(outside):
@@ -40,7 +41,7 @@ def permute(places: npt.ArrayLike, count: int, key: bytes) -> npt.NDArray[np.int
 
 def draw(places: npt.ArrayLike, count: int, key: bytes) -> npt.NDArray[np.int64]:
     """A number below `count` for each place, drawn independently: some come twice, some never."""
-    mixed = _mix(_mix(np.asarray(places, np.uint64) ^ _round_keys(key)[0]))
+    mixed = _mix(_mix(np.asarray(places, np.uint64) ^ _keys(key, 1)[0]))
     # The high half of a product spreads evenly over the range, where a remainder would not.
     high, low = mixed >> np.uint64(32), mixed & np.uint64(0xFFFFFFFF)
     n_high, n_low = np.uint64(count >> 32), np.uint64(count & 0xFFFFFFFF)
@@ -61,8 +62,8 @@ def _feistel(numbers: Numbers, bits: int, keys: Numbers) -> Numbers:
     low_bits, high_bits = bits // 2, bits - bits // 2
     left, right = numbers >> np.uint64(low_bits), numbers & _mask(low_bits)
     sizes = (high_bits, low_bits)
-    for i in range(_ROUNDS):
-        left, right = right, left ^ (_mix(right ^ keys[i]) & _mask(sizes[i % 2]))
+    for i, key in enumerate(keys):
+        left, right = right, left ^ (_mix(right ^ key) & _mask(sizes[i % 2]))
     # After an even number of rounds the halves have their first sizes again.
     joined: Numbers = (left << np.uint64(low_bits)) | right
     return joined
@@ -80,5 +81,5 @@ def _mask(bits: int) -> np.uint64:
     return np.uint64((1 << bits) - 1)
 
 
-def _round_keys(key: bytes) -> Numbers:
-    return np.frombuffer(hashlib.shake_256(key).digest(8 * _ROUNDS), "<u8").astype(np.uint64)
+def _keys(key: bytes, count: int) -> Numbers:
+    return np.frombuffer(hashlib.shake_256(key).digest(8 * count), "<u8").astype(np.uint64)
