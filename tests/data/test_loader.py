@@ -15,7 +15,8 @@ import tokenmill
 from conftest import make_texts, write_jsonl
 from tokenmill.data.ahead import ahead
 from tokenmill.data.dataset import Dataset
-from tokenmill.data.loader import IGNORED, DataLoader
+from tokenmill.data.loader import DataLoader
+from tokenmill.data.stream import IGNORED
 from tokenmill.data.windows import Windows
 from tokenmill.errors import RecipeError, StateError
 
@@ -170,14 +171,28 @@ def test_the_state_counts_what_was_handed_out_not_what_was_prepared(dataset: Dat
         ({"seq_len": 8}, "seq_len: the state has 8, this loader 32"),
         ({"fingerprint": "x"}, "fingerprint: the state has 'x'"),
         ({"split": "val"}, "split: the state has 'val', this loader 'train'"),
-        ({"version": 2}, "version: the state has 2, this loader 1"),
-        ({"samples_seen": -1}, "samples_seen is -1"),
-        ({"samples_seen": None}, "samples_seen is None"),
+        ({"packing": "padded"}, "packing: the state has 'padded', this loader 'concat'"),
     ],
 )
 def test_a_state_of_another_stream_is_refused_with_both_values(
     dataset: Dataset, change: dict[str, Any], told: str
 ) -> None:
+    loader = DataLoader(dataset, 32, 4)
+    state = loader.state_dict()
+    with pytest.raises(StateError, match=told):
+        loader.load_state_dict({**state, "stream": {**state["stream"], **change}})
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"version": 2}, "the state has version 2, this loader 1"),
+        ({"stream": None}, "seed: the state has None, this loader 0"),
+        ({"samples_seen": -1}, "samples_seen is -1"),
+        ({"samples_seen": None}, "samples_seen is None"),
+    ],
+)
+def test_a_damaged_state_is_refused(dataset: Dataset, change: dict[str, Any], told: str) -> None:
     loader = DataLoader(dataset, 32, 4)
     with pytest.raises(StateError, match=told):
         loader.load_state_dict({**loader.state_dict(), **change})

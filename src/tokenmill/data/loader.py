@@ -1,4 +1,4 @@
-"""The loader: batches out of a dataset, in an order that every rank computes alone.
+"""The loader: batches out of a stream, in an order that every rank computes alone.
 
     samples of all epochs, one global order:   0 1 2 3 | 4 5 6 7 | 8 9 ...
     a step takes world_size * batch_size:      rank 0  | rank 1  | the next step
@@ -19,18 +19,12 @@ import numpy.typing as npt
 
 from tokenmill.data import dataset as datasets
 from tokenmill.data.ahead import ahead
-from tokenmill.data.borders import as_fields, find_borders
 from tokenmill.data.dataset import Dataset
-from tokenmill.data.order import ORDERS, Order, draw, make_key, permute
+from tokenmill.data.order import Order
+from tokenmill.data.stream import Batch, Form, Stream, WindowStream
 from tokenmill.data.windows import Windows
 from tokenmill.errors import RecipeError, StateError
-from tokenmill.shards.layout import numpy_dtype
 
-Batch = dict[str, npt.NDArray[Any]]
-Samples = npt.NDArray[np.int64]
-
-FIELDS = ("positions", "document_ids", "cu_seqlens", "sample_index")
-IGNORED = -100
 STATE_VERSION = 1
 # Steps whose order is computed at once, at most: a permutation of many numbers takes little longer than one of few.
 _STEPS = 256
@@ -67,32 +61,20 @@ class DataLoader:
         dtype: npt.DTypeLike | None = np.int64,
         prefetch: int = 2,
     ) -> None:
+        form = Form(fields=fields, mask_borders=mask_borders, dtype=dtype)
         opened = dataset if isinstance(dataset, Dataset) else datasets.open(dataset)
-        _check(batch_size=batch_size, rank=rank, world_size=world_size, order=order, fields=fields, prefetch=prefetch)
-        self.windows = Windows(opened[split], seq_len)
-        self.seq_len, self.batch_size = seq_len, batch_size
+        self.stream = open_stream(opened, seq_len, split=split, order=order, seed=seed, form=form)
+        _check(batch_size=batch_size, rank=rank, world_size=world_size, prefetch=prefetch)
+        self.batch_size = batch_size
         self.rank, self.world_size = rank, world_size
         self.epochs, self.drop_last = epochs, drop_last
-        self.fields, self.mask_borders = fields, mask_borders
-        self._border_fields = set(fields) - {"sample_index"}
-        self.dtype = numpy_dtype(opened.manifest.dtype) if dtype is None else np.dtype(dtype)
-        if mask_borders and self.dtype.kind == "u":
-            raise RecipeError(f"labels of {self.dtype} cannot be masked with {IGNORED}", hint="use a signed dtype")
         self.prefetch = prefetch
         self.samples_seen = 0
-        self._identity = {
-            "fingerprint": opened.manifest.fingerprint,
-            "split": split,
-            "seq_len": seq_len,
-            "packing": "concat",
-            "order": order,
-            "seed": seed,
-        }
 
     @property
     def num_samples(self) -> int:
         """Samples of an epoch."""
-        return len(self.windows)
+        return self.stream.num_samples
 
     @property
     def epoch(self) -> int:
@@ -106,20 +88,24 @@ class DataLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the stream stands, as plain JSON. It is the same on all ranks."""
-        return {"version": STATE_VERSION, **self._identity, "samples_seen": self.samples_seen}
+        return {"version": STATE_VERSION, "stream": self.stream.identity, "samples_seen": self.samples_seen}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where another loader of the same stream stood, whatever its ranks and batch size were."""
-        expected = {"version": STATE_VERSION, **self._identity}
-        differing = [
-            f"{name}: the state has {state.get(name)!r}, this loader {value!r}"
-            for name, value in expected.items()
-            if state.get(name) != value
-        ]
-        if differing:
+        if state.get("version") != STATE_VERSION:
             raise StateError(
-                "the state belongs to another stream:\n  " + "\n  ".join(differing),
-                hint="open the same dataset with the same seed, order and seq_len",
+                f"the state has version {state.get('version')!r}, this loader {STATE_VERSION}",
+                hint="use the tokenmill that wrote it",
+            )
+        found, mine = state.get("stream"), self.stream.identity
+        if found != mine:
+            theirs = found if isinstance(found, dict) else {}
+            names = sorted({*mine, *theirs})
+            pairs = [(name, theirs.get(name), mine.get(name)) for name in names]
+            raise StateError(
+                "the state belongs to another stream:\n  "
+                + "\n  ".join(f"{name}: the state has {a!r}, this loader {b!r}" for name, a, b in pairs if a != b),
+                hint="open the same dataset with the same seed, order, packing and seq_len",
             )
         seen = state.get("samples_seen")
         if type(seen) is not int or seen < 0:
@@ -129,61 +115,35 @@ class DataLoader:
     def _batches(self, seen: int) -> Iterator[tuple[int, Batch]]:
         """Batches from a sample on, each with the number of samples that all ranks will have seen by then."""
         step = self.batch_size * self.world_size
+        mine = self.batch_size * self.rank + np.arange(self.batch_size)
         last = None if self.epochs is None else self.epochs * self.num_samples
         for power in itertools.count():
-            left = min(_STEPS, 1 << power)
+            steps = min(_STEPS, 1 << power)
             if last is not None:
-                left = min(left, max(0, last - seen) // step)
-            if not left:
+                steps = min(steps, max(0, last - seen) // step)
+            if not steps:
                 break
-            firsts = seen + step * np.arange(left) + self.batch_size * self.rank
-            starts = self._starts((firsts[:, None] + np.arange(self.batch_size)).ravel())
-            for rows in starts.reshape(left, self.batch_size):
+            places = seen + step * np.arange(steps)[:, None] + mine
+            located = self.stream.locate(places.ravel())
+            for rows in located.reshape(steps, self.batch_size, *located.shape[1:]):
                 seen += step
-                yield seen, self._batch(rows)
-        if not self.drop_last and last is not None and seen < last:
-            mine = np.arange(seen, last)[self.batch_size * self.rank :][: self.batch_size]
-            if len(mine):
-                yield last, self._batch(self._starts(mine))
-
-    def _starts(self, places: Samples) -> Samples:
-        """The first tokens of the samples at these places of the global order."""
-        count, order = self.num_samples, self._identity["order"]
-        if order == "random":
-            return draw(places, self.windows.split.num_tokens - self.seq_len, make_key(*self._identity.values()))
-        epochs, within = np.divmod(places, count)
-        if order == "shuffled":
-            within = within.copy()
-            for epoch in np.unique(epochs).tolist():
-                mine = epochs == epoch
-                within[mine] = permute(within[mine], count, make_key(*self._identity.values(), epoch))
-        return within * self.seq_len
-
-    def _batch(self, starts: Samples) -> Batch:
-        stored = self.windows.gather(starts)
-        rows = stored.astype(self.dtype, copy=False)
-        batch: Batch = {"input_ids": rows[:, :-1], "labels": rows[:, 1:]}
-        if self.mask_borders or self._border_fields:
-            borders = find_borders(self.windows.split, stored, starts)
-            if self.mask_borders:
-                batch["labels"] = batch["labels"].copy()
-                batch["labels"][borders.rows, borders.columns - 1] = IGNORED
-            batch |= as_fields(borders, self._border_fields, (len(starts), self.seq_len))
-        if "document_ids" in self.fields:
-            batch["document_ids"] += self.windows.split.document_at(starts)[:, None]
-        if "sample_index" in self.fields:
-            batch["sample_index"] = starts if self._identity["order"] == "random" else starts // self.seq_len
-        return batch
+                yield seen, self.stream.batch(rows)
+        if last is not None and seen < last and not self.drop_last:
+            rest = seen + mine[seen + mine < last]
+            if len(rest):
+                yield last, self.stream.batch(self.stream.locate(rest))
 
 
-def _check(*, batch_size: int, rank: int, world_size: int, order: str, fields: tuple[str, ...], prefetch: int) -> None:
+def open_stream(dataset: Dataset, seq_len: int, *, split: str, order: Order, seed: int, form: Form) -> Stream:
+    """The stream of a split's samples."""
+    identity = {"fingerprint": dataset.manifest.fingerprint, "split": split}
+    return WindowStream(Windows(dataset[split], seq_len), identity, order=order, seed=seed, form=form)
+
+
+def _check(*, batch_size: int, rank: int, world_size: int, prefetch: int) -> None:
     if batch_size < 1:
         raise RecipeError(f"batch_size is {batch_size}", hint="give a positive number of samples")
     if not 0 <= rank < world_size:
         raise RecipeError(f"rank {rank} of {world_size} ranks", hint="ranks count from 0")
-    if order not in ORDERS:
-        raise RecipeError(f"order {order!r} is unknown", hint=f"there are {', '.join(ORDERS)}")
-    if unknown := sorted(set(fields) - set(FIELDS)):
-        raise RecipeError(f"fields {unknown} are unknown", hint=f"there are {', '.join(FIELDS)}")
     if prefetch < 0:
         raise RecipeError(f"prefetch is {prefetch}", hint="give the number of batches to keep ready, or 0")

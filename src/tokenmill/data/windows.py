@@ -29,7 +29,7 @@ class Windows:
             )
         self.split = split
         self.seq_len = seq_len
-        self._dtype = numpy_dtype(split.dtype)
+        self.dtype = numpy_dtype(split.dtype)
         self._ends = np.array(split.token_ends, np.int64)
         self._begins = np.concatenate(([0], self._ends[:-1]))
 
@@ -49,8 +49,8 @@ class Windows:
         Rows are copied as bytes: for a few thousand of them, that is quicker than any indexing of numpy's.
         """
         shards = np.searchsorted(self._ends, starts, side="right")
-        places = ((starts - self._begins[shards]) * self._dtype.itemsize).tolist()
-        rows = np.empty((len(starts), self.seq_len + 1), self._dtype)
+        places = ((starts - self._begins[shards]) * self.dtype.itemsize).tolist()
+        rows = np.empty((len(starts), self.seq_len + 1), self.dtype)
         width = rows.strides[0]
         out = rows.data.cast("B")
         end = 0
