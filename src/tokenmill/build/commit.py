@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 
 from tokenmill import manifest
 from tokenmill.build import provenance
-from tokenmill.build.receipt import RECEIPTS, Receipt, hex_sum
+from tokenmill.build.receipt import PIECES, RECEIPTS, REJECTS, Receipt, hex_sum
 from tokenmill.errors import BuildError, DamagedPieceError
 from tokenmill.manifest import Manifest, Shard, SourceTotal, Split
 from tokenmill.planning import Plan
@@ -62,7 +62,8 @@ def commit(
     """
     intact = intact or {}
     totals = {}
-    folder.sync(RECEIPTS)  # a receipt may be there from a build that was killed before it had synced it
+    for name in (PIECES, REJECTS, RECEIPTS):
+        folder.sync(name)  # files may be there from a build that was killed before it had synced their names
     for name in splits:
         pieces = [receipt.pieces[name] for receipt in receipts if name in receipt.pieces]
         totals[name] = _commit_split(folder, name, pieces, plan.target_tokens, dtype, intact)
