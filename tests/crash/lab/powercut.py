@@ -1,0 +1,216 @@
+"""Kills and power cuts after every operation of a run, one, two or three in a row, on a file system in memory.
+
+Each state that a crash may leave is looked at as a reader would, and then the same call has to finish it. States
+that differ only in the random part of a name, or in bytes that nobody reads, are one state: it is run and counted once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import random
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from operator import methodcaller
+from pathlib import Path
+
+from lab.aftermath import Machine, choices, identity, moments, random_cut
+from lab.modelfs import ModelFileSystem, Operation
+from lab.report import Row
+from lab.steady import Boots, steady
+from lab.subject import KINDS, Subject, make_subject
+from lab.verdict import Hang, Judge, Wrong
+
+# A defect shows in thousands of states; a few of them tell what it is.
+MAX_WRONG = 10
+# How many second crashes follow from one resumed state, and how many third ones from each of those.
+SECOND, THIRD = 12, 2
+
+Log = Sequence[Operation]
+
+
+@dataclass(slots=True)
+class Findings:
+    """What an exploration found. `states` are the identities of those that were run."""
+
+    states: set[bytes] = field(default_factory=set)
+    wrong: list[str] = field(default_factory=list)
+    hangs: int = 0
+
+
+class Enough(Exception):
+    """There are as many wrong results as anyone wants to read."""
+
+
+@dataclass(frozen=True, slots=True)
+class Crash:
+    """What a crash left, and how it came to it."""
+
+    machine: Machine
+    story: str
+
+
+class Explorer:
+    """Crashes one subject in many ways. With a `share` (i, n) it does its part of them only."""
+
+    def __init__(
+        self, subject: Subject, boots: Boots, *, share: tuple[int, int] = (0, 1), max_wrong: int = MAX_WRONG
+    ) -> None:
+        self.findings = Findings()
+        self._subject = subject
+        self._boots = boots
+        self._share = share
+        self._max_wrong = max_wrong
+        self._judge = Judge(subject)
+        self._known: set[bytes] = set()
+        fs = ModelFileSystem(subject.start)
+        subject.run(fs)
+        self._log: Log = fs.log
+
+    def kills(self) -> None:
+        """The process dies after each operation. What is not durable yet stays so while the next one works."""
+        for count, machine in moments(Machine(self._subject.start), self._log):
+            key = identity(machine.killed()) + identity(machine.durable())
+            if self._is_new(key) and key[0] % self._share[1] == self._share[0]:
+                self._try(Crash(machine, f"killed after {_place(self._log, count)}"), key)
+
+    def cuts(self, mixed: int, seed: int, *, run: bool = True) -> None:
+        """The power fails after each operation: all plain cases and `mixed` others. Or only take them for known."""
+        for count, machine in moments(Machine(self._subject.start), self._log):
+            points = machine.points()
+            for choice in choices(points, random.Random(f"{seed} {count}"), mixed):
+                disk = machine.cut(points, choice)
+                key = identity(disk)
+                if self._is_new(key) and run and key[0] % self._share[1] == self._share[0]:
+                    self._boots.add()
+                    self._try(Crash(Machine(disk), f"power cut after {_place(self._log, count)}, {choice}"), key)
+
+    def rows(self, count: int, seed: int) -> None:
+        """Two and three crashes in a row: some states are resumed, and each such run is crashed again and again."""
+        for number in range(count):
+            chance = random.Random(f"{seed} {self._share} {number}")
+            first = self._crash(Crash(Machine(self._subject.start), f"history {number}"), self._log, chance)
+            log = self._try(first, None)
+            for _ in range(SECOND if log else 0):
+                second = self._crash(first, log, chance)
+                key = identity(second.machine.killed())
+                if not self._is_new(key):
+                    continue
+                again = self._try(second, key)
+                for _ in range(THIRD if again else 0):
+                    third = self._crash(second, again, chance)
+                    key = identity(third.machine.killed())
+                    if self._is_new(key):
+                        self._try(third, key)
+
+    def _crash(self, before: Crash, log: Log, chance: random.Random) -> Crash:
+        """A kill or a power cut somewhere in a run that began with what another crash had left."""
+        count = chance.randint(0, len(log))
+        machine = before.machine.copy()
+        machine.run(log[:count])
+        if chance.random() < 0.3:
+            return Crash(machine, f"{before.story}, killed after {_place(log, count)}")
+        self._boots.add()
+        return Crash(Machine(random_cut(machine, chance)), f"{before.story}, power cut after {_place(log, count)}")
+
+    def _is_new(self, key: bytes) -> bool:
+        if key in self._known:
+            return False
+        self._known.add(key)
+        return True
+
+    def _try(self, crash: Crash, key: bytes | None) -> Log:
+        """Look at a state and resume it; gives what the resumed run did, or nothing if something was wrong."""
+        if key is not None:
+            self.findings.states.add(key)
+        try:
+            disk = crash.machine.killed()
+            self._judge.look(disk)
+            return self._judge.resume(crash.machine, disk)
+        except Wrong as wrong:
+            self.findings.wrong.append(f"{self._subject.name}: {crash.story}: {wrong}")
+        except Hang as hang:
+            self.findings.hangs += 1
+            self.findings.wrong.append(f"{self._subject.name}: {crash.story}: {hang}")
+        if len(self.findings.wrong) >= self._max_wrong:
+            raise Enough
+        return ()
+
+
+def _place(log: Log, count: int) -> str:
+    """Where in a run a crash was."""
+    return f"operation {count} of {len(log)} ({f'{log[count - 1].call} {log[count - 1].path}' if count else 'none'})"
+
+
+Exploration = Callable[[Explorer], None]
+
+
+def kills(kinds: Sequence[str] = tuple(KINDS), *, processes: int = 1) -> Row:
+    """Every operation of every kind of run is the last one of its process."""
+    return _row("kill, modelled", {kind: methodcaller("kills") for kind in kinds}, processes)
+
+
+def power_cuts(mixed: Mapping[str, int], seed: int = 0, *, processes: int = 1, thinned: int = 1) -> Row:
+    """The power fails after every operation; for each kind of run, all plain cases and so many mixed ones.
+
+    `thinned` runs only one in so many of the states.
+    """
+    explorations = {kind: methodcaller("cuts", n, seed) for kind, n in mixed.items()}
+    return _row("power cut, modelled", explorations, processes, thinned)
+
+
+def crashes_in_a_row(
+    histories: Mapping[str, int], seed: int = 0, *, mixed: Mapping[str, int] | None = None, processes: int = 1
+) -> Row:
+    """Two and three kills and power cuts; states that a single one leaves, too, are not among those counted."""
+    known = mixed or {}
+    explorations = {kind: partial(_in_a_row, n, known.get(kind, 0), seed) for kind, n in histories.items()}
+    return _row("two and three crashes in a row, modelled", explorations, processes)
+
+
+def _in_a_row(histories: int, mixed: int, seed: int, explorer: Explorer) -> None:
+    explorer.cuts(mixed, seed, run=False)
+    explorer.rows(histories, seed)
+
+
+def _row(fault: str, explorations: Mapping[str, Exploration], processes: int, thinned: int = 1) -> Row:
+    begin = time.monotonic()
+    shares = [(number, processes * thinned) for number in range(processes)]
+    work = [(kind, part, share) for kind, part in explorations.items() for share in shares]
+    if processes == 1:
+        parts = [explore(*item) for item in work]
+    else:
+        with multiprocessing.get_context("spawn").Pool(processes) as pool:
+            parts = pool.starmap(explore, work, chunksize=1)
+    states = {(kind, state) for (kind, _, _), part in zip(work, parts, strict=True) for state in part.states}
+    return Row(
+        fault=fault,
+        tried=len(states),
+        wrong=tuple(wrong for part in parts for wrong in part.wrong),
+        hangs=sum(part.hangs for part in parts),
+        seconds=time.monotonic() - begin,
+    )
+
+
+def explore(kind: str, exploration: Exploration, share: tuple[int, int] = (0, 1)) -> Findings:
+    """Make a subject and explore it, all in this process."""
+    with tempfile.TemporaryDirectory(prefix="tokenmill-lab-") as path, steady() as boots:
+        explorer = Explorer(make_subject(Path(path), kind), boots, share=share)
+        with contextlib.suppress(Enough):
+            exploration(explorer)
+        return explorer.findings
+
+
+FULL_CUTS = {
+    **{"plain": 2000, "splits": 4000, "scratch": 120, "budget": 2000},
+    **{"join": 4000, "repair": 2000, "remake": 2000},
+}
+FULL_HISTORIES = dict.fromkeys(KINDS, 150)
+EXPERIMENTS = [
+    ("modelled kills", partial(kills, processes=2)),
+    ("modelled power cuts", partial(power_cuts, FULL_CUTS, processes=2)),
+    ("modelled crashes in a row", partial(crashes_in_a_row, FULL_HISTORIES, mixed=FULL_CUTS, processes=2)),
+]
