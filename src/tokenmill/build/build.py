@@ -24,6 +24,7 @@ from tokenmill.build.progress import Progress, Tally, Watcher
 from tokenmill.build.receipt import NO_LIMIT, PIECES, RECEIPTS, REJECTS, Receipt, load_receipt
 from tokenmill.build.setup import Setup, make_work, set_up
 from tokenmill.build.task import Task, Work, make_task
+from tokenmill.build.waiting import leaving_a_note
 from tokenmill.errors import BuildError, DamagedPieceError, DiskFullError, Interrupted
 from tokenmill.manifest import Manifest
 from tokenmill.recipe import Recipe
@@ -67,7 +68,8 @@ def build(
             except DiskFullError:  # what does not fit there goes straight to the output
                 local = None
         state.enter(folder, setup, restart=restart)
-        return _build(setup, folder, local, workers, crew, progress), False
+        with leaving_a_note(folder):
+            return _build(setup, folder, local, workers, crew, progress), False
 
 
 def _build(

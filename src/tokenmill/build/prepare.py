@@ -39,6 +39,8 @@ def prepare(
     workers: int | None = None,
     scratch: str | os.PathLike[str] | None = None,
     restart: bool = False,
+    wait: bool = False,
+    timeout: float | None = None,
     watch: Watcher | None = None,
     **recipe: Any,
 ) -> Result:
@@ -47,28 +49,45 @@ def prepare(
     The other arguments are the fields of a recipe, as on the command line: `tokenizer`,
     `text_column`, `template`, `documents`, `eot`, `split`, `val_sources`, `max_tokens`, ...
     `watch` hears of progress, as dicts.
+
+    Every rank of a job may call it at the same time with `wait`: one of them builds, the others
+    wait for it, up to `timeout` seconds if that is given; they take over if it dies, and get its error if it fails.
     """
     begin = time.monotonic()
     if not output:
         raise RecipeError("no output is given", hint="add -o OUT")
+    if wait and restart:
+        raise RecipeError("each one who waits would start the build over", hint="start it over first, without waiting")
     path = os.path.abspath(output)
     count = resolve_workers(workers)
-    crew = Crew(count) if count > 1 and not os.path.exists(os.path.join(path, manifests.NAME)) else None
+    # Who only waits needs no workers; who builds in the end hires them then.
+    early = count > 1 and not wait and not os.path.exists(os.path.join(path, manifests.NAME))
+    crew = Crew(count) if early else None
+    folder = Folder(path)
     try:
         from tokenmill.build.build import build
+        from tokenmill.build.waiting import wait_for
         from tokenmill.recipe import make_recipe
 
         given = (sources,) if isinstance(sources, str) else tuple(sources)
         wanted = make_recipe({"sources": given, **recipe}, config=config)
-        found, already_complete = build(
-            wanted,
-            Folder(path),
-            workers=count,
-            crew=crew,
-            scratch=None if scratch is None else os.path.abspath(scratch),
-            restart=restart,
-            watch=watch,
-        )
+
+        def attempt() -> tuple[Manifest, bool]:
+            return build(
+                wanted,
+                folder,
+                workers=count,
+                crew=crew,
+                scratch=None if scratch is None else os.path.abspath(scratch),
+                restart=restart,
+                watch=watch,
+            )
+
+        def tell(message: str) -> None:
+            if watch is not None:
+                watch({"kind": "waiting", "message": message})
+
+        found, already_complete = wait_for(folder, attempt, timeout=timeout, tell=tell) if wait else attempt()
     finally:
         if crew is not None:
             crew.stop()

@@ -14,7 +14,7 @@ import typer
 
 from tokenmill import __version__
 from tokenmill.cli import show
-from tokenmill.cli.options import library_arguments, with_options
+from tokenmill.cli.options import OPTIONS, PREPARE_OPTIONS, library_arguments, with_options
 from tokenmill.errors import Interrupted, TokenmillError
 
 app = typer.Typer(
@@ -91,13 +91,13 @@ def _root(version: Annotated[bool, typer.Option("--version", help="print the ver
 
 
 @app.command(help=_PREPARE)
-@with_options
+@with_options(PREPARE_OPTIONS)
 def prepare(options: dict[str, Any]) -> int:
     from tokenmill.build.prepare import prepare
 
     quiet, progress = options["quiet"], not options["no_progress"]
     with show.Watcher(quiet=quiet, verbose=options["verbose"], progress=progress) as watcher:
-        result = prepare(watch=watcher, **library_arguments(options))
+        result = prepare(watch=watcher, wait=options["wait"], **library_arguments(options))
     if options["as_json"]:
         _print_json(show.result_record(result))
     elif not quiet:
@@ -106,7 +106,7 @@ def prepare(options: dict[str, Any]) -> int:
 
 
 @app.command(help=_PLAN)
-@with_options
+@with_options(OPTIONS)
 def plan(options: dict[str, Any]) -> int:
     from tokenmill.build.preview import plan
 

@@ -69,26 +69,33 @@ OPTIONS: dict[str, Any] = {
     "verbose": Annotated[_FLAG, _option("-v", "--verbose", help="tell of every unit; show tracebacks")],
     "no_progress": Annotated[_FLAG, _option("--no-progress", help="no bar and no progress lines")],
 }
-_FLAGS = ("restart", "as_json", "quiet", "verbose", "no_progress")
+PREPARE_OPTIONS = {
+    **OPTIONS,
+    "wait": Annotated[_FLAG, _option("--wait", help="if another process builds OUT, wait for it")],
+}
+_FLAGS = ("restart", "as_json", "quiet", "verbose", "no_progress", "wait")
 
 
-def with_options(command: Callable[[dict[str, Any]], int]) -> Callable[..., int]:
-    """A command that takes all of `OPTIONS`, and gets them as one dict."""
+def with_options(options: dict[str, Any]) -> Callable[[Callable[[dict[str, Any]], int]], Callable[..., int]]:
+    """A command that takes all of these options, and gets them as one dict."""
 
-    def wrapper(**given: Any) -> int:
-        return command(given)
+    def decorate(command: Callable[[dict[str, Any]], int]) -> Callable[..., int]:
+        def wrapper(**given: Any) -> int:
+            return command(given)
 
-    wrapper.__name__ = command.__name__
-    wrapper.__annotations__ = {**OPTIONS, "return": int}
-    wrapper.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # what inspect looks for first
-        [
-            inspect.Parameter(
-                name, inspect.Parameter.KEYWORD_ONLY, default=False if name in _FLAGS else None, annotation=kind
-            )
-            for name, kind in OPTIONS.items()
-        ]
-    )
-    return wrapper
+        wrapper.__name__ = command.__name__
+        wrapper.__annotations__ = {**options, "return": int}
+        wrapper.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # what inspect looks for first
+            [
+                inspect.Parameter(
+                    name, inspect.Parameter.KEYWORD_ONLY, default=False if name in _FLAGS else None, annotation=kind
+                )
+                for name, kind in options.items()
+            ]
+        )
+        return wrapper
+
+    return decorate
 
 
 def library_arguments(given: dict[str, Any]) -> dict[str, Any]:

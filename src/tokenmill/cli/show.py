@@ -60,7 +60,7 @@ class Watcher:
             unchecked = event["units"] - event["trusted"]
             checks = f"; {unchecked} are hashed again first, as the last run was cut off" if unchecked else ""
             self._say(f"going on: {event['units']} of {event['total_units']} units are done{checks}")
-        elif kind == "note":
+        elif kind in ("note", "waiting"):
             self._say(event["message"])
         elif kind == "parity":
             self._say(

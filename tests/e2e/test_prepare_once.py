@@ -1,0 +1,134 @@
+"""Many processes call prepare at the same time: one builds, the others wait."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import tokenmill
+from conftest import make_texts, tree, write_jsonl
+from tokenmill.build.waiting import NOTE
+from tokenmill.errors import BadDocumentError, LockedError, RecipeError
+from tokenmill.storage import Folder
+from tokenmill.storage.lock import locked
+
+RANK = """
+import sys, tokenmill
+print("ready", flush=True)
+sys.stdin.readline()
+try:
+    result = tokenmill.prepare(sys.argv[1], sys.argv[2], tokenizer="byte", unit_bytes=2000, workers=1, wait=True,
+                               on_bad=sys.argv[3], watch=lambda event: print(event["kind"], flush=True))
+    print("result", result.already_complete, result.manifest.fingerprint, flush=True)
+except tokenmill.TokenmillError as error:
+    print("error", type(error).__name__, error.message.replace("\\n", " "), flush=True)
+"""
+
+
+class Rank:
+    """A process that prepares when it is told to."""
+
+    def __init__(self, source: Path, output: Path, on_bad: str = "quarantine") -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", RANK, str(source), str(output), on_bad],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+        )  # fmt: skip
+        assert self.line() == "ready"
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().strip()
+
+    def go(self) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write("\n")
+        self.process.stdin.flush()
+
+    def until(self, *words: str) -> str:
+        """The first line that begins with one of these words."""
+        while line := self.line():
+            if line.startswith(words):
+                return line
+        return ""
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.communicate()
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    return write_jsonl(tmp_path / "a.jsonl", make_texts(400, words=30))
+
+
+def test_four_ranks_get_one_build(tmp_path: Path, source: Path) -> None:
+    ranks = [Rank(source, tmp_path / "out") for _ in range(4)]
+    for rank in ranks:
+        rank.go()
+    results = [rank.until("result", "error") for rank in ranks]
+    for rank in ranks:
+        rank.end()
+    assert len({line.split()[2] for line in results}) == 1
+    assert sorted(line.split()[1] for line in results) == ["False", "True", "True", "True"]
+    assert tokenmill.verify(tmp_path / "out").ok
+
+
+def test_a_rank_that_dies_is_replaced_by_one_that_waits(tmp_path: Path, source: Path) -> None:
+    tokenmill.prepare(str(source), tmp_path / "right", tokenizer="byte", unit_bytes=2000, workers=1)
+    first, *others = [Rank(source, tmp_path / "out") for _ in range(4)]
+    first.go()
+    assert first.until("start") == "start"
+    os.kill(first.process.pid, signal.SIGSTOP)
+    for rank in others:
+        rank.go()
+    first.end()
+    results = [rank.until("result", "error") for rank in others]
+    for rank in others:
+        rank.end()
+    assert sorted(line.split()[1] for line in results) == ["False", "True", "True"]
+    assert tree(tmp_path / "out") == tree(tmp_path / "right")
+
+
+def test_those_who_wait_get_the_error_of_the_one_who_builds(tmp_path: Path, source: Path) -> None:
+    with source.open("a") as file:
+        file.write("{not json\n")
+    builder, waiter = (Rank(source, tmp_path / "out", "fail") for _ in range(2))
+    builder.go()
+    assert builder.until("start") == "start"
+    os.kill(builder.process.pid, signal.SIGSTOP)
+    waiter.go()
+    assert waiter.until("result", "error", "waiting") == "waiting"
+    os.kill(builder.process.pid, signal.SIGCONT)
+    failed, told = builder.until("result", "error"), waiter.until("start", "result", "error")
+    for rank in (builder, waiter):
+        rank.end()
+    assert failed.startswith("error BadDocumentError")
+    assert told == failed
+
+
+def test_a_note_of_an_earlier_failure_stops_nobody(tmp_path: Path, source: Path) -> None:
+    good = source.read_text()
+    source.write_text(good + "{not json\n")
+    with pytest.raises(BadDocumentError):
+        tokenmill.prepare(str(source), tmp_path / "out", tokenizer="byte", workers=1, on_bad="fail")
+    assert Folder(str(tmp_path / "out")).exists(NOTE)
+    found = tokenmill.prepare(str(source), tmp_path / "out", tokenizer="byte", workers=1, wait=True)
+    assert found.manifest.quarantined == 1
+    assert not Folder(str(tmp_path / "out")).exists(NOTE)
+
+
+def test_waiting_has_an_end_if_one_is_given(tmp_path: Path, source: Path) -> None:
+    folder = Folder(str(tmp_path / "out"))
+    folder.make(".build")
+    with locked(folder), pytest.raises(LockedError, match=r"not finished within 0\.1 s"):
+        tokenmill.prepare(str(source), tmp_path / "out", tokenizer="byte", workers=1, wait=True, timeout=0.1)
+
+
+def test_waiting_and_starting_over_do_not_go_together(tmp_path: Path, source: Path) -> None:
+    with pytest.raises(RecipeError, match="start the build over"):
+        tokenmill.prepare(str(source), tmp_path / "out", wait=True, restart=True)
