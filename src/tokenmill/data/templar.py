@@ -23,7 +23,7 @@ class SampleReceipt(NamedTuple):
     """What stands for a set of samples, whatever their order."""
 
     digest: str
-    count: int
+    num_samples: int
 
 
 def num_samples(split: TokenSplit, seq_len: int) -> int:
