@@ -19,6 +19,7 @@ from tokenmill import manifest, records
 from tokenmill.errors import DatasetError
 from tokenmill.manifest import Manifest, Shard, SourceTotal, Split
 from tokenmill.storage import Digest, Folder
+from tokenmill.tokenizer.spec import resolve
 
 Body = dict[str, Any]
 OUT_OF_RANGE = [-1, -2, -(1 << 63), 1 << 62, 1 << 63, 1 << 200, 10**1000]
@@ -45,7 +46,7 @@ def example() -> Manifest:
         format=1,
         fingerprint="f" * 64,
         identity={"eot": "append", "split": {"val": 0.3}, "seed": 0, "max_tokens": None},
-        tokenizer={"name": "byte", "file": None, "vocab_size": 257},
+        tokenizer=resolve("byte").describe(),
         parity={"reference": "python", "documents": 3},
         dtype="uint16",
         splits={
@@ -211,6 +212,16 @@ def test_a_split_with_a_name_that_is_not_plain_is_refused(name: str) -> None:
 @pytest.mark.parametrize("name", ["../secret", "/etc/passwd", 7])
 def test_a_tokenizer_file_that_is_no_file_of_the_dataset_is_refused(name: Any) -> None:
     assert_refused(sealed_after(lambda body: body["tokenizer"].update(file=name)))
+
+
+@pytest.mark.parametrize("field", ["name", "kind", "scheme", "file", "fingerprint", "vocab_size", "eot_id", "engine"])
+def test_a_tokenizer_that_is_not_described_in_full_is_refused(field: str) -> None:
+    assert_refused(sealed_after(lambda body: body["tokenizer"].pop(field)))
+    assert_refused(sealed_after(lambda body: body["tokenizer"].update({field: [1]})))
+
+
+def test_a_kind_of_tokenizer_that_is_not_known_is_refused() -> None:
+    assert_refused(sealed_after(lambda body: body["tokenizer"].update(kind="pickle")), "unknown kind of tokenizer")
 
 
 @pytest.mark.parametrize("name", ["train/00000", "train/00001"])

@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenmill import records
-from tokenmill.planning import Extent, Plan, Source, default_unit_bytes, differences, make_plan
+from tokenmill.errors import DatasetError
+from tokenmill.planning import Extent, Plan, Source, check_plan, default_unit_bytes, differences, make_plan
 
 PROPERTY = settings(max_examples=100, deadline=None, database=None)
 
@@ -181,6 +182,32 @@ def test_a_plan_can_be_sealed_and_read_back() -> None:
     back = records.unseal(Plan, records.seal(plan), where="plan")
     assert back == plan
     assert back.fingerprint == plan.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"format": 2}, "format 2, this tokenmill reads 1"),
+        ({"target_tokens": 0}, "0 tokens a shard"),
+        ({"identity": {"max_tokens": "many"}}, "a budget of 'many' tokens"),
+        ({"identity": {"max_tokens": -1}}, "a budget of -1 tokens"),
+    ],
+)
+def test_a_plan_with_values_that_no_plan_has_is_refused(change: dict[str, Any], says: str) -> None:
+    plan = planned(*texts(1000, 20, 30))
+    check_plan(plan, where="plan")
+    with pytest.raises(DatasetError, match=f"plan: {says}"):
+        check_plan(replace(plan, **change), where="plan")
+
+
+@pytest.mark.parametrize(
+    "change", [{"index": 7}, {"source": 9}, {"source": -1}, {"num_sources": 0}, {"num_sources": 9}, {"start": -1}]
+)
+def test_a_plan_with_a_unit_that_cannot_be_is_refused(change: dict[str, int]) -> None:
+    plan = planned(*texts(1000, 20, 30))
+    units = (replace(plan.units[0], **change), *plan.units[1:])
+    with pytest.raises(DatasetError, match="plan: "):
+        check_plan(replace(plan, units=units), where="plan")
 
 
 def test_equal_plans_do_not_differ() -> None:

@@ -13,7 +13,9 @@ import pytest
 
 import tokenmill
 from tokenmill import manifest as manifests
-from tokenmill.errors import DatasetError
+from tokenmill import records
+from tokenmill.build import state
+from tokenmill.errors import DatasetError, TokenmillError
 from tokenmill.storage import Folder
 from tokenmill.verifying import Report
 
@@ -273,3 +275,18 @@ def test_a_damaged_manifest_is_an_error_that_says_what_to_do(dataset: Path, has_
     with pytest.raises(DatasetError, match=r"dataset\.json") as caught:
         tokenmill.verify(dataset, workers=1)
     assert says in caught.value.hint
+
+
+def test_a_plan_of_a_stranger_is_a_typed_error_for_the_check_of_the_sources(dataset: Path) -> None:
+    plan = state.load_plan(Folder(str(dataset)))
+    sources = tuple(replace(source, text={"column": "nope"}, kind="parquet") for source in plan.sources)
+    (dataset / state.PLAN).write_bytes(records.seal(replace(plan, sources=sources)))
+    with pytest.raises(TokenmillError):
+        tokenmill.verify(dataset, source="all", workers=1)
+
+
+def test_a_split_that_the_receipts_do_not_know_is_a_problem(dataset: Path) -> None:
+    job = state.load_job(Folder(str(dataset)))
+    other = replace(job.work, split={"test": 0.9}, split_names=("train", "test"))
+    (dataset / state.JOB).write_bytes(records.seal(replace(job, work=other)))
+    assert not tokenmill.verify(dataset, source="all", workers=1).ok

@@ -13,6 +13,7 @@ from typing import Any
 from tokenmill import records
 from tokenmill.errors import DatasetError
 from tokenmill.storage import Digest, Folder
+from tokenmill.typed import convert
 
 NAME = "dataset.json"
 FORMAT = 1
@@ -117,7 +118,7 @@ def _check_names(manifest: Manifest, where: str) -> None:
     num_shards = sum(len(split.shards) for split in manifest.splits.values())
     if len(manifest.all_files()) != 2 * num_shards + len(manifest.files):
         raise DatasetError(f"{where}: a file stands twice", hint=_HINT)
-    check_tokenizer_file(manifest.tokenizer.get("file"), where=where)
+    check_tokenizer(manifest.tokenizer, where=where)
 
 
 def _check_sums(manifest: Manifest, where: str) -> None:
@@ -170,9 +171,27 @@ def check_split_name(name: str, *, where: str) -> None:
         raise DatasetError(f"{where}: {name!r} is no name for a split", hint=_HINT)
 
 
-def check_tokenizer_file(name: object, *, where: str) -> None:
-    if name is not None and name not in TOKENIZER_FILES:
-        raise DatasetError(f"{where}: {name!r} is no name for a tokenizer", hint=_HINT)
+def check_tokenizer(description: dict[str, Any], *, where: str) -> None:
+    """Refuse a tokenizer that is not described as ours are."""
+    found = convert(_Tokenizer, description, where=f"{where}.tokenizer")
+    if found.file is not None and found.file not in TOKENIZER_FILES:
+        raise DatasetError(f"{where}: {found.file!r} is no name for a tokenizer", hint=_HINT)
+    if found.kind not in ("byte", "char", "hf", "tiktoken"):
+        raise DatasetError(f"{where}: unknown kind of tokenizer {found.kind!r}", hint=_HINT)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tokenizer:
+    """What `TokenizerSpec.describe` writes down."""
+
+    name: str
+    kind: str
+    scheme: str
+    file: str | None
+    fingerprint: str
+    vocab_size: int
+    eot_id: int | None
+    engine: str
 
 
 _HINT = "the manifest is damaged or was not written by tokenmill"

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenmill import records
+from tokenmill.errors import DatasetError
 
 FORMAT = 1
 MIN_UNIT_BYTES = 32_000_000
@@ -183,6 +184,24 @@ def _draw(slices: list[dict[str, int]], *, sample: float, seed: int) -> list[dic
     """A seeded choice of whole units, in order: what is not drawn is not even read."""
     wanted = max(1, round(sample * len(slices)))
     return [slices[i] for i in sorted(random.Random(seed).sample(range(len(slices)), wanted))]
+
+
+def check_plan(plan: Plan, *, where: str) -> None:
+    """Refuse a plan that was read and cannot be one: units out of order, or of sources that are not there."""
+    max_tokens = plan.identity.get("max_tokens")
+    right = {
+        f"format {plan.format}, this tokenmill reads {FORMAT}": plan.format == FORMAT,
+        f"{plan.target_tokens} tokens a shard": plan.target_tokens > 0,
+        f"a budget of {max_tokens!r} tokens": max_tokens is None or (type(max_tokens) is int and max_tokens > 0),
+        "its units are not numbered in order": [unit.index for unit in plan.units] == list(range(len(plan.units))),
+        "a unit of sources that are not there": all(
+            0 <= unit.source < unit.source + unit.num_sources <= len(plan.sources) and unit.start >= 0
+            for unit in plan.units
+        ),
+    }
+    for what, holds in right.items():
+        if not holds:
+            raise DatasetError(f"{where}: {what}", hint="the plan is damaged or was not written by this tokenmill")
 
 
 def differences(old: Plan, new: Plan) -> list[str]:

@@ -22,7 +22,7 @@ from tokenmill.build.crew import resolve_workers
 from tokenmill.build.receipt import PIECES, RECEIPTS, REJECTS, Receipt
 from tokenmill.build.redo import dataset_receipts, load_receipts, reopen, task_of
 from tokenmill.build.unit import run_unit
-from tokenmill.errors import DatasetError, StorageError
+from tokenmill.errors import BuildError, DatasetError, StorageError, TokenmillError
 from tokenmill.manifest import Manifest, Shard
 from tokenmill.shards.reader import check_index, check_structure
 from tokenmill.storage import Digest, Folder
@@ -187,9 +187,15 @@ def _check_sources(
             fresh = Folder(path)
             for name in (PIECES, RECEIPTS, REJECTS):
                 fresh.make(name)
-            again = run_unit(fresh, job.work, task_of(plan, receipt), lambda: engine, lambda *_: None)
+            try:
+                again = run_unit(fresh, job.work, task_of(plan, receipt), lambda: engine, lambda *_: None)
+            except TokenmillError:
+                raise
+            except Exception as error:  # a plan or a job that was not written by us may ask for anything
+                said = f"{where} cannot be done again: {type(error).__name__}: {error}"
+                raise BuildError(said, hint="check the sources and .build") from None
             for split in sorted(again.pieces.keys() | receipt.pieces.keys()):
-                shard, offset = places.get((receipt.unit, split), (split, 0))
+                shard, offset = places.get((receipt.unit, split), (f"{split}/", 0))
                 piece = again.pieces.get(split)
                 if piece is None or not _same(folder, f"{shard}.bin", offset, fresh, f"{piece.name}.bin"):
                     problems.append(Problem(f"{shard}.bin", f"its tokens are not those of {where}"))
@@ -212,7 +218,9 @@ def _places(receipts: list[Receipt], target: int) -> dict[tuple[int, str], tuple
 
 
 def _same(folder: Folder, shard: str, offset: int, fresh: Folder, piece: str) -> bool:
-    """Whether a piece stands in a shard at this byte. The shard has its right size, as was checked."""
+    """Whether a piece stands in a shard at this byte; receipts that do not fit the manifest may speak of no shard."""
+    if folder.stat(shard) is None:
+        return False
     with open(folder.at(shard), "rb") as ours, open(fresh.at(piece), "rb") as theirs:
         ours.seek(offset)
         while block := theirs.read(1 << 20):

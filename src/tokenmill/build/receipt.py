@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -10,13 +11,14 @@ import numpy.typing as npt
 
 from tokenmill import records
 from tokenmill.errors import BuildError, DatasetError
-from tokenmill.manifest import Shard, SourceTotal, check_name
+from tokenmill.manifest import Shard, SourceTotal, check_split_name
 from tokenmill.storage import Digest, Folder
 
 PIECES = ".build/pieces"
 RECEIPTS = ".build/receipts"
 REJECTS = ".build/rejects"
 NO_LIMIT = -1
+_SUM = re.compile(r"[0-9a-f]{32}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +84,29 @@ def check_books(receipt: Receipt) -> None:
         )
 
 
+def read_receipt(folder: Folder, name: str) -> Receipt:
+    """A receipt that is sealed, balances and speaks of its own files only; else `DatasetError` or `BuildError`."""
+    receipt = records.unseal(Receipt, folder.read(name, max_bytes=1 << 26), where=name)
+    own = unit_name(receipt.unit, receipt.token_limit)
+    for split in receipt.pieces:
+        check_split_name(split, where=name)
+    counts = [receipt.unit, receipt.documents_read, *receipt.dropped.values()]
+    counts += [count for piece in receipt.pieces.values() for count in (piece.tokens, piece.documents)]
+    sums = [receipt.read_sum, *(source.text_sum for source in receipt.sources)]
+    right = {
+        "a count is negative": min(counts) >= 0,
+        "a sum is no sum": all(_SUM.fullmatch(text) for text in sums),
+        "a file of another unit": receipt.provenance in receipt.files
+        and receipt.files.keys() <= {receipt.provenance, f"{REJECTS}/{own}.jsonl"}
+        and all(piece.name == f"{PIECES}/{own}.{split}" for split, piece in receipt.pieces.items()),
+    }
+    for what, holds in right.items():
+        if not holds:
+            raise DatasetError(f"{name}: {what}", hint="the receipt is damaged or was not written by tokenmill")
+    check_books(receipt)
+    return receipt
+
+
 def load_receipt(folder: Folder, unit: int, token_limit: int, fingerprint: str, *, rehash: bool) -> Receipt | None:
     """The receipt of a unit if it and its files can be trusted.
 
@@ -91,10 +116,9 @@ def load_receipt(folder: Folder, unit: int, token_limit: int, fingerprint: str, 
     if not folder.exists(name):
         return None
     try:
-        receipt = records.unseal(Receipt, folder.read(name, max_bytes=1 << 26), where=name)
+        receipt = read_receipt(folder, name)
         if (receipt.unit, receipt.token_limit, receipt.fingerprint) != (unit, token_limit, fingerprint):
             raise DatasetError(f"{name} belongs to another unit or another plan")
-        check_books(receipt)
     except (DatasetError, BuildError):
         folder.quarantine(name)
         return None
@@ -110,7 +134,6 @@ def load_receipt(folder: Folder, unit: int, token_limit: int, fingerprint: str, 
 
 def _damaged(folder: Folder, receipt: Receipt, *, rehash: bool) -> Iterator[str]:
     for name, digest in receipt.all_files().items():
-        check_name(name, where=receipt_name(receipt.unit, receipt.token_limit))
         found = folder.stat(name)
         there = found is not None and found.is_file and found.size == digest.bytes
         if not there or (rehash and folder.digest(name) != digest):

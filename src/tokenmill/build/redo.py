@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from tokenmill import records
 from tokenmill.build import state
 from tokenmill.build.budget import Budget
 from tokenmill.build.executor import Executor
-from tokenmill.build.receipt import NO_LIMIT, RECEIPTS, Receipt, receipt_name
+from tokenmill.build.receipt import NO_LIMIT, RECEIPTS, Receipt, read_receipt, receipt_name
 from tokenmill.build.task import Task, make_task
 from tokenmill.errors import BuildError, DatasetError
 from tokenmill.planning import Plan
@@ -44,8 +43,8 @@ def load_receipts(folder: Folder, plan: Plan) -> Receipts:
     for name in folder.names(RECEIPTS):
         path = f"{RECEIPTS}/{name}"
         try:
-            receipt = records.unseal(Receipt, folder.read(path), where=path)
-        except DatasetError:
+            receipt = read_receipt(folder, path)
+        except (DatasetError, BuildError):
             continue
         key = (receipt.unit, receipt.token_limit)
         if receipt.fingerprint == plan.fingerprint and path == receipt_name(*key):

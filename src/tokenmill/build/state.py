@@ -22,7 +22,7 @@ from tokenmill.build.setup import Setup
 from tokenmill.build.task import Work
 from tokenmill.errors import DatasetError, LockedError, OutputError, SourceChangedError, StorageError
 from tokenmill.manifest import Manifest
-from tokenmill.planning import Plan, Source, differences
+from tokenmill.planning import Plan, Source, check_plan, differences
 from tokenmill.shards.reader import check_structure
 from tokenmill.storage import Digest, Folder
 from tokenmill.storage.folder import TEMP_SUFFIX, is_temp
@@ -159,7 +159,9 @@ def start_over(folder: Folder) -> None:
 
 
 def load_plan(folder: Folder) -> Plan:
-    return records.unseal(Plan, folder.read(PLAN), where=folder.at(PLAN))
+    plan = records.unseal(Plan, folder.read(PLAN), where=folder.at(PLAN))
+    check_plan(plan, where=folder.at(PLAN))
+    return plan
 
 
 def save_job(folder: Folder, job: Job) -> None:
@@ -171,7 +173,7 @@ def load_job(folder: Folder) -> Job:
     job = records.unseal(Job, folder.read(JOB), where=folder.at(JOB))
     for name in job.work.split_names:
         manifests.check_split_name(name, where=JOB)
-    manifests.check_tokenizer_file(job.tokenizer.get("file"), where=JOB)
+    manifests.check_tokenizer(job.tokenizer, where=JOB)
     return replace(job, work=replace(job.work, scratch=None))
 
 
