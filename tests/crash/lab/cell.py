@@ -58,12 +58,16 @@ def explore(
     cells: int = 1,
     patience: float = 60.0,
     memory: int | None = None,
+    is_quiet: bool = False,
 ) -> Findings:
-    """Try points 0 to `points` in `cells` processes. `patience` is how long one point may take."""
+    """Try points 0 to `points` in `cells` processes. `patience` is how long one point may take.
+
+    Cells that are quiet keep to themselves what libraries print while they break.
+    """
     found = Findings()
     share = -(-points // cells)
     begun = [
-        _Cell(setting, arguments, range(first, min(first + share, points)), patience, memory)
+        _Cell(setting, arguments, range(first, min(first + share, points)), patience, (memory, is_quiet))
         for first in range(0, points, share)
     ]
     try:
@@ -82,10 +86,15 @@ class _Cell:
     """The points of one process, and of those that take its place."""
 
     def __init__(
-        self, setting: Setting, arguments: tuple[Any, ...], numbers: range, patience: float, memory: int | None
+        self,
+        setting: Setting,
+        arguments: tuple[Any, ...],
+        numbers: range,
+        patience: float,
+        limits: tuple[int | None, bool],
     ) -> None:
         self._setting, self._arguments, self._left = setting, arguments, numbers
-        self._patience, self._memory = patience, memory
+        self._patience, self._limits = patience, limits
         self.found = Findings()
         self._process: Any = None
         self._at: Any = None
@@ -132,7 +141,7 @@ class _Cell:
         self.link, theirs = _SPAWN.Pipe(duplex=False)
         self._at = _SPAWN.Value("q", -1, lock=False)
         self._process = _SPAWN.Process(
-            target=_serve, args=(theirs, self._at, self._setting, self._arguments, self._left, self._memory)
+            target=_serve, args=(theirs, self._at, self._setting, self._arguments, self._left, self._limits)
         )
         self._process.start()
         theirs.close()
@@ -166,8 +175,11 @@ def _serve(
     setting: Setting,
     arguments: tuple[Any, ...],
     numbers: range,
-    memory: int | None,
+    limits: tuple[int | None, bool],
 ) -> None:
+    memory, is_quiet = limits
+    if is_quiet:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
     if memory is not None:
         resource.setrlimit(resource.RLIMIT_AS, (memory, memory))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
