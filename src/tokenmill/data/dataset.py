@@ -6,6 +6,7 @@ import bisect
 import os
 from collections.abc import Iterator
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -56,6 +57,10 @@ class TokenSplit:
         self._document_ends = list(accumulate(shard.documents for shard in shards))
         self._maps: dict[int, tuple[Tokens, Starts]] = {}
         self._bytes: dict[int, memoryview] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Other processes map the files themselves."""
+        return {**self.__dict__, "_maps": {}, "_bytes": {}}
 
     @property
     def num_tokens(self) -> int:
