@@ -1,0 +1,95 @@
+"""The loader for jax: a data source for Grain, and an iterator that gives every host its part.
+
+    DataSource   samples by their number, as Grain's loaders and datasets want them
+    DataLoader   batches for this process; with a sharding, arrays that span all processes
+
+This is the only module that imports jax. `DataSource` does without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, SupportsIndex
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.data import loader as loaders
+from tokenmill.data.stream import Batch
+from tokenmill.errors import RecipeError
+
+# jax keeps 32 bits unless it is told otherwise.
+DTYPE = np.int32
+
+
+class DataSource:
+    """A random-access data source: `len(source)`, and `source[i]` is a dict of arrays, each of one sample.
+
+    Grain decides on order and sharing; it writes `repr(source)` into its checkpoints, so that names the data.
+    """
+
+    def __init__(self, dataset: Any, seq_len: int, *, dtype: npt.DTypeLike | None = DTYPE, **options: Any) -> None:
+        if "cu_seqlens" in options.get("fields", ()):
+            raise RecipeError("cu_seqlens is a field of whole batches", hint="use DataLoader")
+        options = {"order": "sequential", "dtype": dtype, **options}
+        self._stream = loaders.DataLoader(dataset, seq_len, batch_size=1, **options).stream
+
+    def __len__(self) -> int:
+        return self._stream.num_samples
+
+    def __getitem__(self, index: SupportsIndex) -> Batch:
+        place, count = index.__index__(), len(self)
+        if not -count <= place < count:
+            raise IndexError(f"sample {place} of {count}")
+        batch = self._stream.batch(self._stream.locate(np.array([place % count])))
+        return {name: rows[0] for name, rows in batch.items()}
+
+    def __repr__(self) -> str:
+        return f"DataSource({self._stream.identity})"
+
+
+class DataLoader(loaders.DataLoader):
+    """`tokenmill.DataLoader` for this process of jax: `batch_size` samples of each step are its own.
+
+    Batches are arrays of numpy. With `sharding`, they are jax's own, of all processes' samples:
+    the batch is `batch_size * process_count` rows there, laid out as the sharding says.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        seq_len: int,
+        batch_size: int,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        dtype: npt.DTypeLike | None = DTYPE,
+        sharding: Any = None,
+        **options: Any,
+    ) -> None:
+        import jax
+
+        if sharding is not None and "cu_seqlens" in options.get("fields", ()):
+            raise RecipeError("cu_seqlens has no rows to shard", hint="leave the field or the sharding out")
+        super().__init__(
+            dataset,
+            seq_len,
+            batch_size,
+            rank=jax.process_index() if rank is None else rank,
+            world_size=jax.process_count() if world_size is None else world_size,
+            dtype=dtype,
+            **options,
+        )
+        self._sharding = sharding
+
+    def __iter__(self) -> Iterator[Any]:
+        import jax
+
+        for batch in super().__iter__():
+            if self._sharding is None:
+                yield batch
+            else:
+                yield {
+                    name: jax.make_array_from_process_local_data(self._sharding, np.ascontiguousarray(rows))
+                    for name, rows in batch.items()
+                }

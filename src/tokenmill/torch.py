@@ -1,0 +1,231 @@
+"""The loader for torch: the same stream as tensors, alone or inside torch's own DataLoader.
+
+    DataLoader        batches for this rank; prefetched, with a state. What a training loop wants
+    IterableDataset   the same batches through the worker processes of torch.utils.data.DataLoader
+    Dataset           samples by their number, for torch's samplers
+    make_get_batch    nanoGPT's get_batch(split)
+    DataModule        the methods that Lightning calls, without Lightning
+
+This is the only module that imports torch.
+"""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import os
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import data as torch_data
+
+from tokenmill.data import dataset as datasets
+from tokenmill.data import loader as loaders
+from tokenmill.data.stream import Batch
+from tokenmill.errors import RecipeError
+
+Tensors = dict[str, torch.Tensor]
+
+
+def find_rank() -> tuple[int, int]:
+    """Rank and world size: of torch.distributed if it runs, else of RANK and WORLD_SIZE, else 0 of 1."""
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    given = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE")}
+    if given["RANK"] is None and given["WORLD_SIZE"] is None:
+        return 0, 1
+    try:
+        return int(given["RANK"] or ""), int(given["WORLD_SIZE"] or "")
+    except ValueError:
+        raise RecipeError(
+            f"the environment has RANK={given['RANK']!r} and WORLD_SIZE={given['WORLD_SIZE']!r}",
+            hint="set both to numbers, or unset both, or give rank and world_size to the loader",
+        ) from None
+
+
+class DataLoader(loaders.DataLoader):
+    """`tokenmill.DataLoader` with tensors. Rank and world size are found where they are not given.
+
+    Tensors share the memory of the arrays. Where there is a GPU, `pin_memory` copies them into
+    pinned memory, in the thread that prefetches, so that `.to(device, non_blocking=True)` does not wait.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        seq_len: int,
+        batch_size: int,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        pin_memory: bool = True,
+        **options: Any,
+    ) -> None:
+        found = find_rank() if rank is None or world_size is None else (rank, world_size)
+        super().__init__(
+            dataset,
+            seq_len,
+            batch_size,
+            rank=found[0] if rank is None else rank,
+            world_size=found[1] if world_size is None else world_size,
+            **options,
+        )
+        self._pin = pin_memory and torch.cuda.is_available()
+
+    def _batches(self, seen: int) -> Iterator[tuple[int, Batch]]:
+        for total, batch in super()._batches(seen):
+            tensors = as_tensors(batch)
+            yield total, {name: tensor.pin_memory() for name, tensor in tensors.items()} if self._pin else tensors
+
+
+class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]  # torch is not type-checked here
+    """Whole batches, for `torch.utils.data.DataLoader(..., batch_size=None, num_workers=W)`.
+
+    Worker w of W makes steps w, w + W, w + 2 W and so on. torch hands out one batch of each worker
+    in turn, so what comes out is the stream of `DataLoader`, in its order, for any W.
+
+    Every iteration begins at the same place: the start, or where `load_state_dict` put it. Workers
+    are copies that tell nobody how far they are, so the trainer says how many batches it took:
+    `state_dict(steps)`. That state fits any number of workers and ranks, and `DataLoader` as well.
+    """
+
+    def __init__(self, dataset: Any, seq_len: int, batch_size: int, **options: Any) -> None:
+        # torch's workers run ahead by themselves.
+        self._loader = DataLoader(dataset, seq_len, batch_size, **{"prefetch": 0, "pin_memory": False, **options})
+
+    def __iter__(self) -> Iterator[Tensors]:
+        info = torch_data.get_worker_info()
+        worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
+        # A step of W workers on R ranks is one of W * R ranks: the first R blocks are the first worker's.
+        share = copy.copy(self._loader)
+        share.rank += worker * share.world_size
+        share.world_size *= workers
+        share.drop_last = False
+        return itertools.islice(share, self._num_batches(worker, workers))
+
+    def _num_batches(self, worker: int, workers: int) -> int | None:
+        """How many batches a worker makes; None is all that there are."""
+        loader = self._loader
+        if loader.epochs is None or not loader.drop_last:
+            return None
+        left = max(0, loader.epochs * loader.num_samples - loader.samples_seen)
+        steps = left // (loader.batch_size * loader.world_size)
+        return len(range(worker, steps, workers))
+
+    def state_dict(self, steps: int) -> dict[str, Any]:
+        """The state after so many batches of one iteration."""
+        loader = self._loader
+        last = float("inf") if loader.epochs is None else loader.epochs * loader.num_samples
+        seen = loader.samples_seen + steps * loader.batch_size * loader.world_size
+        return {**loader.state_dict(), "samples_seen": int(min(seen, max(last, loader.samples_seen)))}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let iterations begin there. Call it before workers start."""
+        self._loader.load_state_dict(state)
+
+
+class Dataset(torch_data.Dataset):  # type: ignore[misc]  # torch is not type-checked here
+    """Samples by their number, as dicts of tensors: `dataset[i]["input_ids"]`. Order and ranks are the sampler's."""
+
+    def __init__(self, dataset: Any, seq_len: int, **options: Any) -> None:
+        if "cu_seqlens" in options.get("fields", ()):
+            raise RecipeError("cu_seqlens is a field of whole batches", hint="use DataLoader or IterableDataset")
+        options = {"order": "sequential", **options}
+        self._stream = loaders.DataLoader(dataset, seq_len, batch_size=1, **options).stream
+
+    def __len__(self) -> int:
+        return self._stream.num_samples
+
+    def __getitem__(self, index: int) -> Tensors:
+        return self.__getitems__([index])[0]
+
+    def __getitems__(self, indices: Sequence[int]) -> list[Tensors]:
+        """Several at once: what torch asks for if it can, and quicker than one by one."""
+        count = len(self)
+        places = np.asarray(indices, np.int64)
+        if len(places) and not -count <= places.min() <= places.max() < count:
+            raise IndexError(f"samples {places.min()} to {places.max()} of {count}")
+        batch = as_tensors(self._stream.batch(self._stream.locate(places % count)))
+        return [{name: rows[row] for name, rows in batch.items()} for row in range(len(places))]
+
+
+def make_get_batch(
+    dataset: Any, seq_len: int, batch_size: int, *, device: str | torch.device = "cpu", seed: int = 0, **options: Any
+) -> Callable[[str], tuple[torch.Tensor, torch.Tensor]]:
+    """nanoGPT's `get_batch(split)`: inputs and targets of random windows, int64, on the device.
+
+    The same seed gives the same windows. Ranks get different ones.
+    """
+    opened = datasets.open(dataset) if isinstance(dataset, str | os.PathLike) else dataset
+    batches: dict[str, Iterator[Any]] = {}
+
+    def get_batch(split: str) -> tuple[torch.Tensor, torch.Tensor]:
+        if split not in batches:
+            options_of_split = {"order": "random", "seed": seed, "split": split, **options}
+            batches[split] = iter(DataLoader(opened, seq_len, batch_size, **options_of_split))
+        batch = next(batches[split])
+        x, y = (batch[name].to(device, non_blocking=True) for name in ("input_ids", "labels"))
+        return x, y
+
+    return get_batch
+
+
+class DataModule:
+    """What Lightning calls of a data module. Derive from this and `LightningDataModule`, or use it as it is.
+
+    The state is that of the training stream, counted in batches handed out. Validation runs over its
+    split once, in its own order, from the start each time.
+    """
+
+    def __init__(
+        self, dataset: Any, seq_len: int, batch_size: int, *, val_split: str | None = "val", **options: Any
+    ) -> None:
+        super().__init__()
+        self._arguments = (dataset, seq_len, batch_size)
+        self._val_split = val_split
+        self._options = options
+        self._train: DataLoader | None = None
+        self._state: dict[str, Any] | None = None
+
+    def prepare_data(self) -> None:
+        """Nothing to do: the dataset is prepared."""
+
+    def setup(self, stage: str | None = None) -> None:
+        """Open the training stream; rank and world size are known by now."""
+        if self._train is None:
+            self._train = DataLoader(*self._arguments, **self._options)
+            if self._state is not None:
+                self._train.load_state_dict(self._state)
+
+    def train_dataloader(self) -> DataLoader:
+        self.setup()
+        assert self._train is not None
+        return self._train
+
+    def val_dataloader(self) -> IterableDataset | list[Any]:
+        if self._val_split is None:
+            return []
+        options = {
+            **{name: value for name, value in self._options.items() if name not in ("order", "seed")},
+            **{"split": self._val_split, "order": "sequential", "epochs": 1},
+        }
+        # A rank without a last batch would keep the others waiting.
+        world_size = self._options.get("world_size") or find_rank()[1]
+        return IterableDataset(*self._arguments, **{**options, "drop_last": world_size > 1})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the training stream stands."""
+        return self.train_dataloader().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Before or after `setup`: Lightning has done both."""
+        self._state = state_dict
+        if self._train is not None:
+            self._train.load_state_dict(state_dict)
+
+
+def as_tensors(batch: Batch) -> Tensors:
+    """The same memory, as tensors."""
+    return {name: torch.from_numpy(array) for name, array in batch.items()}

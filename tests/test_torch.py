@@ -1,0 +1,270 @@
+"""The stream through torch: the same samples, in the same order, whoever fetches them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils import data as torch_data
+
+import tokenmill
+import tokenmill.torch as adapters
+from conftest import make_texts, write_jsonl
+from tokenmill.data.dataset import Dataset
+from tokenmill.errors import RecipeError, StateError
+
+FIELDS = ("sample_index",)
+# torch warns of more workers than cores, which is what these tests want.
+FEW_CORES = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    path = tmp_path_factory.mktemp("torch")
+    write_jsonl(path / "a.jsonl", make_texts(120, seed=3, words=20))
+    tokenmill.prepare(
+        str(path / "a.jsonl"), path / "out", tokenizer="byte", unit_bytes=1500, split={"val": 0.2}, workers=1
+    )
+    return tokenmill.open(path / "out")
+
+
+@pytest.fixture(autouse=True)
+def no_ranks_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+
+
+def plain(batch: dict[str, Any]) -> dict[str, list[Any]]:
+    return {name: value.tolist() for name, value in batch.items()}
+
+
+def take(batches: Iterator[Any] | Any, steps: int | None = None) -> list[dict[str, list[Any]]]:
+    return [plain(batch) for batch in itertools.islice(batches, steps)]
+
+
+def samples(batches: list[dict[str, list[Any]]]) -> list[int]:
+    return [index for batch in batches for index in batch["sample_index"]]
+
+
+def test_tensors_hold_what_the_arrays_hold_in_the_same_memory(dataset: Dataset) -> None:
+    options: dict[str, Any] = {"fields": ("positions", "document_ids", "cu_seqlens", "sample_index")}
+    arrays = take(tokenmill.DataLoader(dataset, 32, 4, mask_borders=True, **options), 20)
+    assert take(adapters.DataLoader(dataset, 32, 4, mask_borders=True, **options), 20) == arrays
+    batch = next(iter(adapters.DataLoader(dataset, 32, 4)))
+    assert batch["input_ids"].dtype == batch["labels"].dtype == torch.int64
+    # One array of rows is behind both: nothing was copied.
+    assert batch["labels"].data_ptr() - batch["input_ids"].data_ptr() == 8
+    assert next(iter(adapters.DataLoader(dataset, 32, 4, dtype=None)))["input_ids"].dtype == torch.uint16
+
+
+def test_a_state_goes_back_and_forth_between_numpy_and_torch(dataset: Dataset) -> None:
+    whole = take(tokenmill.DataLoader(dataset, 32, 4, fields=FIELDS), 9)
+    first = adapters.DataLoader(dataset, 32, 4, fields=FIELDS)
+    begun = take(first, 5)
+    second = tokenmill.DataLoader(dataset, 32, 2, fields=FIELDS)
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    assert samples(begun) + samples(take(second, 8)) == samples(whole)
+    with pytest.raises(StateError, match="seed"):
+        adapters.DataLoader(dataset, 32, 4, seed=1).load_state_dict(first.state_dict())
+
+
+def test_rank_and_world_size_come_from_the_environment(dataset: Dataset, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    loader = adapters.DataLoader(dataset, 32, 4)
+    assert (loader.rank, loader.world_size) == (1, 3)
+    assert take(loader, 3) == take(tokenmill.DataLoader(dataset, 32, 4, rank=1, world_size=3), 3)
+    told = adapters.DataLoader(dataset, 32, 4, rank=0, world_size=1)
+    assert (told.rank, told.world_size) == (0, 1)
+
+
+@pytest.mark.parametrize("given", [{"RANK": "1"}, {"WORLD_SIZE": "2"}, {"RANK": "one", "WORLD_SIZE": "2"}])
+def test_half_a_rank_is_refused(dataset: Dataset, monkeypatch: pytest.MonkeyPatch, given: dict[str, str]) -> None:
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RecipeError, match="RANK="):
+        adapters.DataLoader(dataset, 32, 4)
+
+
+RANK_PROGRAM = """
+import itertools, json, sys, torch
+import tokenmill.torch
+torch.distributed.init_process_group("gloo")
+loader = tokenmill.torch.DataLoader(sys.argv[1], 32, 4, fields=("sample_index",))
+found = [batch["sample_index"] for batch in itertools.islice(loader, 6)]
+mine = torch.stack(found)
+everyone = [torch.empty_like(mine) for _ in range(loader.world_size)]
+torch.distributed.all_gather(everyone, mine)
+if torch.distributed.get_rank() == 0:
+    # The ranks of the group decide, whatever the environment says by now.
+    print(json.dumps([loader.rank, loader.world_size, torch.cat(everyone, 1).flatten().tolist()]))
+torch.distributed.destroy_process_group()
+"""
+
+
+def test_ranks_of_a_real_process_group_share_the_stream(dataset: Dataset) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", RANK_PROGRAM, dataset.path],
+            env={
+                **os.environ,
+                **{"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
+            },
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    printed = [process.communicate(timeout=60)[0] for process in ranks]
+    assert [process.returncode for process in ranks] == [0, 0]
+    alone = samples(take(tokenmill.DataLoader(dataset, 32, 8, fields=FIELDS), 6))
+    assert json.loads(printed[0]) == [0, 2, alone]
+
+
+@FEW_CORES
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_workers_make_the_stream_of_the_plain_loader(dataset: Dataset, workers: int, drop_last: bool) -> None:
+    everyone = []
+    for rank in range(2):
+        options: dict[str, Any] = {"rank": rank, "world_size": 2, "epochs": 2, "drop_last": drop_last, "fields": FIELDS}
+        found = take(
+            torch_data.DataLoader(
+                adapters.IterableDataset(dataset, 100, 7, **options), batch_size=None, num_workers=workers
+            )
+        )
+        assert found == take(tokenmill.DataLoader(dataset, 100, 7, **options))
+        everyone += samples(found)
+    count = tokenmill.DataLoader(dataset, 100, 7).num_samples
+    assert len(everyone) == (2 * count // 14 * 14 if drop_last else 2 * count)
+    assert 2 * count % 14, "the last step is a partial one, or this shows nothing"
+    assert max(everyone.count(index) for index in range(count)) == 2
+
+
+@FEW_CORES
+@pytest.mark.parametrize("workers", [1, 2, 3])
+def test_no_step_is_lost_when_the_workers_cannot_share_them_evenly(dataset: Dataset, workers: int) -> None:
+    for steps in (0, 1, 4, 5):
+        loader = tokenmill.DataLoader(dataset, 32, 3, epochs=1, rank=1, world_size=2, fields=FIELDS)
+        state = {**loader.state_dict(), "samples_seen": loader.num_samples - 6 * steps - 5}
+        loader.load_state_dict(state)
+        stream = adapters.IterableDataset(dataset, 32, 3, epochs=1, rank=1, world_size=2, fields=FIELDS)
+        stream.load_state_dict(state)
+        found = take(torch_data.DataLoader(stream, batch_size=None, num_workers=workers))
+        assert len(found) == steps
+        assert found == take(loader)
+
+
+def test_an_iterable_dataset_begins_at_its_state_each_time(dataset: Dataset) -> None:
+    whole = take(tokenmill.DataLoader(dataset, 32, 4, fields=FIELDS), 12)
+    stream = adapters.IterableDataset(dataset, 32, 4, fields=FIELDS)
+    assert take(stream, 5) == take(stream, 5) == whole[:5]
+    state = json.loads(json.dumps(stream.state_dict(5)))
+    other = adapters.IterableDataset(dataset, 32, 4, fields=FIELDS)
+    other.load_state_dict(state)
+    found = take(torch_data.DataLoader(other, batch_size=None, num_workers=2), 7)
+    assert found == whole[5:]
+    assert other.state_dict(7)["samples_seen"] == 48
+    loader = tokenmill.DataLoader(dataset, 32, 6, fields=FIELDS)
+    loader.load_state_dict(other.state_dict(7))
+    assert loader.samples_seen == 48
+
+
+def test_the_state_at_the_end_is_the_end(dataset: Dataset) -> None:
+    stream = adapters.IterableDataset(dataset, 100, 5, epochs=1, drop_last=False)
+    loader = tokenmill.DataLoader(dataset, 100, 5, epochs=1, drop_last=False)
+    assert stream.state_dict(len(take(loader))) == loader.state_dict()
+
+
+def test_workers_that_are_spawned_map_the_files_themselves(dataset: Dataset) -> None:
+    take(tokenmill.DataLoader(dataset, 32, 4), 3)  # maps are open here
+    stream = adapters.IterableDataset(dataset, 32, 4, fields=FIELDS)
+    spawned = torch_data.DataLoader(stream, batch_size=None, num_workers=1, multiprocessing_context="spawn")
+    assert take(spawned, 4) == take(stream, 4)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_samples_by_number_work_with_samplers(dataset: Dataset, workers: int) -> None:
+    mapped = adapters.Dataset(dataset, 32, fields=FIELDS)
+    plain_loader = tokenmill.DataLoader(dataset, 32, 1, order="sequential", epochs=1, fields=FIELDS)
+    by_number = {batch["sample_index"][0]: batch for batch in take(plain_loader)}
+    assert len(mapped) == len(by_number)
+    seen = []
+    for rank in range(2):
+        sampler = torch_data.DistributedSampler(mapped, num_replicas=2, rank=rank, shuffle=True, drop_last=True)
+        for batch in torch_data.DataLoader(mapped, batch_size=4, sampler=sampler, num_workers=workers):
+            for row, index in enumerate(batch["sample_index"].tolist()):
+                assert batch["input_ids"][row].tolist() == by_number[index]["input_ids"][0]
+                assert batch["labels"][row].tolist() == by_number[index]["labels"][0]
+                seen.append(index)
+    assert len(seen) == len(set(seen)) == len(mapped) // 2 * 2
+
+
+def test_a_sample_is_a_dict_of_tensors(dataset: Dataset) -> None:
+    mapped = adapters.Dataset(dataset, 32, split="val")
+    tokens = dataset["val"].tokens(0, dataset["val"].num_tokens).tolist()
+    assert mapped[2]["input_ids"].tolist() == tokens[64:96]
+    assert mapped[2]["labels"].tolist() == tokens[65:97]
+    assert mapped[-1]["labels"].tolist() == mapped[len(mapped) - 1]["labels"].tolist()
+    for index in (len(mapped), -len(mapped) - 1):
+        with pytest.raises(IndexError):
+            mapped[index]
+    with pytest.raises(RecipeError, match="cu_seqlens"):
+        adapters.Dataset(dataset, 32, fields=("cu_seqlens",))
+
+
+def test_get_batch_gives_random_windows_and_the_same_ones_again(dataset: Dataset) -> None:
+    get_batch, again, other = (adapters.make_get_batch(dataset.path, 48, 6, seed=seed) for seed in (1, 1, 2))
+    tokens = {name: dataset[name].tokens(0, dataset[name].num_tokens) for name in ("train", "val")}
+    for split in ("train", "val", "train"):
+        x, y = get_batch(split)
+        assert x.shape == y.shape == (6, 48)
+        assert x.dtype == y.dtype == torch.int64
+        windows = np.lib.stride_tricks.sliding_window_view(tokens[split], 49)
+        for row in range(6):
+            assert (windows == np.append(x[row].numpy(), y[row, -1])).all(axis=1).any()
+        assert torch.equal(y[:, :-1], x[:, 1:])
+        for one, same in zip((x, y), again(split), strict=True):
+            assert torch.equal(one, same)
+        assert not torch.equal(x, other(split)[0])
+
+
+def test_a_data_module_goes_on_where_another_stopped(dataset: Dataset) -> None:
+    whole = take(tokenmill.DataLoader(dataset, 32, 4, fields=FIELDS), 10)
+    first = adapters.DataModule(dataset.path, 32, 4, fields=FIELDS)
+    first.setup("fit")
+    assert take(first.train_dataloader(), 6) == whole[:6]
+    for set_up_before in (True, False):
+        second = adapters.DataModule(dataset.path, 32, 4, fields=FIELDS)
+        if set_up_before:
+            second.setup("fit")
+        second.load_state_dict(first.state_dict())
+        second.setup("fit")
+        assert second.state_dict() == first.state_dict()
+        assert take(second.train_dataloader(), 4) == whole[6:]
+
+
+def test_validation_runs_over_its_whole_split_every_time(dataset: Dataset) -> None:
+    module = adapters.DataModule(dataset, 32, 4, fields=FIELDS)
+    validation = module.val_dataloader()
+    count = len(adapters.Dataset(dataset, 32, split="val"))
+    assert count % 4
+    assert samples(take(validation)) == samples(take(validation)) == list(range(count))
+    ranks = [
+        adapters.DataModule(dataset, 32, 4, rank=rank, world_size=2, fields=FIELDS).val_dataloader()
+        for rank in range(2)
+    ]
+    assert [len(take(rank)) for rank in ranks] == [count // 8] * 2
+    assert adapters.DataModule(dataset, 32, 4, val_split=None).val_dataloader() == []
