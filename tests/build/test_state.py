@@ -13,7 +13,10 @@ import tokenmill
 from conftest import Command, leftovers, tree
 from tokenmill import records
 from tokenmill.build import state
+from tokenmill.build.receipt import NO_LIMIT, load_receipt, receipt_name
+from tokenmill.build.waiting import NOTE
 from tokenmill.storage import Folder
+from tokenmill.storage.fs import LocalFileSystem
 from tokenmill.storage.lock import LOCK, Holder
 
 STOPPED_BEHIND_ITS_MANIFEST = """
@@ -71,3 +74,30 @@ def test_a_finished_dataset_without_its_build_folder_stays_as_it_is(corpus: Path
     shutil.rmtree(out / ".build")
     tokenmill("prepare", corpus, "-o", "out", "--tokenizer", "byte")
     assert not (out / ".build").exists()
+
+
+def test_a_build_that_another_process_begins_at_this_moment_is_one_of_ours(corpus: Path, tmp_path: Path) -> None:
+    class Begins(LocalFileSystem):
+        def names(self, path: str) -> list[str]:
+            if path.endswith(".build") and not os.path.exists(f"{path}/plan.json"):
+                shutil.copy(tmp_path / "other/.build/plan.json", path)
+            return super().names(path)
+
+    tokenmill.prepare(str(corpus), tmp_path / "other", tokenizer="byte", workers=1)
+    (tmp_path / "out/.build").mkdir(parents=True)
+    state.check_ours(Folder(str(tmp_path / "out"), Begins()))
+
+
+def test_a_receipt_stays_when_another_build_finished_and_cleaned_up(corpus: Path, tmp_path: Path) -> None:
+    found = tokenmill.prepare(str(corpus), tmp_path / "out", tokenizer="byte", workers=1).manifest
+    folder = Folder(str(tmp_path / "out"))
+    assert load_receipt(folder, 0, NO_LIMIT, found.fingerprint, rehash=False) is None
+    assert folder.exists(receipt_name(0, NO_LIMIT))
+    assert not folder.exists(".build/quarantine")
+
+
+def test_a_note_of_a_failure_is_removed_when_the_dataset_stands(corpus: Path, tmp_path: Path) -> None:
+    for _ in range(2):
+        tokenmill.prepare(str(corpus), tmp_path / "out", tokenizer="byte", workers=1)
+        assert not (tmp_path / "out" / NOTE).exists()
+        (tmp_path / "out" / NOTE).write_bytes(b"an older failure")

@@ -540,3 +540,46 @@ def test_a_link_to_a_folder_is_as_good_as_one(tmp_path: Path) -> None:
     os.symlink(tmp_path / "elsewhere", tmp_path / "train")
     Folder(str(tmp_path)).make("train/deep")
     assert (tmp_path / "elsewhere/deep").is_dir()
+
+
+class Sweeping(LocalFileSystem):
+    """Another builder sweeps the temp files away before one of the operations."""
+
+    def __init__(self, operation: str) -> None:
+        self.operation = operation
+
+    def link(self, path: str, new: str) -> None:
+        self._sweep("link", path)
+        super().link(path, new)
+
+    def rename(self, path: str, new: str) -> None:
+        self._sweep("rename", path)
+        super().rename(path, new)
+
+    def stat(self, path: str) -> FileStat:
+        self._sweep("stat", path)
+        return super().stat(path)
+
+    def _sweep(self, operation: str, path: str) -> None:
+        if operation == self.operation and path.endswith(".tmp"):
+            os.unlink(path)
+
+
+@pytest.mark.parametrize(("operation", "act"), [("link", "write"), ("stat", "write"), ("rename", "replace")])
+def test_a_temp_file_that_another_builder_swept_away_is_a_typed_error(tmp_path: Path, operation: str, act: str) -> None:
+    (tmp_path / "a").write_bytes(b"torn")
+    with pytest.raises(StorageError, match="is gone"):
+        getattr(Folder(str(tmp_path), Sweeping(operation)), act)("b" if operation == "link" else "a", DATA)
+
+
+def test_a_folder_that_another_process_removed_is_a_typed_error(tmp_path: Path) -> None:
+    folder = Folder(str(tmp_path))
+    with pytest.raises(StorageError, match="is gone"):
+        folder.create("not/there")
+    with pytest.raises(StorageError, match="is gone"):
+        folder.sync("not")
+
+
+def test_what_is_gone_already_needs_no_quarantine(tmp_path: Path) -> None:
+    Folder(str(tmp_path)).quarantine("not there")
+    assert quarantined(tmp_path) == []

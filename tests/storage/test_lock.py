@@ -17,13 +17,13 @@ import pytest
 from tokenmill import records
 from tokenmill.errors import LockedError, StorageError
 from tokenmill.storage.folder import Folder
-from tokenmill.storage.fs import LocalFileSystem
+from tokenmill.storage.fs import FileStat, LocalFileSystem
 from tokenmill.storage.lock import LOCK, Holder, locked
 
 HOLD = """
 import sys
 from tokenmill.storage.folder import Folder
-from tokenmill.storage.fs import LocalFileSystem
+from tokenmill.storage.fs import FileStat, LocalFileSystem
 from tokenmill.storage.lock import locked
 with locked(Folder(sys.argv[1])):
     print("held", flush=True)
@@ -203,3 +203,20 @@ def test_who_does_not_wait_takes_a_holder_elsewhere_for_alive(folder: Folder) ->
     with pytest.raises(LockedError, match="another machine"), locked(folder, patience=None):
         pytest.fail("two hold the lock")
     assert folder.exists(LOCK)
+
+
+def test_a_lock_that_goes_away_while_it_is_watched_is_waited_for_no_longer(folder: Folder) -> None:
+    class Leaves(LocalFileSystem):
+        looks = 0
+
+        def stat(self, path: str) -> FileStat:
+            if path.endswith("/lock"):
+                self.looks += 1
+                if self.looks == 4:  # is it there, may it be read, when was its heartbeat: and then it is gone
+                    os.unlink(path)
+            return super().stat(path)
+
+    lock_of_another_machine(folder)
+    begin = time.monotonic()
+    with locked(Folder(folder.path, Leaves()), patience=30):
+        assert time.monotonic() - begin < 5

@@ -125,9 +125,11 @@ def load_receipt(folder: Folder, unit: int, token_limit: int, fingerprint: str, 
     damaged = list(_damaged(folder, receipt, rehash=rehash))
     if not damaged:
         return receipt
-    folder.quarantine(name)
-    for file in damaged:
-        if folder.exists(file):
+    # What is there and wrong cannot stay under a receipt. What is only gone is made again: another build may have
+    # finished behind our back, and its receipts must stay as they are.
+    if wrong := [file for file in damaged if folder.exists(file)]:
+        folder.quarantine(name)
+        for file in wrong:
             folder.quarantine(file)
     return None
 

@@ -20,6 +20,7 @@ from tokenmill import records
 from tokenmill.build.receipt import NO_LIMIT, PIECES, RECEIPTS, REJECTS, Receipt, load_receipt
 from tokenmill.build.setup import Setup
 from tokenmill.build.task import Work
+from tokenmill.build.waiting import NOTE
 from tokenmill.errors import DatasetError, LockedError, OutputError, SourceChangedError, StorageError
 from tokenmill.manifest import Manifest
 from tokenmill.planning import Plan, Source, check_plan, differences
@@ -69,6 +70,11 @@ def check_ours(folder: Folder) -> None:
 
 def _is_ours(folder: Folder) -> bool:
     """Whether a manifest or a plan of ours is there, or a build that has only just begun."""
+    # Another process may begin between two looks.
+    return _has_plan(folder) or _has_begun(folder) or _has_plan(folder)
+
+
+def _has_plan(folder: Folder) -> bool:
     if folder.exists(manifests.NAME):
         with contextlib.suppress(DatasetError):
             manifests.load(folder)
@@ -76,6 +82,10 @@ def _is_ours(folder: Folder) -> bool:
     with contextlib.suppress(DatasetError):
         load_plan(folder)
         return True
+    return False
+
+
+def _has_begun(folder: Folder) -> bool:
     begun = {"lock", "events.jsonl", "pieces", "receipts", "rejects", "quarantine"}
     return folder.names() == [".build"] and all(
         name in begun or name.endswith(TEMP_SUFFIX) for name in folder.names(".build")
@@ -255,14 +265,14 @@ def tidy(folder: Folder, splits: Iterable[str], local: Folder | None) -> None:
     if not folder.exists(".build") or not (
         any(is_temp(name) for place in places for name in folder.names(place))
         or any(not name.endswith(PROVENANCE_SUFFIX) for name in folder.names(PIECES))
-        or folder.exists(CLEAN)
-        or folder.exists(LOCK)
+        or any(folder.exists(name) for name in (CLEAN, NOTE, LOCK))
         or (local is not None and local.exists(""))
     ):
         return
     with contextlib.suppress(LockedError, StorageError, OSError), locked(folder, patience=None):
         sweep(folder, splits)
         clean_up(folder, local)
+        folder.remove(NOTE)
 
 
 def _differences(found: Manifest, plan: Plan) -> list[str]:

@@ -75,7 +75,7 @@ class Folder:
             self._sync_parent(path)
         for folder in reversed(missing):
             try:
-                with contextlib.suppress(FileExistsError), explained(folder):
+                with contextlib.suppress(FileExistsError), explained(folder, but=(FileExistsError, NotADirectoryError)):
                     self.fs.mkdir(folder)
             except NotADirectoryError:
                 raise StorageError(f"{folder}: a part of this path is a file", hint="choose another place") from None
@@ -202,14 +202,15 @@ class Folder:
         """Move a file that cannot be trusted out of the way, and keep it."""
         self.make(".build/quarantine")
         kept = f".build/quarantine/{name.replace('/', '-')}.{secrets.token_hex(4)}"
-        with explained(self.at(name)):
+        # What is gone is out of the way as well.
+        with contextlib.suppress(FileNotFoundError), explained(self.at(name), but=(FileNotFoundError,)):
             self.fs.rename(self.at(name), self.at(kept))
             self.fs.fsync_folder(os.path.dirname(self.at(kept)))
             self.fs.fsync_folder(os.path.dirname(self.at(name)))
         return kept
 
     def remove(self, name: str) -> None:
-        with contextlib.suppress(FileNotFoundError), explained(self.at(name)):
+        with contextlib.suppress(FileNotFoundError), explained(self.at(name), but=(FileNotFoundError,)):
             self.fs.unlink(self.at(name))
 
     def remove_tree(self, name: str) -> None:
@@ -220,7 +221,7 @@ class Folder:
             return
         for child in self.names(name):
             self.remove_tree(os.path.join(name, child))
-        with contextlib.suppress(FileNotFoundError), explained(self.at(name)):
+        with contextlib.suppress(FileNotFoundError), explained(self.at(name), but=(FileNotFoundError,)):
             self.fs.rmdir(self.at(name))
 
     def sweep(self, name: str = "") -> None:
@@ -258,10 +259,11 @@ class Folder:
     def _is_folder(self, path: str) -> bool:
         """Whether files can be in there: a folder, or a link to one."""
         try:
-            with explained(path):
-                return self.fs.stat(path).is_folder or self.fs.names(path) is not None
+            return self.fs.stat(path).is_folder or self.fs.names(path) is not None
         except (FileNotFoundError, NotADirectoryError):
             return False
+        except OSError as error:
+            raise _storage_error(error, path) from None
 
     def _take_name(
         self, temp: str, name: str, digest: Digest | None, claimed: Callable[[], bool], *, keep: bool = False
@@ -375,11 +377,11 @@ def write_all(fs: FileSystem, fd: int, view: memoryview, path: str) -> None:
 
 
 @contextlib.contextmanager
-def explained(path: str) -> Iterator[None]:
-    """Turn the operating system's errors into ours; a missing or existing file is the caller's to judge."""
+def explained(path: str, *, but: tuple[type[OSError], ...] = ()) -> Iterator[None]:
+    """Turn the operating system's errors into ours, but for those that the caller judges."""
     try:
         yield
-    except (FileExistsError, FileNotFoundError, NotADirectoryError, IsADirectoryError):
+    except but:
         raise
     except OSError as error:
         raise _storage_error(error, path) from None
@@ -390,6 +392,10 @@ def _storage_error(error: OSError, path: str) -> StorageError:
         return DiskFullError(
             f"no space left while writing {path}",
             hint="free some space and run the same command again: it goes on where it stopped",
+        )
+    if isinstance(error, FileNotFoundError):
+        return StorageError(
+            f"{path} is gone", hint="does another process work on this folder? then run the same command again"
         )
     return StorageError(f"{path}: {error.strerror or error}", hint="check the drive and run the same command again")
 

@@ -79,6 +79,7 @@ def _acquire(folder: Folder, me: Holder) -> bool:
 
 
 def _break_if_dead(folder: Folder, patience: float | None) -> None:
+    """Remove a dead holder's lock; a living one is a `LockedError`. A lock that went away meanwhile is for no one."""
     holder = _holder(folder)
     if holder is not None and holder.machine == _machine():
         if _is_alive(holder):
@@ -92,17 +93,21 @@ def _break_if_dead(folder: Folder, patience: float | None) -> None:
         folder.remove(LOCK)
         return
     first, waited = folder.stat(LOCK), 0.0
+    if first is None:
+        return
     elsewhere = LockedError(
         f"{folder.path} is being built on another machine",
         hint="wait for it, or stop it and run the same command again",
     )
     if patience is None:
         raise elsewhere
-    while waited < patience and first is not None:
+    while waited < patience:
         time.sleep(min(0.5, patience))
         waited += 0.5
         now = folder.stat(LOCK)
-        if now is not None and now.modified != first.modified:
+        if now is None:
+            return
+        if now.modified != first.modified:
             raise elsewhere
     folder.remove(LOCK)
 

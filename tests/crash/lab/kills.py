@@ -23,6 +23,7 @@ from typing import Any
 
 from lab.cell import Point, explore
 from lab.commands import FINISHED, children, is_alive, make_bench, num_receipts, run, started, wait_until
+from lab.forks import PATIENCE_SECONDS, Fork
 from lab.judge import Case
 from lab.report import Row
 from lab.scenes import SCENES, scene_operations, set_scenes
@@ -31,7 +32,6 @@ from tokenmill.storage.fs import FileSystem
 
 BUILDS = ("build", "build with scratch", "build with budget", "build with prepend")
 REPAIRS = ("repair", "repair without manifest")
-CHILD_SECONDS = 60
 # Enough for a command to be killed in the midst of its work.
 COMMAND_DOCUMENTS = 400
 
@@ -78,7 +78,7 @@ def kills(scenes: Sequence[str], scale: int | None, *, seed: int = 0, cells: int
             points = len(_every(cases))
     else:
         points = scale
-    found = explore(_single, (tuple(scenes), scale, seed), points, cells=cells, patience=2 * CHILD_SECONDS)
+    found = explore(_single, (tuple(scenes), scale, seed), points, cells=cells, patience=2 * PATIENCE_SECONDS)
     where = "every operation" if scale is None else "some operations"
     kinds = "a repair" if set(scenes) <= set(REPAIRS) else "a build" if set(scenes) <= set(BUILDS) else "anything"
     return Row(
@@ -93,7 +93,7 @@ def kills(scenes: Sequence[str], scale: int | None, *, seed: int = 0, cells: int
 def repeated_kills(scenes: Sequence[str], scale: int, *, seed: int = 0, cells: int = 1) -> Row:
     """Histories of two and three kills at random operations."""
     begin = time.monotonic()
-    found = explore(_repeated, (tuple(scenes), scale, seed), scale, cells=cells, patience=4 * CHILD_SECONDS)
+    found = explore(_repeated, (tuple(scenes), scale, seed), scale, cells=cells, patience=4 * PATIENCE_SECONDS)
     return Row(
         fault="two and three SIGKILLs, one after the other",
         tried=found.tried,
@@ -152,30 +152,10 @@ def _point(case: Case, history: History, number: int) -> str | None:
 
 def _until_killed(call: Callable[[FileSystem], object], kill: Kill, *, may_end: bool) -> str | None:
     """Run the call in a child that is killed; a sentence if it ends in another way. A later run may end before."""
-    reader, writer = os.pipe()
-    child = os.fork()
-    if not child:
-        _be_killed(call, kill, writer)
-    os.close(writer)
-    with open(reader, "rb") as said:
-        error = said.read().decode()
-    _, status = os.waitpid(child, 0)
-    if os.WIFSIGNALED(status):
-        number = os.WTERMSIG(status)
-        return None if number == signal.SIGKILL else f"ended by {signal.Signals(number).name}, not by the kill"
-    if error:
-        return f"it does not go on: {error}"
-    return None if may_end else "it ended before it was killed"
-
-
-def _be_killed(call: Callable[[FileSystem], object], kill: Kill, writer: int) -> None:
-    signal.alarm(CHILD_SECONDS)  # whoever hangs is ended by a signal that is not the one expected
-    try:
-        call(Tapped(kill.act))
-    except BaseException as error:
-        os.write(writer, f"{type(error).__name__}: {error}".encode())
-    finally:
-        os._exit(0)
+    end = Fork(lambda: call(Tapped(kill.act))).wait()
+    if end.signal == signal.SIGKILL or (end.is_well and may_end):
+        return None
+    return f"it was not killed: {end}"
 
 
 def command_kills(scale: int, *, seed: int = 0) -> Row:
@@ -251,7 +231,7 @@ def _is_at_work(process: subprocess.Popen[bytes], output: str, moment: int) -> b
 
 
 def _all_gone(processes: list[int]) -> bool:
-    deadline = time.monotonic() + CHILD_SECONDS
+    deadline = time.monotonic() + PATIENCE_SECONDS
     while any(is_alive(process) for process in processes):
         if time.monotonic() > deadline:
             return False

@@ -1,0 +1,213 @@
+"""Builders that work on the same output at the same time: with the lock, without it, and past it.
+
+    with the lock   one builds, the others hear that it does
+    stale           the lock of a dead builder is there, and all take it over at once
+    without         all of them build: they sweep away each other's temp files, and clean up behind each other
+    stopped         a builder stands still past its heartbeat, another one takes over; then it goes on
+
+The lock saves work, it never carries correctness. So whoever comes to an end has the right bytes or an error of
+ours; no reader is ever misled; and one call more gives the right result.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+from lab.cell import Point, explore
+from lab.commands import FINISHED, make_bench
+from lab.forks import End, Fork
+from lab.judge import Case, finish, looks_finished_but_wrong, wrong_tree
+from lab.report import Row
+from lab.scenes import scene_operations, set_scenes
+from lab.seam import Tapped
+from tokenmill.build import build
+from tokenmill.storage import lock
+from tokenmill.storage.fs import FileSystem
+
+BUILDERS = 8
+MODES = ("with the lock", "stale", "without")
+LOCKED = 5
+
+
+def races(scale: int, *, seed: int = 0, cells: int = 1) -> Row:
+    """`scale` races of eight builders."""
+    begin = time.monotonic()
+    found = explore(_racing, (seed,), scale, cells=cells, patience=180)
+    return _row("eight builders race for one output", begin, found)
+
+
+def stops(scale: int, *, seed: int = 0, cells: int = 1) -> Row:
+    """`scale` builders that are stopped at an operation, and go on when another one has taken over."""
+    begin = time.monotonic()
+    found = explore(_stopping, (scale, seed), scale, cells=cells, patience=180)
+    return _row("a builder stopped past its heartbeat, and continued", begin, found)
+
+
+def command_races(scale: int) -> Row:
+    """Eight real commands at a time: one builds, the others end with the exit code of a lock, or find it done."""
+    begin = time.monotonic()
+    wrong: list[str] = []
+    with make_bench(200) as bench:
+        for race in range(scale):
+            output = str(bench.place / f"out-{race}")
+            arguments = bench.prepare(output, "-j", 1)
+            processes = [subprocess.Popen(arguments, stderr=subprocess.DEVNULL) for _ in range(BUILDERS)]
+            codes = [process.wait(300) for process in processes]
+            if FINISHED not in codes or set(codes) - {FINISHED, LOCKED}:
+                wrong.append(f"race {race} of commands: exit codes {codes}")
+            elif sentence := bench.wrong_with(output):
+                wrong.append(f"race {race} of commands: {sentence}")
+    seconds = time.monotonic() - begin
+    return Row(fault="eight commands race for one output", tried=scale, wrong=tuple(wrong), seconds=seconds)
+
+
+def _row(fault: str, begin: float, found: Any) -> Row:
+    return Row(
+        fault=fault,
+        tried=found.tried,
+        wrong=(*found.wrong, *found.deaths),
+        hangs=found.hangs,
+        seconds=time.monotonic() - begin,
+    )
+
+
+@contextlib.contextmanager
+def _racing(seed: int) -> Iterator[Point]:
+    with set_scenes(["build"]) as cases:
+        case = cases["build"]
+        size = len(scene_operations(case, "build"))
+        yield lambda number: _race(case, size, number, random.Random(seed * 1_000_003 + number))
+
+
+def _race(case: Case, size: int, number: int, chance: random.Random) -> str | None:
+    mode, output = MODES[number % len(MODES)], case.output(number)
+    if mode == "stale" or chance.random() < 0.5:
+        _leave_behind(case, output, at=chance.randrange(size * 9 // 10))
+    barrier, gate = os.pipe()
+    seeds = [chance.random() for _ in range(BUILDERS)]
+
+    def start(seed: float) -> None:
+        os.close(gate)
+        os.read(barrier, 1)  # all of them go on when the gate is closed
+        with _without_lock() if mode == "without" else contextlib.nullcontext():
+            case.world.build(output, Tapped(partial(_dawdle, random.Random(seed))))
+
+    builders = [Fork(partial(start, seed)) for seed in seeds]
+    os.close(gate)
+    os.close(barrier)
+    ends = [builder.wait() for builder in builders]
+    wrong = _wrong_ends(mode, ends) or looks_finished_but_wrong(case, output) or finish(case, output)
+    case.remove(output)
+    return wrong and f"{mode}, race {number}: {wrong}"
+
+
+def _wrong_ends(mode: str, ends: list[End]) -> str | None:
+    for end in ends:
+        if end.signal or not end.is_typed:
+            return str(end)
+    if mode == "with the lock":
+        strangers = [end for end in ends if not end.is_well and not end.error.startswith("LockedError")]
+        if strangers:
+            return f"not the error of a lock: {strangers[0]}"
+        if not any(end.is_well for end in ends):
+            return "nobody built"
+    return None
+
+
+def _leave_behind(case: Case, output: str, at: int) -> None:
+    """What a builder leaves that is killed at an operation: half a build, and its lock."""
+
+    def act(number: int, name: str, real: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        if number == at:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return real(*arguments)
+
+    Fork(lambda: case.world.build(output, Tapped(act))).wait()
+
+
+def _dawdle(chance: random.Random, number: int, name: str, real: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    """Now and then another one goes first: no two races are the same."""
+    if chance.random() < 0.1:
+        time.sleep(chance.random() / 1000)
+    return real(*arguments)
+
+
+@contextlib.contextmanager
+def _without_lock() -> Iterator[None]:
+    with patch.object(build, "locked", lambda folder, **_: contextlib.nullcontext()):
+        yield
+
+
+@contextlib.contextmanager
+def _elsewhere() -> Iterator[None]:
+    """On another machine, and with little patience for a heartbeat that stands still."""
+    with (
+        patch.object(build, "locked", partial(lock.locked, patience=0.01)),
+        patch.object(lock, "_machine", lambda: "else.where.far"),
+    ):
+        yield
+
+
+@contextlib.contextmanager
+def _stopping(scale: int, seed: int) -> Iterator[Point]:
+    with set_scenes(["build"]) as cases:
+        case = cases["build"]
+        size = len(scene_operations(case, "build"))
+        chance = random.Random(seed)
+        # Every operation in turn, from a random one on; `size` points are all of them.
+        first = chance.randrange(size)
+        plan = [((first + number * size // min(scale, size)) % size, chance.randrange(size)) for number in range(scale)]
+        yield lambda number: _stop(case, *plan[number], number)
+
+
+def _stop(case: Case, at: int, goes_on: int, number: int) -> str | None:
+    """The first builder is stopped; it goes on when the second is done, or in the midst of it, or both end together."""
+    output = case.output(number)
+    in_the_midst = bool(number % 2)
+    first = Fork(lambda: case.world.build(output, Tapped(partial(_stand_still, at))))
+    if not first.wait_until_stopped():
+        return f"stopped at operation {at}: it {first.wait()} before"
+
+    def wake(operation: int, name: str, real: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        if in_the_midst and operation == goes_on:
+            os.kill(first.process, signal.SIGCONT)
+        return real(*arguments)
+
+    def take_over(fs: FileSystem) -> None:
+        with _elsewhere():
+            case.world.build(output, fs)
+
+    second = Fork(lambda: take_over(Tapped(wake))).wait()
+    wrong = None if second.is_typed and not second.signal else str(second)
+    if not in_the_midst:
+        # Nobody has disturbed the second, so nothing less than the right bytes will do.
+        wrong = wrong or (wrong_tree(case, output) if second.is_well else str(second))
+    os.kill(first.process, signal.SIGCONT)
+    end = first.wait()
+    wrong = wrong or (None if end.is_typed and not end.signal else str(end))
+    wrong = wrong or looks_finished_but_wrong(case, output) or finish(case, output)
+    case.remove(output)
+    when = f"at operation {goes_on} of another one" if in_the_midst else "when another one was done"
+    return wrong and f"stopped at operation {at}, continued {when}: {wrong}"
+
+
+def _stand_still(at: int, number: int, name: str, real: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    if number == at:
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return real(*arguments)
+
+
+EXPERIMENTS = [
+    ("races", partial(races, 150, seed=1, cells=2)),
+    ("races, commands", partial(command_races, 1)),
+    ("stopped and continued", partial(stops, 420, seed=1, cells=2)),
+]
