@@ -5,11 +5,11 @@ from __future__ import annotations
 from lab.faults import faults
 
 SCALES = {
-    "build": 90,
-    "build with scratch": 70,
+    "build": 80,
+    "build with scratch": 50,
     "build when finished": 20,
-    "repair": 70,
-    "repair without manifest": 40,
+    "repair": 60,
+    "repair without manifest": 30,
     "verify": 30,
     "verify of damage": 20,
 }
