@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill import manifest as manifests
+from tokenmill.errors import DatasetError
 from tokenmill.manifest import Manifest, Shard
 from tokenmill.shards.layout import Tokens, numpy_dtype
 from tokenmill.shards.reader import check_structure, document_starts, map_tokens
@@ -115,7 +116,7 @@ class TokenSplit:
             mine = numbers == number
             first_token, first_document = self._firsts(number)
             offsets = (tokens[mine] - first_token) * numpy_dtype(self.dtype).itemsize
-            found[mine] = np.searchsorted(self._map(number)[1], offsets, side="right") - 1 + first_document
+            found[mine] = _last_up_to(self._map(number)[1], offsets) + first_document
         return found
 
     def document_starts(self, documents: Starts) -> Starts:
@@ -128,6 +129,19 @@ class TokenSplit:
             offsets = self._map(number)[1][documents[mine] - first_document]
             found[mine] = offsets // numpy_dtype(self.dtype).itemsize + first_token
         return found
+
+    def document_lengths(self) -> Iterator[npt.NDArray[np.int32]]:
+        """Tokens of every document, shard by shard."""
+        for number, shard in enumerate(self._shards):
+            if shard.documents:
+                tokens, starts = self._map(number)
+                lengths = np.diff(starts, append=tokens.nbytes) // tokens.itemsize
+                if starts[0] != 0 or lengths.min() < 0:
+                    raise DatasetError(
+                        f"{self._folder.at(shard.name)}.idx: its documents do not lie end to end",
+                        hint="run tokenmill repair",
+                    )
+                yield lengths.astype(np.int32)
 
     def _firsts(self, number: int) -> tuple[int, int]:
         """The first token and the first document of a shard."""
@@ -142,3 +156,17 @@ class TokenSplit:
             starts = document_starts(f"{base}.idx", shard.documents)
             self._maps[number] = (map_tokens(f"{base}.bin", self.dtype), starts)
         return self._maps[number]
+
+
+def _last_up_to(starts: Starts, offsets: Starts) -> Starts:
+    """The last of the `starts` that is not beyond each offset; the first one never is.
+
+    What `searchsorted` finds. But in a map these numbers are not aligned, and it would copy all of them each time.
+    """
+    half = 1 << (len(starts).bit_length() - 1)
+    rest = len(starts) - half
+    found = np.where(starts[rest] <= offsets, rest, 0)
+    while half > 1:
+        half >>= 1
+        found += half * (starts[found + half] <= offsets)
+    return found
