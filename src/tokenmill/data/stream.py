@@ -22,7 +22,7 @@ from tokenmill.errors import RecipeError
 Batch = dict[str, npt.NDArray[Any]]
 Numbers = npt.NDArray[np.int64]
 
-FIELDS = ("positions", "document_ids", "cu_seqlens", "sample_index")
+FIELDS = ("positions", "document_ids", "cu_seqlens", "sample_index", "part")
 IGNORED = -100
 
 

@@ -1,0 +1,247 @@
+"""Mixtures: several datasets in one stream, in exact proportions at every place of it.
+
+    place of the mixture  ->  part, number of its sample  ->  the part's own stream  ->  row
+
+Both steps are computed for any place at once, so a mixture resumes as exactly as a dataset does.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tokenmill.data.dataset import Dataset
+from tokenmill.data.dataset import open as open_dataset
+from tokenmill.data.shares import Turn, make_turn, to_shares
+from tokenmill.data.stream import Batch, Numbers, Stream
+from tokenmill.errors import RecipeError
+
+Source = str | os.PathLike[str] | Dataset
+_MAX_PARTS = 127
+
+
+class Mixture:
+    """Datasets and their weights; to be given to a `DataLoader` in place of a dataset.
+
+    Mixture({"web": ("data/web", 0.7), "code": ("data/code", 0.3)}, max_repeats={"code": 4})
+
+    Weights are relative; 0 leaves a part out. In any run of n samples, each part has its share of
+    n, give or take less than 2. Shares are exact up to a common denominator of 65536, beyond which
+    they are rounded to that: `shares` tells. `max_repeats` says how often a sample of a part may be
+    given out, for all parts or by name: a stream that would go beyond that is an error.
+
+    `changes` gives other weights from a sample of the stream on: {1_000_000: {"web": 0.5, "code": 0.5}}.
+    It counts samples of all ranks, not steps: a step has another number of them with another number
+    of ranks, and the stream would not be the same. Each part goes on where it was.
+
+    An epoch has as many samples as all parts have together.
+    """
+
+    def __init__(
+        self,
+        parts: Mapping[str, tuple[Source, float]],
+        *,
+        changes: Mapping[int, Mapping[str, float]] | None = None,
+        max_repeats: int | Mapping[str, int] | None = None,
+    ) -> None:
+        if not 1 <= len(parts) <= _MAX_PARTS:
+            raise RecipeError(f"a mixture of {len(parts)} parts", hint=f"give 1 to {_MAX_PARTS} of them")
+        self.names = tuple(parts)
+        self.weights = {0: {name: weight for name, (_, weight) in parts.items()}}
+        for place in sorted(changes or {}):
+            if type(place) is not int or place < 1:
+                raise RecipeError(f"weights change at sample {place!r}", hint="give a positive number of samples")
+            self.weights[place] = dict((changes or {})[place])
+        self.shares = {place: _check_weights(weights, self.names) for place, weights in self.weights.items()}
+        self.max_repeats = _check_repeats(max_repeats, self.names)
+        self.datasets = {
+            name: source if isinstance(source, Dataset) else open_dataset(source) for name, (source, _) in parts.items()
+        }
+        _check_tokenizers(self.datasets)
+
+
+@dataclass(frozen=True, slots=True)
+class Era:
+    """A stretch of the stream with the same weights: where it begins, and how many samples of each part are before."""
+
+    begin: int
+    turn: Turn
+    before: tuple[int, ...]
+
+
+class MixtureStream:
+    """The streams of the parts, one after another as their shares have it."""
+
+    def __init__(self, mixture: Mixture, streams: Sequence[Stream], *, fields: Sequence[str] = ()) -> None:
+        self.mixture = mixture
+        self.streams = tuple(streams)
+        # Lists, not dictionaries: the order of the parts matters.
+        self.identity: dict[str, Any] = {
+            "parts": [stream.identity for stream in streams],
+            "shares": [[place, list(shares.values())] for place, shares in mixture.shares.items()],
+        }
+        self._eras = _make_eras(mixture)
+        self._begins = np.array([era.begin for era in self._eras])
+        self._names_part = "part" in fields
+        self.limit, self._used_up = self._find_limit()
+
+    @property
+    def num_samples(self) -> int:
+        return sum(stream.num_samples for stream in self.streams)
+
+    def locate(self, places: Numbers) -> Numbers:
+        """Two columns: the part, and what its own stream has there."""
+        self.check_reach(int(places.max(initial=-1)) + 1)
+        located = np.empty((len(places), 2), np.int64)
+        numbers = np.searchsorted(self._begins, places, side="right") - 1
+        for number in np.unique(numbers).tolist():
+            mine, era = numbers == number, self._eras[number]
+            parts, before = era.turn.at(places[mine] - era.begin)
+            located[mine] = np.stack((parts, before + np.array(era.before)[parts]), axis=1)
+        for part in np.unique(located[:, 0]).tolist():
+            mine = located[:, 0] == part
+            located[mine, 1] = self.streams[part].locate(located[mine, 1])
+        return located
+
+    def batch(self, located: Numbers) -> Batch:
+        found = []
+        for part in np.unique(located[:, 0]).tolist():
+            rows = np.flatnonzero(located[:, 0] == part)
+            found.append((rows, self.streams[part].batch(located[rows, 1])))
+        merged = found[0][1] if len(found) == 1 else _merge(found, len(located))
+        if self._names_part:
+            merged["part"] = located[:, 0].astype(np.int8)
+        return merged
+
+    def check_reach(self, stop: int) -> None:
+        """Raise unless the stream goes as far as `stop`; say which part does not."""
+        if self.limit is None or stop <= self.limit:
+            return
+        name, limit = self._used_up, self.limit
+        weights = self.mixture.weights[max(place for place in self.mixture.weights if place <= limit)]
+        count = self.streams[self.mixture.names.index(name)].num_samples
+        raise RecipeError(
+            f"part {name!r}, of weight {weights[name]} and {count} samples, is used up at sample {limit} of the "
+            f"mixture: each of its samples was given out {self.mixture.max_repeats[name]} times, its max_repeats",
+            hint="give it less weight, more repeats or more text, or stop before that",
+        )
+
+    def _find_limit(self) -> tuple[int | None, str]:
+        """The first place at which a part has been repeated as often as it may be, and that part."""
+        found: list[tuple[int, str]] = []
+        for part, name in enumerate(self.mixture.names):
+            if name in self.mixture.max_repeats:
+                allowed = self.mixture.max_repeats[name] * self.streams[part].num_samples
+                place = _find(self._eras, part, allowed)
+                if place is not None:
+                    found.append((place, name))
+        return min(found) if found else (None, "")
+
+
+def limit_of(stream: Stream) -> int | None:
+    """Where a stream ends for good, if it does: what stands there cannot be had."""
+    return stream.limit if isinstance(stream, MixtureStream) else None
+
+
+def check_reach(stream: Stream, stop: int) -> None:
+    """Raise if a stream ends before `stop`."""
+    if isinstance(stream, MixtureStream):
+        stream.check_reach(stop)
+
+
+def _make_eras(mixture: Mixture) -> list[Era]:
+    eras: list[Era] = []
+    before = (0,) * len(mixture.names)
+    for place, shares in mixture.shares.items():
+        if eras:
+            last = eras[-1]
+            before = tuple(n + last.turn.count(part, place - last.begin) for part, n in enumerate(last.before))
+        eras.append(Era(place, make_turn(tuple(shares.values())), before))
+    return eras
+
+
+def _find(eras: Sequence[Era], part: int, number: int) -> int | None:
+    """The place of a part's `number`th sample in the mixture, from 0; None if it never comes."""
+    for era, following in zip(eras, [*eras[1:], None], strict=True):
+        if following is not None and following.before[part] <= number:
+            continue
+        if not era.turn.shares[part]:
+            return None
+        return era.begin + era.turn.find(part, number - era.before[part])
+    return None
+
+
+def _merge(found: Sequence[tuple[Numbers, Batch]], num_rows: int) -> Batch:
+    """One batch of those of the parts, each with the rows that are its."""
+    merged: Batch = {}
+    seq_len = found[0][1]["input_ids"].shape[1]
+    for name, first in found[0][1].items():
+        if name == "cu_seqlens":
+            edges = [_move_edges(batch[name], rows, seq_len) for rows, batch in found]
+            merged[name] = np.append(np.sort(np.concatenate(edges)), num_rows * seq_len).astype(np.int32)
+            continue
+        merged[name] = np.empty((num_rows, *first.shape[1:]), first.dtype)
+        for rows, batch in found:
+            merged[name][rows] = batch[name]
+    return merged
+
+
+def _move_edges(edges: Numbers, rows: Numbers, seq_len: int) -> Numbers:
+    """The edges of runs, but for the last, where their rows stand in the whole batch."""
+    owners, columns = np.divmod(edges[:-1].astype(np.int64), seq_len)
+    moved: Numbers = rows[owners] * seq_len + columns
+    return moved
+
+
+def _check_weights(weights: Mapping[str, Any], names: Sequence[str]) -> dict[str, int]:
+    """The shares of these weights."""
+    if set(weights) != set(names):
+        raise RecipeError(
+            f"weights for {', '.join(sorted(weights))}, but the parts are {', '.join(sorted(names))}",
+            hint="give a weight for every part; 0 leaves one out",
+        )
+    for name in names:
+        weight = weights[name]
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
+            raise RecipeError(f"part {name!r} has weight {weight!r}", hint="weights are finite numbers from 0 on")
+    if not any(weights.values()):
+        raise RecipeError("no part has any weight", hint="give at least one a weight above 0")
+    shares = dict(zip(names, to_shares([weights[name] for name in names]), strict=True))
+    for name, share in shares.items():
+        if weights[name] and not share:
+            raise RecipeError(
+                f"part {name!r} has weight {weights[name]} of {sum(weights.values())}, too little for a share",
+                hint="give it at least one sample in 65536, or 0 to leave it out",
+            )
+    return shares
+
+
+def _check_repeats(repeats: int | Mapping[str, int] | None, names: Sequence[str]) -> dict[str, int]:
+    by_name = (
+        dict(repeats) if isinstance(repeats, Mapping) else {} if repeats is None else dict.fromkeys(names, repeats)
+    )
+    if unknown := sorted(by_name.keys() - set(names)):
+        raise RecipeError(f"max_repeats of {', '.join(unknown)}", hint=f"the parts are {', '.join(names)}")
+    for name, number in by_name.items():
+        if type(number) is not int or number < 1:
+            raise RecipeError(f"max_repeats of part {name!r} is {number!r}", hint="give a whole number from 1 on")
+    return by_name
+
+
+def _check_tokenizers(datasets: Mapping[str, Dataset]) -> None:
+    """Ids of different tokenizers mean different things; no model can learn from a mixture of them."""
+    first, *others = datasets
+    mine = datasets[first].manifest.tokenizer
+    for name in others:
+        theirs = datasets[name].manifest.tokenizer
+        if theirs.get("fingerprint") != mine.get("fingerprint"):
+            raise RecipeError(
+                f"part {first!r} has tokenizer {mine.get('name')} ({mine.get('fingerprint')}), "
+                f"part {name!r} {theirs.get('name')} ({theirs.get('fingerprint')})",
+                hint="prepare them with the same tokenizer",
+            )
