@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = ["DataLoader", "Dataset", "TokenmillError", "open", "plan", "prepare", "repair", "verify"]
+__all__ = ["DataLoader", "Dataset", "Mixture", "TokenmillError", "open", "plan", "prepare", "repair", "verify"]
 
 if TYPE_CHECKING:
     from tokenmill.build.prepare import prepare
     from tokenmill.build.preview import plan
     from tokenmill.data.dataset import Dataset, open
     from tokenmill.data.loader import DataLoader
+    from tokenmill.data.mixture import Mixture
     from tokenmill.errors import TokenmillError
     from tokenmill.repairing import repair
     from tokenmill.verifying import verify
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 _HOMES = {
     "DataLoader": "tokenmill.data.loader",
     "Dataset": "tokenmill.data.dataset",
+    "Mixture": "tokenmill.data.mixture",
     "TokenmillError": "tokenmill.errors",
     "open": "tokenmill.data.dataset",
     "plan": "tokenmill.build.preview",

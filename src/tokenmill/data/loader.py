@@ -12,7 +12,8 @@ from __future__ import annotations
 import itertools
 import os
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import replace
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +21,15 @@ import numpy.typing as npt
 from tokenmill.data import dataset as datasets
 from tokenmill.data.ahead import ahead
 from tokenmill.data.dataset import Dataset
+from tokenmill.data.mixture import Mixture, MixtureStream, check_reach, limit_of
 from tokenmill.data.order import Order
+from tokenmill.data.packed import open_packed
 from tokenmill.data.stream import Batch, Form, Stream, WindowStream
 from tokenmill.data.windows import Windows
 from tokenmill.errors import RecipeError, StateError
+from tokenmill.shards.layout import numpy_dtype
+
+PackingKind = Literal["concat", "best_fit", "padded"]
 
 STATE_VERSION = 1
 # Steps whose order is computed at once, at most: a permutation of many numbers takes little longer than one of few.
@@ -41,15 +47,22 @@ class DataLoader:
     "positions", "document_ids", "cu_seqlens" or "sample_index" to the batches. With
     `mask_borders`, no label asks for the first token of the next document. `dtype` is that
     of ids; None leaves them as they are stored.
+
+    `packing` says how documents come into rows. "concat": end to end, cut wherever a row ends.
+    "best_fit": whole where they fit, several in a row. "padded": one in a row. The last two cut only what
+    is longer than a row, mask borders, and fill rows up with padding, whose labels are ignored.
+
+    In place of a dataset it takes a `Mixture` of several; the field "part" then numbers them.
     """
 
     def __init__(
         self,
-        dataset: str | os.PathLike[str] | Dataset,
+        dataset: str | os.PathLike[str] | Dataset | Mixture,
         seq_len: int,
         batch_size: int,
         *,
         split: str = "train",
+        packing: PackingKind = "concat",
         order: Order = "shuffled",
         seed: int = 0,
         rank: int = 0,
@@ -62,14 +75,16 @@ class DataLoader:
         prefetch: int = 2,
     ) -> None:
         form = Form(fields=fields, mask_borders=mask_borders, dtype=dtype)
-        opened = dataset if isinstance(dataset, Dataset) else datasets.open(dataset)
-        self.stream = open_stream(opened, seq_len, split=split, order=order, seed=seed, form=form)
+        opened = dataset if isinstance(dataset, Dataset | Mixture) else datasets.open(dataset)
+        self.stream = open_stream(opened, seq_len, split=split, order=order, seed=seed, form=form, packing=packing)
         _check(batch_size=batch_size, rank=rank, world_size=world_size, prefetch=prefetch)
         self.batch_size = batch_size
         self.rank, self.world_size = rank, world_size
         self.epochs, self.drop_last = epochs, drop_last
         self.prefetch = prefetch
         self.samples_seen = 0
+        if epochs is not None:
+            check_reach(self.stream, epochs * self.num_samples)
 
     @property
     def num_samples(self) -> int:
@@ -117,12 +132,16 @@ class DataLoader:
         step = self.batch_size * self.world_size
         mine = self.batch_size * self.rank + np.arange(self.batch_size)
         last = None if self.epochs is None else self.epochs * self.num_samples
+        limit = limit_of(self.stream)
         for power in itertools.count():
             steps = min(_STEPS, 1 << power)
             if last is not None:
                 steps = min(steps, max(0, last - seen) // step)
             if not steps:
                 break
+            check_reach(self.stream, seen + step)
+            if limit is not None:
+                steps = min(steps, (limit - seen) // step)
             places = seen + step * np.arange(steps)[:, None] + mine
             located = self.stream.locate(places.ravel())
             for rows in located.reshape(steps, self.batch_size, *located.shape[1:]):
@@ -134,10 +153,51 @@ class DataLoader:
                 yield last, self.stream.batch(self.stream.locate(rest))
 
 
-def open_stream(dataset: Dataset, seq_len: int, *, split: str, order: Order, seed: int, form: Form) -> Stream:
-    """The stream of a split's samples."""
-    identity = {"fingerprint": dataset.manifest.fingerprint, "split": split}
-    return WindowStream(Windows(dataset[split], seq_len), identity, order=order, seed=seed, form=form)
+def open_stream(
+    dataset: Dataset | Mixture,
+    seq_len: int,
+    *,
+    split: str,
+    order: Order,
+    seed: int,
+    form: Form,
+    packing: PackingKind = "concat",
+) -> Stream:
+    """The stream of a split's samples, or of those of all parts of a mixture."""
+    if isinstance(dataset, Dataset):
+        return _open_part(dataset, seq_len, {}, split=split, order=order, seed=seed, form=form, packing=packing)
+    stored = [numpy_dtype(part[split].dtype) for part in dataset.datasets.values()]
+    plain = replace(
+        form,
+        fields=tuple(field for field in form.fields if field != "part"),
+        # Ids as they are stored may be of several kinds; the widest has room for all.
+        dtype=np.result_type(*stored) if form.dtype is None else form.dtype,
+    )
+    streams = [
+        # Each has its name in its key, so that parts with the same dataset have orders of their own.
+        _open_part(part, seq_len, {"part": name}, split=split, order=order, seed=seed, form=plain, packing=packing)
+        for name, part in dataset.datasets.items()
+    ]
+    return MixtureStream(dataset, streams, fields=form.fields)
+
+
+def _open_part(
+    dataset: Dataset,
+    seq_len: int,
+    extra: dict[str, str],
+    *,
+    split: str,
+    order: Order,
+    seed: int,
+    form: Form,
+    packing: PackingKind,
+) -> Stream:
+    if "part" in form.fields:
+        raise RecipeError("field 'part' of a single dataset", hint="only a Mixture has parts")
+    identity = {"fingerprint": dataset.manifest.fingerprint, "split": split, **extra}
+    if packing == "concat":
+        return WindowStream(Windows(dataset[split], seq_len), identity, order=order, seed=seed, form=form)
+    return open_packed(dataset, split, packing, seq_len, identity, order=order, seed=seed, form=form)
 
 
 def _check(*, batch_size: int, rank: int, world_size: int, prefetch: int) -> None:
