@@ -6,8 +6,8 @@ from lab.races import races, stops
 
 
 def test_eight_builders_with_and_without_a_lock_come_to_the_right_bytes_or_an_error_of_ours() -> None:
-    row = races(9, seed=2)
-    assert row.tried == 9
+    row = races(8, seed=2)
+    assert row.tried == 8
     assert not row.wrong
     assert row.hangs == 0
 

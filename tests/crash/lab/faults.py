@@ -50,7 +50,7 @@ class Fault:
         return f"{self.kind} {self.span} at operation {self.at}"
 
     def act(self, number: int, name: str, real: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        if not self._strikes(number, name):
+        if not self.strikes(number, name):
             return real(*arguments)
         if self.kind == "short":
             fd, data = arguments
@@ -65,7 +65,7 @@ class Fault:
         code = errno.EIO if self.kind == "lost" else getattr(errno, self.kind)
         raise OSError(code, os.strerror(code))
 
-    def _strikes(self, number: int, name: str) -> bool:
+    def strikes(self, number: int, name: str) -> bool:
         if number == self.at:
             return True
         if self.span == "once" or number < self.at:
@@ -73,6 +73,30 @@ class Fault:
         if self.kind in ("short", "stuck"):
             return name == "write" or (name, self.kind) == ("read", "short")
         return self.kind not in ("ENOSPC", "EDQUOT") or name in _NEED_SPACE
+
+
+class Drive:
+    """A drive with a fault. It notes what is done to a file after its fsync failed: its pages are lost, not dirty.
+
+    Such a file may be closed and removed. Whoever syncs it again is told that all is well, which it is not.
+    """
+
+    def __init__(self, fault: Fault) -> None:
+        self._fault = fault
+        self._paths: dict[int, str] = {}
+        self._lost: set[str] = set()
+        self.misuse = ""
+
+    def act(self, number: int, name: str, real: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        path = arguments[0] if isinstance(arguments[0], str) else self._paths.get(arguments[0], "")
+        if path in self._lost and name in ("fsync", "write", "link", "rename"):
+            self.misuse = f"{name} of a file whose fsync had failed"
+        if name == "fsync" and self._fault.strikes(number, name):
+            self._lost.add(path)
+        done = self._fault.act(number, name, real, arguments)
+        if name == "create":
+            self._paths[done] = path
+        return done
 
 
 def faults(scales: Mapping[str, int | None], *, seed: int = 0, cells: int = 1) -> Row:
@@ -119,7 +143,8 @@ def _point(case: Case, name: str, fault: Fault, number: int) -> str | None:
     scene, output = SCENES[name], case.output(number)
     scene.prepare(case, output)
     before = _open_files()
-    tapped = Tapped(fault.act)
+    drive = Drive(fault)
+    tapped = Tapped(drive.act)
     try:
         result = scene.call(case, output, tapped)
     except Exception as error:
@@ -128,6 +153,7 @@ def _point(case: Case, name: str, fault: Fault, number: int) -> str | None:
         wrong = scene.judge(case, output, result)
     if tapped.count <= fault.at:
         wrong = wrong or "the fault was never met"
+    wrong = wrong or drive.misuse or None
     if wrong is None and (_open_files() != before or threading.active_count() > 1):
         wrong = f"files or threads stay open: {before}, then {_open_files()}; {threading.active_count()} threads"
     wrong = wrong or scene.afterwards(case, output)

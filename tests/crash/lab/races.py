@@ -1,6 +1,7 @@
 """Builders that work on the same output at the same time: with the lock, without it, and past it.
 
-    with the lock   one builds, the others hear that it does
+    with the lock   one builds, the others hear that it does, or find it done
+    held            one has the lock and does not go on before the others have tried
     stale           the lock of a dead builder is there, and all take it over at once
     without         all of them build: they sweep away each other's temp files, and clean up behind each other
     stopped         a builder stands still past its heartbeat, another one takes over; then it goes on
@@ -34,7 +35,7 @@ from tokenmill.storage import lock
 from tokenmill.storage.fs import FileSystem
 
 BUILDERS = 8
-MODES = ("with the lock", "stale", "without")
+MODES = ("with the lock", "stale", "without", "held")
 LOCKED = 5
 
 
@@ -90,6 +91,8 @@ def _racing(seed: int) -> Iterator[Point]:
 
 def _race(case: Case, size: int, number: int, chance: random.Random) -> str | None:
     mode, output = MODES[number % len(MODES)], case.output(number)
+    if mode == "held":
+        return _hold(case, output)
     if mode == "stale" or chance.random() < 0.5:
         _leave_behind(case, output, at=chance.randrange(size * 9 // 10))
     barrier, gate = os.pipe()
@@ -108,6 +111,30 @@ def _race(case: Case, size: int, number: int, chance: random.Random) -> str | No
     wrong = _wrong_ends(mode, ends) or looks_finished_but_wrong(case, output) or finish(case, output)
     case.remove(output)
     return wrong and f"{mode}, race {number}: {wrong}"
+
+
+def _hold(case: Case, output: str) -> str | None:
+    """One builder stops when it has the lock; all others must hear of it, and it must finish undisturbed."""
+    ready, go_on = os.pipe(), os.pipe()
+
+    def act(number: int, name: str, real: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+        if name == "append":  # the log of events is opened right behind the lock
+            os.write(ready[1], b"!")
+            os.read(go_on[0], 1)
+        return real(*arguments)
+
+    holder = Fork(lambda: case.world.build(output, Tapped(act)))
+    os.read(ready[0], 1)
+    others = [Fork(lambda: case.world.build(output)) for _ in range(BUILDERS - 1)]
+    ends = [other.wait() for other in others]
+    os.write(go_on[1], b"!")
+    end = holder.wait()
+    for pipe in (*ready, *go_on):
+        os.close(pipe)
+    wrong = next((f"not the error of a lock: {end}" for end in ends if not end.error.startswith("LockedError")), None)
+    wrong = wrong or (None if end.is_well else f"the holder: {end}") or finish(case, output)
+    case.remove(output)
+    return wrong and f"held: {wrong}"
 
 
 def _wrong_ends(mode: str, ends: list[End]) -> str | None:
@@ -207,7 +234,7 @@ def _stand_still(at: int, number: int, name: str, real: Callable[..., Any], argu
 
 
 EXPERIMENTS = [
-    ("races", partial(races, 150, seed=1, cells=2)),
+    ("races", partial(races, 160, seed=1, cells=2)),
     ("races, commands", partial(command_races, 1)),
     ("stopped and continued", partial(stops, 420, seed=1, cells=2)),
 ]
