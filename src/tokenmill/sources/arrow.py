@@ -15,7 +15,7 @@ from tokenmill.sources.streams import explained
 
 
 def columns(path: str) -> list[str]:
-    with _batches(path) as (schema, _):
+    with _batches(path) as (schema, _), explained(path):
         return list(schema.names)
 
 
@@ -25,7 +25,7 @@ def extent(path: str, rule: Rule) -> Extent:
         for name in rule_columns(rule):
             check_text_column(schema.field(name), rule, path)
         names = rule_columns(rule)
-        sections = tuple(max(1, sum(batch.column(name).nbytes for name in names)) for batch in batches)
+        sections = tuple(max(1, sum(_num_bytes(batch.column(name), path) for name in names)) for batch in batches)
     return Extent(text_bytes=sum(sections), sections=sections)
 
 
@@ -39,8 +39,17 @@ def read(path: str, index: int, source: Source, start: int, stop: int) -> Iterat
             if number >= start and batch.num_rows:
                 chosen = batch.select(rule_columns(source.text))
                 _check(chosen, path, number)
-                yield table_batch(index, chosen, source.text, row)
+                with explained(path, where=f", record batch {number}"):
+                    texts = table_batch(index, chosen, source.text, row)
+                yield texts
             row += batch.num_rows
+
+
+def _num_bytes(column: pa.Array, path: str) -> int:
+    """Arrow counts by what the column says of itself, so that has to hold first."""
+    with explained(path):
+        column.validate()
+    return int(column.nbytes)
 
 
 def _check(batch: pa.RecordBatch, path: str, number: int) -> None:
@@ -48,7 +57,7 @@ def _check(batch: pa.RecordBatch, path: str, number: int) -> None:
     for column in batch.columns:
         try:
             column.validate(full=True)
-        except pa.ArrowInvalid as error:
+        except pa.ArrowException as error:
             # Invalid UTF-8 concerns a single document, and the unit quarantines that.
             if "UTF8" not in str(error):
                 with explained(path, where=f", record batch {number}"):

@@ -18,25 +18,31 @@ from tokenmill.sources.streams import explained
 
 
 def columns(path: str) -> list[str]:
-    with _open(path) as file:
+    with _open(path) as file, explained(path):
         return list(file.schema_arrow.names)
 
 
 def extent(path: str, rule: Rule) -> Extent:
     """Text bytes of every row group, from the footer alone."""
-    with _open(path) as file:
+    with _open(path) as file, explained(path):
         for name in rule_columns(rule):
             check_text_column(file.schema_arrow.field(name), rule, path)
-        wanted = rule_columns(rule)
-        metadata = file.metadata
+        names = rule_columns(rule)
+        wanted = [i for i in range(len(file.schema)) if _belongs(file.schema.column(i).path, names)]
         sections = []
-        for index in range(metadata.num_row_groups):
-            group = metadata.row_group(index)
-            chunks = (group.column(i) for i in range(group.num_columns))
-            sections.append(
-                sum(chunk.total_uncompressed_size for chunk in chunks if _belongs(chunk.path_in_schema, wanted))
-            )
+        for index in range(file.metadata.num_row_groups):
+            _look(file, index, wanted)
+            group = file.metadata.row_group(index)
+            sections.append(sum(group.column(i).total_uncompressed_size for i in wanted))
     return Extent(text_bytes=sum(sections), sections=tuple(sections))
+
+
+def _look(file: pq.ParquetFile, group: int, columns: list[int]) -> None:
+    """Have the reader of no rows at all find what is wrong with the footer, as an error.
+
+    Asked for a column that cannot be, the metadata of a row group ends the process instead.
+    """
+    next(file.reader.iter_batches(0, row_groups=[group], column_indices=columns, use_threads=False), None)
 
 
 def _belongs(path_in_schema: str, columns: list[str]) -> bool:
@@ -59,9 +65,10 @@ def read(
             while True:
                 with explained(path, where=f", row group {group}, from row {row} on"):
                     table = next(batches, None)
-                if table is None:
+                    texts = None if table is None else table_batch(index, table, source.text, row)
+                if table is None or texts is None:
                     break
-                yield table_batch(index, table, source.text, row)
+                yield texts
                 row += table.num_rows
 
 

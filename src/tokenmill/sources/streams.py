@@ -42,7 +42,7 @@ def explained(path: str, *, where: str = "") -> Iterator[None]:
     """Turn the reading libraries' errors into ours, with the file and the place."""
     try:
         yield
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:  # the last one: names of columns
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise SourceError(
             f"cannot read {path}{where}: {reason}",
