@@ -41,6 +41,11 @@ def lasting(contents: Contents) -> Contents:
     }
 
 
+def dataset_of(contents: Contents) -> Contents:
+    """The files that a reader may look at."""
+    return {path: data for path, data in contents.items() if not path.startswith(f"{OUT}/.build/")}
+
+
 def make_subject(path: Path, kind: str) -> Subject:
     """One of `KINDS`, with its sources under `path`."""
     return KINDS[kind](path)
@@ -62,7 +67,7 @@ def _scratch(path: Path) -> Subject:
 
 def _budget(path: Path) -> Subject:
     """Three units, of which the second is cut and the third never begun."""
-    return _build(path, "plain", "build with a budget", documents=4, unit_bytes=300, max_tokens=80)
+    return _build(path, "plain", "build with a budget", documents=4, unit_bytes=300, max_tokens=50)
 
 
 def _join(path: Path) -> Subject:

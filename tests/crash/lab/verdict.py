@@ -14,13 +14,13 @@ from types import FrameType
 
 from lab.aftermath import Machine, identity, is_temp, plain
 from lab.modelfs import Disk, ModelFileSystem, Operation
-from lab.subject import MANIFEST, OUT, Subject, lasting
+from lab.subject import MANIFEST, OUT, Contents, Subject, dataset_of, lasting
 from tokenmill import records
 from tokenmill.build.receipt import Receipt
 from tokenmill.errors import DatasetError, TokenmillError
 from tokenmill.storage import Digest
 
-SECONDS_ALLOWED = 20.0
+SECONDS_ALLOWED = 10.0
 _RECEIPTS = f"{OUT}/.build/receipts/"
 
 
@@ -37,7 +37,7 @@ class Judge:
 
     def __init__(self, subject: Subject) -> None:
         self._subject = subject
-        self._right = {path: data for path, data in subject.right.items() if not path.startswith(f"{OUT}/.build/")}
+        self._right = dataset_of(subject.right)
         self._readers: dict[bytes, str] = {}
         self._receipts: dict[bytes, dict[str, Digest]] = {}
         self._digests: dict[bytes, Digest] = {}
@@ -46,10 +46,9 @@ class Judge:
         """As a reader of the dataset, and as one of the receipts. Raises `Wrong`."""
         contents = disk.contents()
         if MANIFEST in contents:
-            dataset = {path: data for path, data in contents.items() if not path.startswith(f"{OUT}/.build/")}
             key = identity(disk, leaving_out=f"{OUT}/.build/")
             if key not in self._readers:
-                self._readers[key] = self._read(disk, dataset)
+                self._readers[key] = self._read(disk, dataset_of(contents))
             if self._readers[key]:
                 raise Wrong(self._readers[key])
         elif not self._subject.hurt:
@@ -59,8 +58,7 @@ class Judge:
         """Run the same call on what a crash left; gives what it did. Raises `Wrong`. The machine is left alone."""
         fs = ModelFileSystem(disk, first_inode=machine.next_inode)
         try:
-            with time_limit(SECONDS_ALLOWED):
-                self._subject.run(fs)
+            run(self._subject, fs)
         except TokenmillError as error:
             raise Wrong(f"the same call was refused: {type(error).__name__}: {error.message}") from error
         except Exception as error:
@@ -73,7 +71,7 @@ class Judge:
         self._compare({path: kept[path] for path in self._subject.right if path in kept}, "after a later power cut")
         return fs.log
 
-    def _read(self, disk: Disk, dataset: dict[str, bytes]) -> str:
+    def _read(self, disk: Disk, dataset: Contents) -> str:
         fs = ModelFileSystem(disk)
         try:
             problems = self._subject.world.verify(OUT, fs).problems
@@ -90,7 +88,7 @@ class Judge:
                 return f"a reader finds another {path}, and verify does not tell"
         return ""
 
-    def _read_receipts(self, contents: dict[str, bytes]) -> None:
+    def _read_receipts(self, contents: Contents) -> None:
         for path, data in contents.items():
             if path.startswith(_RECEIPTS) and not is_temp(path):
                 if data not in self._receipts:
@@ -107,13 +105,24 @@ class Judge:
             self._digests[data] = Digest(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
         return self._digests[data]
 
-    def _compare(self, found: dict[str, bytes], when: str) -> None:
-        right = self._subject.right
-        if found != right:
-            missing = sorted(right.keys() - found.keys())
-            more = sorted(plain(path) for path in found.keys() - right.keys())
-            other = sorted(path for path in found.keys() & right.keys() if found[path] != right[path])
-            raise Wrong(f"{when}: missing {missing}, too many {more}, with other bytes {other}")
+    def _compare(self, found: Contents, when: str) -> None:
+        if what := difference(found, self._subject.right):
+            raise Wrong(f"{when}: {what}")
+
+
+def difference(found: Contents, right: Contents) -> str:
+    """What makes some files other than they must be; nothing if they are the same."""
+    if found == right:
+        return ""
+    more = sorted(plain(path) for path in found.keys() - right.keys())
+    other = sorted(path for path in found.keys() & right.keys() if found[path] != right[path])
+    return f"missing {sorted(right.keys() - found.keys())}, too many {more}, with other bytes {other}"
+
+
+def run(subject: Subject, fs: ModelFileSystem) -> None:
+    """Run a subject, or raise `Hang`."""
+    with time_limit(SECONDS_ALLOWED):
+        subject.run(fs)
 
 
 @contextlib.contextmanager
