@@ -356,6 +356,11 @@ def test_a_mixture_of_nothing_is_refused() -> None:
         Mixture({})
 
 
+def test_a_part_without_a_weight_is_refused() -> None:
+    with pytest.raises(RecipeError, match="part 'web' is 'data/web'"):
+        Mixture({"web": "data/web"})  # type: ignore[dict-item]  # that is the point
+
+
 def test_parts_must_have_the_same_tokenizer(datasets: dict[str, Dataset], tmp_path: Path) -> None:
     write_jsonl(tmp_path / "a.jsonl", make_texts(20, seed=1))
     tokenmill.prepare(str(tmp_path / "a.jsonl"), tmp_path / "char", tokenizer="char", workers=1)

@@ -51,6 +51,9 @@ class Mixture:
     ) -> None:
         if not 1 <= len(parts) <= _MAX_PARTS:
             raise RecipeError(f"a mixture of {len(parts)} parts", hint=f"give 1 to {_MAX_PARTS} of them")
+        for name, part in parts.items():
+            if not isinstance(part, tuple | list) or len(part) != 2:
+                raise RecipeError(f"part {name!r} is {part!r}", hint="give a dataset and its weight")
         self.names = tuple(parts)
         self.weights = {0: {name: weight for name, (_, weight) in parts.items()}}
         for place in sorted(changes or {}):

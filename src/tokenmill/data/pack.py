@@ -1,9 +1,9 @@
 """How documents are packed into rows of `seq_len` tokens: from their lengths alone, no token is read.
 
-    documents   aaaa bb ccccccc ddd e         seq_len 5
-    pieces      aaaa bb ccccc cc ddd e        what is too long for a row is cut
-    padded      aaaa. bb... ccccc cc... ...   a row for each piece
-    best_fit    aaaae ddd++ ccccc ...         the largest first, each where it leaves the least room
+    documents   aaaa bb ccccccc ddd e                  seq_len 5
+    pieces      aaaa bb ccccc cc ddd e                 what is too long for a row is cut
+    padded      aaaa. bb... ccccc cc... ddd.. e....    a row for each piece
+    best_fit    aaaae ccccc cc... dddbb                the largest first, each where it leaves the least room
 
 Pieces lie end to end in the split. One behind which its document goes on spans a token more than it
 has inputs: the target of its last one.
