@@ -235,6 +235,12 @@ def test_ids_may_stay_as_they_are_stored(dataset: Dataset) -> None:
         DataLoader(dataset, 32, 4, dtype=None, mask_borders=True)
 
 
+@pytest.mark.parametrize("dtype", [np.int16, np.uint8, np.float64])
+def test_a_dtype_that_would_change_ids_is_refused(dataset: Dataset, dtype: Any) -> None:
+    with pytest.raises(RecipeError, match="do not fit"):
+        DataLoader(dataset, 32, 4, dtype=dtype)
+
+
 def test_the_last_partial_step_is_dropped_or_shared_out(dataset: Dataset) -> None:
     count = Windows(dataset["val"], 16).__len__()
     batch = next(size for size in range(2, count) if count % (2 * size) > size)

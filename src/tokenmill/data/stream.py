@@ -58,6 +58,8 @@ class Form:
     def label_dtype(self, stored: np.dtype[Any]) -> np.dtype[Any]:
         """The dtype of ids and labels; masks need room for a negative number."""
         found = stored if self.dtype is None else np.dtype(self.dtype)
+        if not np.can_cast(stored, found) or found.kind not in "iu":
+            raise RecipeError(f"ids of {stored} do not fit into {found}", hint="use int64, or int32")
         if self.mask_borders and found.kind == "u":
             raise RecipeError(f"labels of {found} cannot be masked with {IGNORED}", hint="use a signed dtype")
         return found
