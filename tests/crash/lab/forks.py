@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -36,7 +37,10 @@ class Fork:
 
     def __init__(self, call: Callable[[], object]) -> None:
         self._reader, writer = os.pipe()
-        self.process = os.fork()
+        with warnings.catch_warnings():
+            # Newer Pythons warn of forks beside threads; those here are Arrow's, which stand idle and mind forks.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            self.process = os.fork()
         if not self.process:
             _run(call, writer)
         os.close(writer)
