@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-COMMANDS = ("prepare", "plan", "verify", "repair", "inspect")
+COMMANDS = ("prepare", "plan", "verify", "repair", "inspect", "bench")
 PAGE = Path(__file__).with_name("cli.md")
 
 

@@ -19,7 +19,7 @@ def test_the_readme_is_short() -> None:
     assert len(README.splitlines()) <= 150
 
 
-@pytest.mark.parametrize("command", ["prepare", "plan", "verify", "repair", "inspect"])
+@pytest.mark.parametrize("command", ["prepare", "plan", "verify", "repair", "inspect", "bench"])
 def test_the_command_reference_names_the_options_that_there_are(tokenmill: Command, command: str) -> None:
     page = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
     (section,) = re.findall(rf"## tokenmill {command}\n(.*?)(?=\n## |\Z)", page, re.DOTALL)
@@ -30,7 +30,7 @@ def test_the_command_reference_names_the_options_that_there_are(tokenmill: Comma
     assert options[0] == options[1], "run make docs"
 
 
-@pytest.mark.parametrize("command", ["prepare", "plan", "verify", "repair", "inspect"])
+@pytest.mark.parametrize("command", ["prepare", "plan", "verify", "repair", "inspect", "bench"])
 def test_every_command_explains_itself_with_an_example(tokenmill: Command, command: str) -> None:
     shown = tokenmill(command, "--help").stdout
     assert f"tokenmill {command} " in shown

@@ -72,6 +72,13 @@ Examples:
   tokenmill inspect data/owt
   tokenmill inspect data/owt --split val --documents 5
 """
+_BENCH = """
+Measure how quickly the loader feeds a trainer with this dataset on this machine. Writes nothing.
+
+\b
+Example:
+  tokenmill bench data/owt --seq-len 2048 --batch-size 32
+"""
 
 Dataset = Annotated[Path, typer.Argument(metavar="OUT", help="a dataset's folder", show_default=False)]
 Filter = Annotated[
@@ -166,6 +173,25 @@ def inspect(
         _print_json({**describe(dataset), "texts": first_texts(dataset, split, documents)})
     else:
         show.dataset(describe(dataset), split, first_texts(dataset, split, documents))
+    return 0
+
+
+@app.command(help=_BENCH)
+def bench(
+    dataset: Dataset,
+    split: Annotated[str, typer.Option(metavar="NAME", help="which split to read")] = "train",
+    seq_len: Annotated[int, typer.Option(metavar="N", help="tokens of a sample", min=1)] = 1024,
+    batch_size: Annotated[int, typer.Option(metavar="N", help="samples of a batch", min=1)] = 64,
+    seconds: Annotated[float, typer.Option(metavar="N", help="how long to measure", min=0.01)] = 3.0,
+    as_json: AsJson = False,
+) -> int:
+    from tokenmill.cli.benching import measure
+
+    record = measure(dataset, split=split, seq_len=seq_len, batch_size=batch_size, seconds=seconds)
+    if as_json:
+        _print_json(record)
+    else:
+        show.rates(record)
     return 0
 
 

@@ -234,3 +234,10 @@ def dataset(record: dict[str, Any], split: str, texts: list[str]) -> None:
         print(f"\n{split} document {index}:")
         for line in lines[:8]:
             print(f"  | {line[:110]}")
+
+
+def rates(record: dict[str, Any]) -> None:
+    shape = f"{record['batch_size']} x {record['seq_len']}"
+    print(f"{record['path']}: batches of {shape} from {record['samples']:,} samples of {record['split']}, shuffled")
+    print(f"  {format_count(record['tokens_per_second'])} tokens/s, {record['batches_per_second']:,.0f} batches/s")
+    print(f"  first batch {record['first_batch_ms']:.1f} ms after opening")
