@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint bench crash interop docs clean
+.PHONY: demo test lint bench bench-loader crash interop docs clean
 
 demo: $(VENV)/.core
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/demo.sh
@@ -20,6 +20,9 @@ lint: $(VENV)/.lint
 
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/prepare.py $(ARGS)
+
+bench-loader: $(VENV)/.bench .venv-peers/.done
+	$(BIN)/python benchmarks/loader.py $(ARGS)
 
 crash: $(VENV)/.test
 	$(BIN)/python tests/crash/run.py $(ARGS)
@@ -42,4 +45,11 @@ $(VENV)/.core: pyproject.toml
 # One group of development tools each, on top of the package itself.
 $(VENV)/.%: $(VENV)/.core
 	$(PIP) --group $*
+	touch $@
+
+# litData and Mosaic streaming pin what ours does not. Where they do not install, the benchmark says so.
+.venv-peers/.done: pyproject.toml
+	$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	-.venv-peers/bin/python -m pip install --quiet --group peers
 	touch $@

@@ -216,7 +216,7 @@ def make_corpus(folder: Path, size: int, given: Sequence[str]) -> Corpus:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    documents = list(_given(given) if given else _library())
+    documents = list(_given(given) if given else library_texts())
     corpus = Corpus([], [], [])
     for number, texts in enumerate(_files(documents, size)):
         stem = folder / f"{number:03d}"
@@ -271,7 +271,7 @@ def _files(documents: list[str], size: int) -> Iterator[list[str]]:
                 return
 
 
-def _library() -> Iterator[str]:
+def library_texts() -> Iterator[str]:
     """The source files of Python's standard library, as far as they are text."""
     root = Path(sysconfig.get_path("stdlib"))
     for path in sorted(root.rglob("*.py")):
