@@ -3,5 +3,12 @@
 world      small builds whose right result is known
 report     one row for each kind of fault, and the table of all
 
+In memory:
+modelfs    a file system that writes down all it does      aftermath  what a crash may leave of it
+subject    a build, a repair, a joining, to be crashed     steady     thousands of them in one process
+verdict    whether a crashed state is good                 powercut   kills and power cuts, up to three in a row
+decay      damage behind a crash                           trouble    what goes wrong without one
+bugs       protective lines, taken out                     seeded     does the lab notice?
+
 Each experiment is a function that gives a `Row`. The tests run it small; `run.py` runs it large.
 """
