@@ -24,14 +24,16 @@ cross process borders as plain records (`to_record`, `from_record`), never as pi
 
 from __future__ import annotations
 
+from tokenmill.redaction import redact
+
 
 class TokenmillError(Exception):
     exit_code = 1
 
     def __init__(self, message: str, *, hint: str = "") -> None:
-        super().__init__(message)
-        self.message = message
-        self.hint = hint
+        self.message = redact(message)
+        self.hint = redact(hint)
+        super().__init__(self.message)
 
 
 class RecipeError(TokenmillError):
@@ -109,7 +111,7 @@ def to_record(error: BaseException) -> dict[str, str]:
     """A plain record of an error, for another process."""
     if isinstance(error, TokenmillError):
         return {"kind": type(error).__name__, "message": error.message, "hint": error.hint}
-    return {"kind": "", "message": f"{type(error).__name__}: {error}", "hint": ""}
+    return {"kind": "", "message": redact(f"{type(error).__name__}: {error}"), "hint": ""}
 
 
 def from_record(record: dict[str, str]) -> TokenmillError:

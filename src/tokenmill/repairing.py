@@ -31,7 +31,7 @@ from tokenmill.build.task import make_task
 from tokenmill.errors import DatasetError, DeterminismError
 from tokenmill.manifest import Manifest
 from tokenmill.planning import Plan
-from tokenmill.storage import Digest, Folder
+from tokenmill.storage import Digest, Folder, local_folder
 from tokenmill.storage.lock import locked
 from tokenmill.tokenizer.spec import TokenizerSpec, from_dataset
 from tokenmill.verifying import Problem, strays, verify_folder
@@ -44,7 +44,7 @@ def repair(
 
     A dataset that was made with a filter runs that function again, so it must be named here.
     """
-    return repair_folder(Folder(os.path.abspath(path)), workers=resolve_workers(workers), filter=filter)
+    return repair_folder(local_folder(path), workers=resolve_workers(workers), filter=filter)
 
 
 def repair_folder(folder: Folder, *, workers: int, filter: str | None = None) -> tuple[Problem, ...]:

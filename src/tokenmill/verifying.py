@@ -25,7 +25,7 @@ from tokenmill.build.unit import run_unit
 from tokenmill.errors import BuildError, DatasetError, StorageError, TokenmillError
 from tokenmill.manifest import Manifest, Shard
 from tokenmill.shards.reader import check_index, check_structure
-from tokenmill.storage import Digest, Folder
+from tokenmill.storage import Digest, Folder, local_folder
 from tokenmill.storage.mapped import fast_digest
 from tokenmill.storage.temporary import temporary_folder
 from tokenmill.tokenizer.engine import open_engine
@@ -71,7 +71,7 @@ def verify(
     `source` tokenises sources again; if the dataset was made with a filter, it must be named.
     """
     return verify_folder(
-        Folder(os.path.abspath(path)), quick=quick, source=source, threads=resolve_workers(workers), filter=filter
+        local_folder(path), quick=quick, source=source, threads=resolve_workers(workers), filter=filter
     )
 
 

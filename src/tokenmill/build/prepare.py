@@ -15,7 +15,7 @@ from tokenmill import manifest as manifests
 from tokenmill.build.crew import Crew, resolve_workers
 from tokenmill.errors import RecipeError
 from tokenmill.manifest import Manifest
-from tokenmill.storage import Folder
+from tokenmill.storage import local_folder
 
 if TYPE_CHECKING:
     from tokenmill.build.progress import Watcher
@@ -58,12 +58,11 @@ def prepare(
         raise RecipeError("no output is given", hint="add -o OUT")
     if wait and restart:
         raise RecipeError("each one who waits would start the build over", hint="start it over first, without waiting")
-    path = os.path.abspath(output)
+    folder = local_folder(output)
     count = resolve_workers(workers)
     # Who only waits needs no workers; who builds in the end hires them then.
-    early = count > 1 and not wait and not os.path.exists(os.path.join(path, manifests.NAME))
+    early = count > 1 and not wait and not os.path.exists(folder.at(manifests.NAME))
     crew = Crew(count) if early else None
-    folder = Folder(path)
     try:
         from tokenmill.build.build import build
         from tokenmill.build.waiting import wait_for
@@ -78,7 +77,7 @@ def prepare(
                 folder,
                 workers=count,
                 crew=crew,
-                scratch=None if scratch is None else os.path.abspath(scratch),
+                scratch=None if scratch is None else local_folder(scratch).path,
                 restart=restart,
                 watch=watch,
             )
@@ -91,4 +90,6 @@ def prepare(
     finally:
         if crew is not None:
             crew.stop()
-    return Result(output=path, manifest=found, already_complete=already_complete, seconds=time.monotonic() - begin)
+    return Result(
+        output=folder.path, manifest=found, already_complete=already_complete, seconds=time.monotonic() - begin
+    )

@@ -15,7 +15,7 @@ from tokenmill.build.executor import MEMORY_BUDGET, Estimate, make_request
 from tokenmill.build.setup import make_work, set_up
 from tokenmill.errors import DatasetError
 from tokenmill.recipe import make_recipe
-from tokenmill.storage import Folder
+from tokenmill.storage import Folder, local_folder
 from tokenmill.tokenizer.engine import open_engine
 
 PLACES = 48
@@ -61,7 +61,7 @@ def plan(
     work = make_work(setup, scratch=None)
     expected = check(make_request(setup.plan, PLACES), work, setup.spec, open_engine(setup.spec)).estimate
     share = min(1.0, wanted.max_tokens / expected.tokens) if wanted.max_tokens and expected.tokens else 1.0
-    folder = Folder(os.path.abspath(output)) if output is not None else None
+    folder = local_folder(output) if output is not None else None
     standing = (0, False, ()) if folder is None or restart else _standing(folder, setup.plan.fingerprint)
     done, finished, conflict = standing
     needed = 0 if finished else round(expected.output_bytes * share)
@@ -78,7 +78,7 @@ def plan(
         max_tokens=wanted.max_tokens,
         disk_needed=max(0, needed),
         disk_free=folder.free_bytes() if folder is not None else None,
-        scratch_free=Folder(os.path.abspath(scratch)).free_bytes() if scratch is not None else None,
+        scratch_free=local_folder(scratch).free_bytes() if scratch is not None else None,
         memory=count * MEMORY_BUDGET,
         fingerprint=setup.plan.fingerprint,
         finished=finished,

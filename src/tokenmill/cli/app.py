@@ -16,6 +16,7 @@ from tokenmill import __version__
 from tokenmill.cli import show
 from tokenmill.cli.options import OPTIONS, PREPARE_OPTIONS, library_arguments, with_options
 from tokenmill.errors import Interrupted, TokenmillError
+from tokenmill.redaction import redact
 
 app = typer.Typer(
     help="Raw text to training-ready token datasets: crash-safe, verified, at engine speed.",
@@ -217,8 +218,8 @@ def run() -> int:
         return 1
     except Exception as error:
         if "-v" in sys.argv or "--verbose" in sys.argv:
-            traceback.print_exc()
-        show.error(f"unexpected {type(error).__name__}: {error}", "please report this, with what -v prints")
+            print(redact(traceback.format_exc()), file=sys.stderr)
+        show.error(redact(f"unexpected {type(error).__name__}: {error}"), "please report this, with what -v prints")
         return 1
 
 

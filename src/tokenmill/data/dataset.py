@@ -16,14 +16,14 @@ from tokenmill.errors import DatasetError
 from tokenmill.manifest import Manifest, Shard
 from tokenmill.shards.layout import Tokens, numpy_dtype
 from tokenmill.shards.reader import check_structure, document_starts, map_tokens
-from tokenmill.storage import Folder
+from tokenmill.storage import Folder, local_folder
 
 Starts = npt.NDArray[np.int64]
 
 
 def open(path: str | os.PathLike[str]) -> Dataset:
     """Open a dataset folder. What is not a finished dataset is a `DatasetError`."""
-    folder = Folder(os.path.abspath(path))
+    folder = local_folder(path)
     return Dataset(folder, manifests.load(folder))
 
 

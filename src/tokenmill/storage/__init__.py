@@ -8,7 +8,7 @@ lock      one builder per output, at most, most of the time
 log       events.jsonl, which may lose its last line
 """
 
-from tokenmill.storage.folder import Digest, Folder, Output
+from tokenmill.storage.folder import Digest, Folder, Output, local_folder
 from tokenmill.storage.scratch import ScratchOutput
 
-__all__ = ["Digest", "Folder", "Output", "ScratchOutput"]
+__all__ = ["Digest", "Folder", "Output", "ScratchOutput", "local_folder"]

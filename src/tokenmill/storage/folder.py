@@ -21,11 +21,13 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from tokenmill.errors import DatasetError, DeterminismError, DiskFullError, StorageError
+from tokenmill.errors import DatasetError, DeterminismError, DiskFullError, RecipeError, StorageError
 from tokenmill.storage.fs import LOCAL, FileStat, FileSystem
 
 BLOCK = 1 << 20
 TEMP_SUFFIX = ".tmp"
+# One slash is enough: pathlib has taken the other one away by the time that a path comes here.
+_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _TEMP_NAME = re.compile(r".+\.[0-9a-f]{12}\.tmp")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
@@ -358,6 +360,16 @@ class DirectOutput:
             self._fd = None
         with contextlib.suppress(OSError):
             self._fs.unlink(self._temp)
+
+
+def local_folder(path: str | os.PathLike[str]) -> Folder:
+    """The folder at a path of this machine."""
+    text = os.fspath(path)
+    if _SCHEME.match(text):
+        raise RecipeError(
+            f"{text.partition(':')[0]}:// is neither read nor written by this version", hint="give a local folder"
+        )
+    return Folder(os.path.abspath(text))
 
 
 def is_temp(name: str) -> bool:

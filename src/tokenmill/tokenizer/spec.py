@@ -82,6 +82,11 @@ class TokenizerSpec:
 
 def resolve(name: str, *, eot_token: str | None = None) -> TokenizerSpec:
     """Find a tokenizer by the name the user gave. `char` comes back without its characters."""
+    if "://" in name:
+        raise TokenizerError(
+            f"{name.partition('://')[0]}:// tokenizers are not fetched by this version",
+            hint="give a local file, or a name on the hub",
+        )
     forced = name.startswith("tokenizers:")
     spec = _resolve(name.removeprefix("tokenizers:"), eot_token)
     if forced:

@@ -1,0 +1,20 @@
+"""Secrets stay out of what is printed, logged or written: whatever an error says goes through here."""
+
+from __future__ import annotations
+
+import os
+import re
+
+_SECRET_NAME = re.compile(r"(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?|KEY|KEY_ID)$", re.IGNORECASE)
+_USER = re.compile(r"\b([a-z][a-z0-9+.-]*:/{1,3})[^\s/@'\"]+@", re.IGNORECASE)
+_QUERY = re.compile(r"\?[\w.~-]+=[^\s'\"]*")
+_MIN_CHARS = 6
+
+
+def redact(text: str) -> str:
+    """The text without users and queries of URLs, and without the values of variables that are named like secrets."""
+    text = _QUERY.sub("?***", _USER.sub(r"\1***@", text))
+    for name, value in os.environ.items():
+        if len(value) >= _MIN_CHARS and _SECRET_NAME.search(name):
+            text = text.replace(value, "***")
+    return text
