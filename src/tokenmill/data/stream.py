@@ -95,7 +95,7 @@ class WindowStream:
         if self._form.mask_borders or self._border_fields:
             borders = find_borders(windows.split, stored, starts)
             if self._form.mask_borders:
-                batch["labels"] = batch["labels"].copy()
+                batch["labels"] = stored[:, 1:].astype(self._dtype)
                 batch["labels"][borders.rows, borders.columns - 1] = IGNORED
             batch |= as_fields(borders, self._border_fields, (len(starts), windows.seq_len))
         if "document_ids" in self._border_fields:
