@@ -24,7 +24,7 @@ _WORDS = ("text", "naïve", "слово", "数千", "🙂", "a\tb", "line\n", " 
 TOKENIZERS: dict[str, Callable[[Path], str]] = {
     "gpt2": lambda path: "gpt2",
     "tokenizer.json": lambda path: str(byte_level(path)),
-    ".tiktoken": lambda path: f"{ranks(path)}:cl100k_base",
+    ".tiktoken": lambda path: f"{ranks(path)}:gpt2",
     "byte": lambda path: "byte",
 }
 
