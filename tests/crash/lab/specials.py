@@ -14,7 +14,7 @@ from pathlib import Path
 
 import tokenmill
 from lab.report import Row
-from lab.vocabularies import SPECIALS, byte_level, ranks
+from lab.vocabularies import SPECIALS, byte_level
 from tokenmill.storage import Folder
 from tokenmill.tokenizer.engine import open_engine, specials
 from tokenmill.tokenizer.spec import from_dataset
@@ -24,7 +24,6 @@ _WORDS = ("text", "naïve", "слово", "数千", "🙂", "a\tb", "line\n", " 
 TOKENIZERS: dict[str, Callable[[Path], str]] = {
     "gpt2": lambda path: "gpt2",
     "tokenizer.json": lambda path: str(byte_level(path)),
-    ".tiktoken": lambda path: f"{ranks(path)}:gpt2",
     "byte": lambda path: "byte",
 }
 
