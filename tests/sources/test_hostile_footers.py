@@ -1,4 +1,4 @@
-"""What says where things are in a parquet or an Arrow file is read by native code: no byte of it may end the process."""
+"""What says where things are in a parquet or an Arrow file is read by native code: no byte of it may end us."""
 
 from __future__ import annotations
 

@@ -43,8 +43,12 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @contextmanager
-def reading_by(chunk: int, look_back: int = 64) -> Iterator[None]:
-    with mock.patch.object(separated, "CHUNK", chunk), mock.patch.object(separated, "_LOOK_BACK", look_back):
+def reading_by(chunk: int, look_back: int = 64, most: int = 3) -> Iterator[None]:
+    with (
+        mock.patch.object(separated, "CHUNK", chunk),
+        mock.patch.object(separated, "_LOOK_BACK", look_back),
+        mock.patch.object(separated, "MAX_DOCUMENTS", most),
+    ):
         yield
 
 

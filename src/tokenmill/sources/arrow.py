@@ -10,7 +10,7 @@ import pyarrow as pa
 from tokenmill.planning import Extent, Source
 from tokenmill.sources.batch import Batch
 from tokenmill.sources.columns import Rule, rule_columns
-from tokenmill.sources.parquet import check_text_column, table_batch
+from tokenmill.sources.parquet import MAX_BATCH_ROWS, check_text_column, table_batch
 from tokenmill.sources.streams import explained
 
 
@@ -39,9 +39,10 @@ def read(path: str, index: int, source: Source, start: int, stop: int) -> Iterat
             if number >= start and batch.num_rows:
                 chosen = batch.select(rule_columns(source.text))
                 _check(chosen, path, number)
-                with explained(path, where=f", record batch {number}"):
-                    texts = table_batch(index, chosen, source.text, row)
-                yield texts
+                for first in range(0, batch.num_rows, MAX_BATCH_ROWS):
+                    with explained(path, where=f", record batch {number}"):
+                        texts = table_batch(index, chosen.slice(first, MAX_BATCH_ROWS), source.text, row + first)
+                    yield texts
             row += batch.num_rows
 
 

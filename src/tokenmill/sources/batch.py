@@ -10,6 +10,8 @@ import numpy.typing as npt
 import pyarrow as pa
 
 BATCH_BYTES = 8_000_000
+# Documents of a byte, or none at all, would make batches that are small by their text and large by all else.
+MAX_DOCUMENTS = 1 << 17
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,25 +60,24 @@ def even(
     batches: Iterable[Batch], *, max_documents: int | None = None, max_bytes: int = BATCH_BYTES
 ) -> Iterator[Batch]:
     """The same documents in batches of about `max_bytes`: small ones joined, large ones cut."""
+    most = min(max_documents or MAX_DOCUMENTS, MAX_DOCUMENTS)
     held: list[Batch] = []
     size = count = 0
     for batch in batches:
-        for part in _cut(batch, max_documents, max_bytes):
-            if held and (
-                size + part.text.nbytes > max_bytes or (max_documents and count + len(part.text) > max_documents)
-            ):
+        for part in _cut(batch, most, max_bytes):
+            if held and (size + part.text.nbytes > max_bytes or count + part.num_read > most):
                 yield _join(held)
                 held, size, count = [], 0, 0
             held.append(part)
             size += part.text.nbytes
-            count += len(part.text)
+            count += part.num_read
     if held:
         yield _join(held)
 
 
-def _cut(batch: Batch, max_documents: int | None, max_bytes: int) -> Iterator[Batch]:
+def _cut(batch: Batch, max_documents: int, max_bytes: int) -> Iterator[Batch]:
     count = len(batch.text)
-    if count < 2 or (batch.text.nbytes <= max_bytes and (not max_documents or count <= max_documents)):
+    if count < 2 or (batch.text.nbytes <= max_bytes and count <= max_documents):
         yield batch
         return
     half = count // 2

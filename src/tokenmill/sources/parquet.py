@@ -16,6 +16,9 @@ from tokenmill.sources.batch import BATCH_BYTES, Batch, Skip, judged_batch, make
 from tokenmill.sources.columns import Rule, row_text, rule_columns
 from tokenmill.sources.streams import explained
 
+# A text that stands in the file once may stand in the column a million times, so the file's size bounds nothing.
+MAX_BATCH_ROWS = 1 << 14
+
 
 def columns(path: str) -> list[str]:
     with _open(path) as file, explained(path):
@@ -60,7 +63,7 @@ def read(
         row = sum(metadata.row_group(i).num_rows for i in range(start))
         for group in range(start, stop):
             size, rows = metadata.row_group(group).total_byte_size, metadata.row_group(group).num_rows
-            batch_rows = max(1, min(rows, batch_bytes * rows // max(size, 1)))
+            batch_rows = max(1, min(rows, MAX_BATCH_ROWS, batch_bytes * rows // max(size, 1)))
             batches = file.iter_batches(batch_rows, row_groups=[group], columns=names, use_threads=False)
             while True:
                 with explained(path, where=f", row group {group}, from row {row} on"):

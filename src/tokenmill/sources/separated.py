@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from tokenmill.sources.batch import MAX_DOCUMENTS
 from tokenmill.sources.streams import Stream, open_stream
 
 CHUNK = 8 << 20
@@ -60,16 +61,16 @@ def _runs(stream: Stream, separator: bytes, at: int, held: bytes, stop: int, lim
     while True:
         data, is_last = _read_behind(held, stream, chunk)
         if stop >= 0 and (end := _find(data, separator, stop - at)) >= 0:
-            yield Run(at, memoryview(data)[:end])
+            yield from _few(at, data, end, separator)
             return
         end = _find_last(data, separator)
         if is_last:
             if data:
                 ends_whole = end >= 0 and end + len(separator) == len(data)
-                yield Run(at, memoryview(data)[:end] if ends_whole else memoryview(data))
+                yield from _few(at, data, end if ends_whole else len(data), separator)
             return
         if end >= 0:
-            yield Run(at, memoryview(data)[:end])
+            yield from _few(at, data, end, separator)
             held = bytes(memoryview(data)[end + len(separator) :])
             at += end + len(separator)
         elif len(data) - len(separator) > limit + _SLACK:
@@ -81,6 +82,18 @@ def _runs(stream: Stream, separator: bytes, at: int, held: bytes, stop: int, lim
         else:
             # A long document: read more at once each time, or it would be copied over and over.
             held, chunk = bytes(data), max(chunk, min(len(data), 8 * CHUNK))
+
+
+def _few(at: int, data: bytearray, end: int, separator: bytes, start: int = 0) -> Iterator[Run]:
+    """The documents from `start` to `end`, in runs of few enough: a chunk of nothing but newlines holds millions."""
+    middle = (start + end) // 2
+    is_many = data.count(separator, start, end) > MAX_DOCUMENTS
+    cut = _find(data, separator, middle, start) if is_many else -1
+    if 0 <= cut < end - len(separator):
+        yield from _few(at, data, cut, separator, start)
+        yield from _few(at, data, end, separator, cut + len(separator))
+    else:
+        yield Run(at + start, memoryview(data)[start:end])
 
 
 def _read_behind(held: bytes, stream: Stream, chunk: int) -> tuple[bytearray, bool]:
@@ -120,11 +133,14 @@ def overlaps_itself(separator: bytes) -> bool:
     return any(separator.endswith(separator[:size]) for size in range(1, len(separator)))
 
 
-def _find(data: bytes | bytearray, separator: bytes, wanted: int) -> int:
-    """Where the first separator that ends at `wanted` or later begins; -1 if there is none."""
+def _find(data: bytes | bytearray, separator: bytes, wanted: int, start: int = 0) -> int:
+    """Where the first separator that ends at `wanted` or later begins; -1 if there is none.
+
+    A document begins at `start`, from where separators count.
+    """
     if not overlaps_itself(separator):
-        return data.find(separator, max(0, wanted - len(separator)))
-    found = data.find(separator)
+        return data.find(separator, max(start, wanted - len(separator)))
+    found = data.find(separator, start)
     while 0 <= found < wanted - len(separator):
         found = data.find(separator, found + len(separator))
     return found
