@@ -51,7 +51,9 @@ class _GigatokenEngine:
     def __init__(self, spec: TokenizerSpec) -> None:
         try:
             self._encoder = self._load(spec)
-        except Exception as error:  # gigatoken raises plain RuntimeErrors
+        except BaseException as error:
+            if not _is_native(error):
+                raise
             reason = str(error).partition("\n")[0]
             raise TokenizerError(f"gigatoken cannot encode {spec.name}: {reason}") from None
 
@@ -160,13 +162,20 @@ def without_specials(spec: TokenizerSpec) -> str:
     return json.dumps(parsed)
 
 
+def _is_native(error: BaseException) -> bool:
+    """Whether native code did not get along with a file. Rust's panics are no `Exception`, and have no public name."""
+    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+
+
 def open_tokenizers(spec: TokenizerSpec) -> Any:
     """The `tokenizers` object of a tokenizer.json, with special strings as plain text."""
     import tokenizers
 
     try:
         found = tokenizers.Tokenizer.from_str(without_specials(spec))
-    except Exception as error:  # a Rust error, whatever is wrong with the file
+    except BaseException as error:
+        if not _is_native(error):
+            raise
         raise TokenizerError(f"tokenizers cannot read {spec.name}: {error}", hint="check the file") from None
     found.no_padding()
     found.no_truncation()

@@ -214,7 +214,7 @@ def _hf(name: str, content: bytes, config: bytes | None, eot_token: str | None) 
         ids = dict(vocab) if isinstance(vocab, dict) else {entry[0]: i for i, entry in enumerate(vocab)}
         if not all(type(number) is int for number in ids.values()):
             raise TypeError("an id is not a number")
-    except (ValueError, KeyError, TypeError, IndexError, RecursionError) as error:
+    except (ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError) as error:
         raise TokenizerError(
             f"{name} is not a tokenizer.json: {type(error).__name__}: {error}", hint="check the file"
         ) from None
