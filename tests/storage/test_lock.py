@@ -220,3 +220,22 @@ def test_a_lock_that_goes_away_while_it_is_watched_is_waited_for_no_longer(folde
     begin = time.monotonic()
     with locked(Folder(folder.path, Leaves()), patience=30):
         assert time.monotonic() - begin < 5
+
+
+def test_a_dead_lock_that_another_one_took_over_meanwhile_is_left_to_it(folder: Folder) -> None:
+    class AnotherIsQuicker(LocalFileSystem):
+        looks = 0
+
+        def open(self, path: str) -> int:
+            self.looks += path.endswith("/lock")
+            if self.looks == 2:
+                os.unlink(path)
+                lock_of_another_machine(folder)
+            return super().open(path)
+
+    with locked(folder):
+        mine = records.unseal(Holder, folder.read(LOCK), where=LOCK)
+    folder.write(LOCK, records.seal(Holder(machine=mine.machine, process=mine.process, started="1", token="t")))
+    with pytest.raises(LockedError), locked(Folder(folder.path, AnotherIsQuicker()), patience=None):
+        pytest.fail("two hold the lock")
+    assert records.unseal(Holder, folder.read(LOCK), where=LOCK).machine == "elsewhere"

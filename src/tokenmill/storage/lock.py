@@ -87,10 +87,10 @@ def _break_if_dead(folder: Folder, patience: float | None) -> None:
                 f"{folder.path} is being built by process {holder.process} on this machine",
                 hint="wait for it, or stop it and run the same command again",
             )
-        folder.remove(LOCK)
+        _remove(folder, holder)
         return
     if holder is not None and _booted_since(holder):
-        folder.remove(LOCK)
+        _remove(folder, holder)
         return
     first, waited = folder.stat(LOCK), 0.0
     if first is None:
@@ -109,7 +109,13 @@ def _break_if_dead(folder: Folder, patience: float | None) -> None:
             return
         if now.modified != first.modified:
             raise elsewhere
-    folder.remove(LOCK)
+    _remove(folder, holder)
+
+
+def _remove(folder: Folder, holder: Holder | None) -> None:
+    """Remove a dead holder's lock, unless another one was quicker and the lock is its own by now."""
+    if _holder(folder) == holder:
+        folder.remove(LOCK)
 
 
 def _holder(folder: Folder) -> Holder | None:

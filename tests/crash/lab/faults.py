@@ -168,10 +168,10 @@ def _open_files() -> int:
 # The two that are not whole share their operations with those that are.
 _FULL: dict[str, int | None] = {
     "build": None,
-    "build with scratch": 2000,
+    "build with scratch": 1500,
     "build when finished": None,
     "repair": None,
-    "repair without manifest": 1500,
+    "repair without manifest": 1000,
     "verify": None,
     "verify of damage": None,
 }

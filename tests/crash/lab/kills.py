@@ -243,5 +243,5 @@ EXPERIMENTS = [
     ("kills, builds", partial(kills, BUILDS, None, cells=2)),
     ("kills, repairs", partial(kills, REPAIRS, None, cells=2)),
     ("kills, commands", partial(command_kills, 32, seed=1)),
-    ("kills, repeated", partial(repeated_kills, (*BUILDS, *REPAIRS), 300, seed=1, cells=2)),
+    ("kills, repeated", partial(repeated_kills, (*BUILDS, *REPAIRS), 240, seed=1, cells=2)),
 ]

@@ -26,7 +26,7 @@ from unittest.mock import patch
 from lab.cell import Point, explore
 from lab.commands import FINISHED, make_bench
 from lab.forks import End, Fork
-from lab.judge import Case, finish, looks_finished_but_wrong, wrong_tree
+from lab.judge import Case, finish, looks_finished_but_wrong
 from lab.report import Row
 from lab.scenes import scene_operations, set_scenes
 from lab.seam import Tapped
@@ -95,6 +95,9 @@ def _race(case: Case, size: int, number: int, chance: random.Random) -> str | No
         return _hold(case, output)
     if mode == "stale" or chance.random() < 0.5:
         _leave_behind(case, output, at=chance.randrange(size * 9 // 10))
+        if mode == "with the lock":
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(os.path.join(output, lock.LOCK))
     barrier, gate = os.pipe()
     seeds = [chance.random() for _ in range(BUILDERS)]
 
@@ -216,8 +219,8 @@ def _stop(case: Case, at: int, goes_on: int, number: int) -> str | None:
     second = Fork(lambda: take_over(Tapped(wake))).wait()
     wrong = None if second.is_typed and not second.signal else str(second)
     if not in_the_midst:
-        # Nobody has disturbed the second, so nothing less than the right bytes will do.
-        wrong = wrong or (wrong_tree(case, output) if second.is_well else str(second))
+        # Nobody has disturbed the second, so nothing less than a finished dataset will do.
+        wrong = wrong or (None if second.is_well else str(second)) or looks_finished_but_wrong(case, output)
     os.kill(first.process, signal.SIGCONT)
     end = first.wait()
     wrong = wrong or (None if end.is_typed and not end.signal else str(end))
