@@ -10,5 +10,13 @@ verdict    whether a crashed state is good                 powercut   kills and 
 decay      damage behind a crash                           trouble    what goes wrong without one
 bugs       protective lines, taken out                     seeded     does the lab notice?
 
+With real processes and files:
+kills      SIGKILL at every operation                      faults     errors from every operation
+native     errors of the kernel, by strace                 disks      disks that are full
+races      eight at once, stopped ones, stale locks        damage     what verify and repair must notice and mend
+fuzz       records, recipes and tokenizers, changed        hostile    datasets that a stranger wrote
+inputs     sources, changed                                bombs      small on the disk, huge in memory
+specials   special strings in texts                        leaks      secrets, searched for everywhere
+
 Each experiment is a function that gives a `Row`. The tests run it small; `run.py` runs it large.
 """
