@@ -59,7 +59,8 @@ def _sparse(first: bytes, last: bytes) -> Callable[[Path, int], None]:
     def write(path: Path, size: int) -> None:
         with path.open("wb") as file:
             file.write(first)
-            file.seek(size, os.SEEK_CUR)
+            file.truncate(len(first) + size)
+            file.seek(0, os.SEEK_END)
             file.write(last)
 
     return write
@@ -101,11 +102,11 @@ def bombs(size: int) -> list[Bomb]:
         Bomb(name="line.jsonl", write=_sparse(*quoted)),
         Bomb(name="last.txt", write=_sparse(b"before\nmiddle\n", b"")),
         Bomb(name="text.txt", write=_sparse(b"before<|endoftext|>", b"<|endoftext|>after"), options=whole),
-        Bomb(name="file.txt", write=_sparse(b"", b""), kept=1, options=("--documents", "files")),
+        Bomb(name="file.txt", write=_sparse(b"", b""), kept=0, options=("--documents", "files")),
         Bomb(name="bomb.jsonl.gz", write=_packed(_gzip, quoted[0], b"a", quoted[1])),
         Bomb(name="bomb.jsonl.zst", write=_packed(zstandard.compress, quoted[0], b"\0", quoted[1])),
         Bomb(name="bomb.txt.gz", write=_packed(_gzip, b"before\nx\n", b"\0", b"")),
-        Bomb(name="file.txt.zst", write=_packed(zstandard.compress, b"x", b"x", b"x"), kept=1, options=whole),
+        Bomb(name="file.txt.zst", write=_packed(zstandard.compress, b"x", b"x", b"x"), kept=0, options=whole),
         Bomb(name="blank.txt.gz", write=_packed(_gzip, b"before\n", b"\n", b"after\n"), dropped={}, share=0.1),
         Bomb(
             name="bad.jsonl.zst",
