@@ -429,7 +429,7 @@ def run(kind: str, points: int, *, seed: int = 0, cells: int = 1) -> Row:
 
 
 EXPERIMENTS = [
-    ("damage-verify", lambda: run("verify", 6400, cells=2)),
+    ("damage-verify", lambda: run("verify", 8400, cells=2)),
     ("damage-repair", lambda: run("repair", 1000, cells=2)),
     ("damage-state", lambda: run("state", 600, cells=2)),
 ]
