@@ -246,8 +246,8 @@ class Bench:
     def clear(self) -> None:
         shutil.rmtree(self.output, ignore_errors=True)
 
-    def prepare_command(self, files: list[str], workers: int | None = None) -> list[str]:
-        return [COMMAND, "prepare", *files, "-o", str(self.output), "-j", str(workers or self.workers)]
+    def prepare_command(self, files: list[str], workers: int | None = None, *, output: Path | None = None) -> list[str]:
+        return [COMMAND, "prepare", *files, "-o", str(output or self.output), "-j", str(workers or self.workers)]
 
     def prepare(self, files: list[str], *, workers: int | None = None, watch: bool = False) -> Run:
         """A whole build into an empty folder."""
