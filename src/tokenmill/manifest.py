@@ -21,6 +21,17 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.tiktoken", "characters.json")
 # Why a document is not kept. The first group is policy; the second is bad input, which is quarantined.
 DROPS = ("empty", "too_short", "too_large", "filtered", "no_tokens", "over_budget")
 BAD = ("invalid_json", "missing_field", "null_text", "not_text", "lone_surrogate", "invalid_utf8")
+# What a dataset has in place of a tokenizer if its tokens were imported and nobody named one.
+UNKNOWN_TOKENIZER: dict[str, Any] = {
+    "name": "unknown",
+    "kind": "unknown",
+    "scheme": "",
+    "file": None,
+    "fingerprint": "",
+    "vocab_size": 0,
+    "eot_id": None,
+    "engine": "",
+}
 _PART = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]+")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -176,7 +187,7 @@ def check_tokenizer(description: dict[str, Any], *, where: str) -> None:
     found = convert(_Tokenizer, description, where=f"{where}.tokenizer")
     if found.file is not None and found.file not in TOKENIZER_FILES:
         raise DatasetError(f"{where}: {found.file!r} is no name for a tokenizer", hint=_HINT)
-    if found.kind not in ("byte", "char", "hf", "tiktoken"):
+    if found.kind not in ("byte", "char", "hf", "tiktoken", "unknown"):
         raise DatasetError(f"{where}: unknown kind of tokenizer {found.kind!r}", hint=_HINT)
 
 

@@ -6,7 +6,7 @@ import bisect
 import os
 from collections.abc import Iterator
 from itertools import accumulate
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -18,13 +18,29 @@ from tokenmill.shards.layout import Tokens, numpy_dtype
 from tokenmill.shards.reader import check_structure, document_starts, map_tokens
 from tokenmill.storage import Folder, local_folder
 
+if TYPE_CHECKING:
+    from tokenmill.data.windows import Windows
+
 Starts = npt.NDArray[np.int64]
 
 
-def open(path: str | os.PathLike[str]) -> Dataset:
-    """Open a dataset folder. What is not a finished dataset is a `DatasetError`."""
+def open(
+    path: str | os.PathLike[str],
+    *,
+    layout: str | None = None,
+    dtype: str | None = None,
+    eot_id: int | None = None,
+) -> Dataset:
+    """Open a dataset folder, or token files of another layout as they are. What is neither is a `DatasetError`.
+
+    `layout`, `dtype` and `eot_id` tell what files of another layout do not tell themselves.
+    """
     folder = local_folder(path)
-    return Dataset(folder, manifests.load(folder))
+    if layout is None and folder.exists(manifests.NAME):
+        return Dataset(folder, manifests.load(folder))
+    from tokenmill.data.bare import Hints, open_bare
+
+    return open_bare(folder.path, Hints(layout=layout, dtype=dtype, eot_id=eot_id))
 
 
 class Dataset:
@@ -101,6 +117,28 @@ class TokenSplit:
             parts.append(self._map(number)[0][start - first : end - first])
             start, number = end, number + 1
         return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, numpy_dtype(self.dtype)), *parts])
+
+    def samples(self, seq_len: int) -> Windows:
+        """Samples of a fixed length: `len()` of them, and `[i]` has `seq_len` inputs and the last target."""
+        from tokenmill.data.windows import Windows
+
+        return Windows(self, seq_len)
+
+    def document_ends(self, start: int, stop: int) -> Starts:
+        """Where documents end, in tokens of the split, behind `start` and not behind `stop`."""
+        found = []
+        number = bisect.bisect_right(self.token_ends, start)
+        while start < stop and number < len(self._shards):
+            first = self._firsts(number)[0]
+            starts, itemsize = self._map(number)[1], numpy_dtype(self.dtype).itemsize
+            # The end of a document is the start of the next one, but for the last.
+            begin = bisect.bisect_right(starts, (start - first) * itemsize)
+            end = bisect.bisect_right(starts, (stop - first) * itemsize)
+            found.append(starts[begin:end] // itemsize + first)
+            if self.token_ends[number] <= stop and len(starts):
+                found.append(np.array([self.token_ends[number]]))
+            start, number = self.token_ends[number], number + 1
+        return np.concatenate([np.zeros(0, np.int64), *found])
 
     def shard_bytes(self, number: int) -> memoryview:
         """The bytes of all tokens of one shard, mapped."""
