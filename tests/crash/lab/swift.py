@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 from unittest.mock import patch
 
-from tokenmill.build import build, inline, progress, unit
+from tokenmill.build import build, documents, inline, progress
 
 
 @contextlib.contextmanager
@@ -20,9 +20,9 @@ def swift() -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         stack.enter_context(patch.object(build, "set_up", _remembered(build.set_up, lambda recipe, **_: repr(recipe))))
         stack.enter_context(patch.object(inline, "check", _remembered(inline.check, lambda *given: repr(given[:2]))))
-        real = unit.read_unit
+        real = documents.read_unit
         read = _remembered(lambda *given, **more: list(real(*given, **more)), lambda *given, **_: repr(given[:2]))
-        stack.enter_context(patch.object(unit, "read_unit", read))
+        stack.enter_context(patch.object(documents, "read_unit", read))
         # A line of progress now and then would make the number of operations depend on the clock.
         stack.enter_context(patch.object(progress, "LOG_SECONDS", float("inf")))
         yield

@@ -22,7 +22,7 @@ from lab.aftermath import Machine, identity, is_temp, moments
 from lab.modelfs import ModelFileSystem
 from lab.subject import MANIFEST, OUT, Contents, Subject, dataset_of
 from lab.verdict import difference, run
-from tokenmill.build import unit
+from tokenmill.build import documents
 from tokenmill.errors import DatasetError, TokenmillError
 from tokenmill.tokenizer import engine
 from tokenmill.tokenizer.encoded import Encoded, Engine
@@ -109,9 +109,9 @@ def lost(subject: Subject) -> Iterator[str | None]:
         part = real(encoded, chosen)
         return Encoded(part.ids[: part.lengths[:-1].sum()], part.lengths[:-1])
 
-    real = unit.select
+    real = documents.select
     fs = ModelFileSystem(subject.start)
-    with patch.object(unit, "select", select):
+    with patch.object(documents, "select", select):
         try:
             run(subject, fs)
         except TokenmillError:

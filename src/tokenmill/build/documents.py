@@ -1,0 +1,236 @@
+"""From a batch of text to the tokens of the documents that are kept. Nothing here touches a disk.
+
+    check UTF-8 -> drop or keep -> hash -> encode -> split -> EOT -> narrow
+
+What a build writes and what a stream feeds to a trainer come from here, so they are the same tokens.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+import xxhash
+
+from tokenmill.build.task import Task, Work
+from tokenmill.build.tokens import cut_to, place_eot, select
+from tokenmill.errors import BadDocumentError
+from tokenmill.manifest import BAD
+from tokenmill.shards.layout import Tokens
+from tokenmill.sources.batch import Batch, Skip
+from tokenmill.sources.reading import read_unit
+from tokenmill.tokenizer.encoded import Encoded, Engine, text_buffers
+
+Filter = Callable[[str], bool]
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """Documents of a batch that pass, with their hashes; the others are among `skips`."""
+
+    text: pa.Array
+    sources: npt.NDArray[np.int32]
+    positions: npt.NDArray[np.int64]
+    hashes: npt.NDArray[np.uint64]
+    skips: tuple[Skip, ...]
+    skipped_hashes: npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class Documents:
+    """What is kept of a batch, encoded; `splits` numbers the split of each document.
+
+    `read_sum` is the sum of the hashes of all that was read, taken before anything was dropped.
+    """
+
+    kept: Kept
+    encoded: Encoded
+    splits: npt.NDArray[np.int8]
+    read_sum: npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The documents of one split: their tokens end to end, how many each has, and the sum of their hashes."""
+
+    tokens: Tokens
+    lengths: npt.NDArray[np.int64]
+    hash_sum: npt.NDArray[np.uint64]
+
+
+def read_batches(work: Work, task: Task) -> Iterator[Batch]:
+    """The text of a unit."""
+    return read_unit(
+        task.unit,
+        [f"{work.root}/{source.name}" for source in task.sources],
+        list(task.sources),
+        documents=work.documents,
+        limit=work.max_document_bytes,
+        max_documents=work.max_documents,
+    )
+
+
+def encode_batch(
+    batch: Batch, work: Work, task: Task, engine: Engine, *, keep: Filter | None, room: int | None
+) -> Documents:
+    """Take a batch of a unit to ids. `keep` is the user's filter, `room` what a budget has left."""
+    hashes = hash_documents(batch.text)
+    kept = _keep(batch, hashes, work, keep)
+    check_bad(kept.skips, work, task)
+    encoded = engine.encode(kept.text) if len(kept.text) else Encoded(np.zeros(0, np.uint32), np.zeros(0, np.int64))
+    kept, encoded = _with_tokens(kept, encoded, work)
+    if room is not None:
+        kept, encoded = _within_budget(kept, encoded, work, room)
+    return Documents(kept, encoded, _splits(kept, work, task), hashes.sum(axis=0, dtype=np.uint64))
+
+
+def part_of(documents: Documents, split: int, work: Work) -> Part | None:
+    """The tokens of one split as they are stored; None if it has no document here."""
+    chosen = documents.splits == split
+    if not chosen.any():
+        return None
+    part = select(documents.encoded, chosen)
+    tokens = place_eot(part, eot=work.eot, eot_id=work.eot_id, vocab_size=work.vocab_size, dtype=work.dtype)
+    return Part(tokens, part.lengths + num_eot(work), documents.kept.hashes[chosen].sum(axis=0, dtype=np.uint64))
+
+
+def num_eot(work: Work) -> int:
+    """End-of-text tokens of a document."""
+    return int(work.eot != "none")
+
+
+def check_bad(skips: tuple[Skip, ...], work: Work, task: Task) -> None:
+    """Raise `BadDocumentError` for the first bad document if the recipe wants none."""
+    if work.on_bad != "fail":
+        return
+    for skip in skips:
+        if skip.reason in BAD:
+            raise BadDocumentError(
+                f"{name_of(skip, task)} at {skip.position}: {skip.reason.replace('_', ' ')}",
+                hint="mend the document, or drop --on-bad fail to quarantine it and go on",
+            )
+
+
+def name_of(skip: Skip, task: Task) -> str:
+    """The source of a document that is not kept."""
+    return task.sources[skip.source - task.unit.source].name
+
+
+def _keep(batch: Batch, hashes: npt.NDArray[np.uint64], work: Work, keep: Filter | None) -> Kept:
+    bad = np.zeros(len(batch.text), np.bool_)
+    skips = list(batch.skips)
+    for reason, found in _reasons(batch.text, work, keep):
+        fresh = found & ~bad
+        bad |= found
+        skips += [Skip(int(batch.sources[i]), int(batch.positions[i]), reason) for i in np.flatnonzero(fresh)]
+    skips.sort(key=lambda skip: (skip.source, skip.position))
+    whole = Kept(batch.text, batch.sources, batch.positions, hashes, tuple(skips), hashes[:0])
+    return _without(whole, bad, ()) if bad.any() else whole
+
+
+def _with_tokens(kept: Kept, encoded: Encoded, work: Work) -> tuple[Kept, Encoded]:
+    """Without an end of text, a document that encodes to nothing would leave no trace: it is dropped."""
+    has_tokens = encoded.lengths > 0
+    if work.eot != "none" or has_tokens.all():
+        return kept, encoded
+    return _drop(kept, ~has_tokens, "no_tokens"), Encoded(encoded.ids, encoded.lengths[has_tokens])
+
+
+def _within_budget(kept: Kept, encoded: Encoded, work: Work, room: int) -> tuple[Kept, Encoded]:
+    if len(encoded.ids) + num_eot(work) * len(encoded.lengths) <= room:
+        return kept, encoded
+    cut = cut_to(encoded, room=room, eot=work.eot != "none") if room else Encoded(encoded.ids[:0], encoded.lengths[:0])
+    return _drop(kept, np.arange(len(kept.text)) >= len(cut.lengths), "over_budget"), cut
+
+
+def _splits(kept: Kept, work: Work, task: Task) -> npt.NDArray[np.int8]:
+    """The split of every document: by its source, or by its content, so that copies stay together."""
+    names = work.split_names
+    if any(source.split for source in task.sources):
+        by_source = np.array([names.index(source.split or "train") for source in task.sources], np.int8)
+        return by_source[kept.sources - task.unit.source]
+    splits = np.zeros(len(kept.text), np.int8)
+    keys = kept.hashes[:, 0] ^ np.uint64(_mixed(work.seed))
+    low = 0.0
+    for name, share in work.split.items():
+        bounds = [np.uint64(min(int(edge * 2**64), 2**64 - 1)) for edge in (low, low + share)]
+        splits[(keys >= bounds[0]) & (keys < bounds[1])] = names.index(name)
+        low += share
+    return splits
+
+
+def _drop(kept: Kept, dropped: npt.NDArray[np.bool_], reason: str) -> Kept:
+    """Some documents turned into skips."""
+    places = zip(kept.sources[dropped].tolist(), kept.positions[dropped].tolist(), strict=True)
+    return _without(kept, dropped, tuple(Skip(source, position, reason) for source, position in places))
+
+
+def _without(kept: Kept, dropped: npt.NDArray[np.bool_], skips: tuple[Skip, ...]) -> Kept:
+    good = ~dropped
+    return Kept(
+        kept.text.filter(pa.array(good)),
+        kept.sources[good],
+        kept.positions[good],
+        kept.hashes[good],
+        kept.skips + skips,
+        np.concatenate((kept.skipped_hashes, kept.hashes[dropped])),
+    )
+
+
+def _reasons(text: pa.Array, work: Work, keep: Filter | None) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:
+    """Why documents are dropped, and which; only reasons that occur."""
+    offsets, _ = text_buffers(text)
+    lengths = np.diff(offsets)
+    invalid = _invalid_utf8(text)
+    if invalid.any():
+        yield "invalid_utf8", invalid
+        valid = pc.if_else(pa.array(invalid), pa.scalar("", text.type), text)
+    else:
+        valid = text
+    candidates = {"empty": lengths == 0, "too_large": lengths > work.max_document_bytes}
+    if work.min_chars:
+        candidates["too_short"] = pc.utf8_length(valid).to_numpy() < work.min_chars
+    for reason, found in candidates.items():
+        if found.any():
+            yield reason, found
+    if keep is not None:
+        standing = ~np.logical_or.reduce([invalid, *candidates.values()])
+        wanted = iter(valid.filter(pa.array(standing)).to_pylist())
+        yield "filtered", np.array([stands and not keep(next(wanted)) for stands in standing.tolist()], np.bool_)
+
+
+def _invalid_utf8(text: pa.Array) -> npt.NDArray[np.bool_]:
+    try:
+        text.validate(full=True)
+    except pa.ArrowInvalid:
+        binary = pa.large_binary() if pa.types.is_large_string(text.type) else pa.binary()
+        return np.array([not _is_utf8(document) for document in text.view(binary).to_pylist()], np.bool_)
+    return np.zeros(len(text), np.bool_)
+
+
+def _is_utf8(data: bytes) -> bool:
+    try:
+        data.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def hash_documents(text: pa.Array) -> npt.NDArray[np.uint64]:
+    """A 128-bit hash of every document, as two columns."""
+    offsets, data = text_buffers(text)
+    view = data.data
+    digest = xxhash.xxh3_128_digest
+    bounds = offsets.tolist()
+    joined = b"".join([digest(view[a:b]) for a, b in itertools.pairwise(bounds)])
+    return np.frombuffer(joined, ">u8").astype(np.uint64).reshape(-1, 2)
+
+
+def _mixed(seed: int) -> int:
+    """The seed spread over 64 bits; seed 0 changes nothing."""
+    return xxhash.xxh3_64_intdigest(seed.to_bytes(8, "little")) if seed else 0
