@@ -15,7 +15,6 @@ from tokenmill.build import state
 from tokenmill.build.budget import Budget
 from tokenmill.build.build import make_executor
 from tokenmill.build.commit import commit, group_pieces, group_provenance
-from tokenmill.build.crew import resolve_workers
 from tokenmill.build.executor import Executor
 from tokenmill.build.receipt import NO_LIMIT, PIECES, RECEIPTS, REJECTS, Receipt
 from tokenmill.build.redo import (
@@ -28,6 +27,7 @@ from tokenmill.build.redo import (
     task_of,
 )
 from tokenmill.build.task import make_task
+from tokenmill.cores import resolve_workers
 from tokenmill.errors import DatasetError, DeterminismError
 from tokenmill.manifest import Manifest
 from tokenmill.planning import Plan

@@ -18,10 +18,10 @@ import numpy as np
 
 from tokenmill import manifest as manifests
 from tokenmill.build.commit import group_pieces
-from tokenmill.build.crew import resolve_workers
 from tokenmill.build.receipt import PIECES, RECEIPTS, REJECTS, Receipt
 from tokenmill.build.redo import dataset_receipts, load_receipts, reopen, task_of
 from tokenmill.build.unit import run_unit
+from tokenmill.cores import resolve_workers
 from tokenmill.errors import BuildError, DatasetError, StorageError, TokenmillError
 from tokenmill.manifest import Manifest, Shard
 from tokenmill.shards.reader import check_index, check_structure

@@ -8,12 +8,10 @@ Any interruption leaves whole files and receipts; the same call goes on from the
 from __future__ import annotations
 
 import contextlib
-import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from tokenmill import records
 from tokenmill.build import state
 from tokenmill.build.budget import Budget
 from tokenmill.build.commit import commit
@@ -28,13 +26,12 @@ from tokenmill.build.waiting import leaving_a_note
 from tokenmill.errors import BuildError, DamagedPieceError, DiskFullError, Interrupted
 from tokenmill.manifest import Manifest
 from tokenmill.recipe import Recipe
-from tokenmill.sizes import format_bytes
 from tokenmill.storage import Folder
 from tokenmill.storage.lock import locked
 from tokenmill.storage.log import EventLog
+from tokenmill.storage.scratch import scratch_corner
+from tokenmill.storage.space import require_space
 from tokenmill.tokenizer.spec import TokenizerSpec
-
-SPACE_MARGIN = 64_000_000
 
 
 def build(
@@ -54,7 +51,7 @@ def build(
     for note in setup.notes:
         progress.tell("note", message=note)
     done = None if restart else state.finished(folder, setup.plan)
-    local = _scratch_folder(scratch, folder)
+    local = scratch_corner(scratch, folder)
     if done is not None:
         state.tidy(folder, setup.recipe.splits, local)
         return done, True
@@ -131,13 +128,11 @@ def _check_first(setup: Setup, folder: Folder, executor: Executor, progress: Pro
 
 def check_space(folder: Folder, need: int) -> None:
     """Raise `DiskFullError` now rather than after hours."""
-    free = folder.free_bytes()
-    if need > 0 and need + SPACE_MARGIN > free:
-        raise DiskFullError(
-            f"{folder.path} needs about {format_bytes(need + SPACE_MARGIN)} and has {format_bytes(free)} free: "
-            f"{format_bytes(need + SPACE_MARGIN - free)} are missing",
-            hint="free some space, choose another output, or limit the work with --max-tokens or --sample",
-        )
+    require_space(
+        folder,
+        need,
+        hint="free some space, choose another output, or limit the work with --max-tokens or --sample",
+    )
 
 
 def _run_units(setup: Setup, folder: Folder, executor: Executor, progress: Progress) -> list[Receipt]:
@@ -225,10 +220,3 @@ def _raise_failures(failures: Sequence[Failure], setup: Setup) -> None:
             f"from {first.task.unit.start} on:\n  " + "\n  ".join(lines) + more,
             hint=first.error.hint or "the same command tries them again and keeps what is done",
         )
-
-
-def _scratch_folder(scratch: str | None, folder: Folder) -> Folder | None:
-    """A corner of the scratch disk for this output alone."""
-    if scratch is None:
-        return None
-    return Folder(os.path.join(scratch, f"tokenmill-{records.digest(folder.path)[:12]}"), folder.fs)

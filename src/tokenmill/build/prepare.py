@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from tokenmill import manifest as manifests
-from tokenmill.build.crew import Crew, resolve_workers
+from tokenmill.build.crew import Crew
+from tokenmill.cores import resolve_workers
 from tokenmill.errors import RecipeError
 from tokenmill.manifest import Manifest
 from tokenmill.storage import local_folder

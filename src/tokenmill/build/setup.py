@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from tokenmill.build.crew import positive_from_environment
 from tokenmill.build.task import Work
+from tokenmill.cores import positive_from_environment
 from tokenmill.errors import RecipeError, SourceError, TokenizerError
 from tokenmill.planning import Plan, make_plan
 from tokenmill.recipe import Recipe

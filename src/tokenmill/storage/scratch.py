@@ -15,8 +15,16 @@ import hashlib
 import os
 import secrets
 
+from tokenmill import records
 from tokenmill.errors import DiskFullError, StorageError
 from tokenmill.storage.folder import TEMP_SUFFIX, Digest, DirectOutput, Folder, explained, write_all
+
+
+def scratch_corner(scratch: str | None, target: Folder) -> Folder | None:
+    """A corner of the scratch disk for this target alone; None where there is no scratch disk."""
+    if scratch is None:
+        return None
+    return Folder(os.path.join(scratch, f"tokenmill-{records.digest(target.path)[:12]}"), target.fs)
 
 
 class ScratchOutput:
