@@ -25,8 +25,8 @@ import numpy as np
 
 from tokenmill import manifest as manifests
 from tokenmill import records
-from tokenmill.data.dataset import Dataset, Starts, TokenSplit
-from tokenmill.data.ends import BLOCK_TOKENS, Ends, EotEnds, NoEnds, StoredEnds
+from tokenmill.data.dataset import BLOCK_TOKENS, Dataset, Starts, TokenSplit
+from tokenmill.data.ends import Ends, EotEnds, NoEnds, StoredEnds
 from tokenmill.errors import DatasetError, RecipeError
 from tokenmill.manifest import Manifest, Split
 from tokenmill.shards.layout import Tokens, numpy_dtype
@@ -108,7 +108,7 @@ class BareSplit(TokenSplit):
         if found.inner is not None:
             self._ends = StoredEnds(found.inner[name], edges, found.unit)
         elif found.eot_id is not None and found.eot != "none":
-            self._ends = EotEnds(self.tokens, self.num_tokens, found.eot_id, found.eot == "prepend")
+            self._ends = EotEnds(self.blocks, self.num_tokens, found.eot_id, found.eot == "prepend")
         else:
             self._ends = NoEnds(files[0].path)
 
@@ -149,6 +149,9 @@ class BareSplit(TokenSplit):
         """Every end, in memory: eight bytes a document. Ranges are had without it."""
         steps = range(0, self.num_tokens, BLOCK_TOKENS)
         return np.concatenate([self.document_ends(at, min(at + BLOCK_TOKENS, self.num_tokens)) for at in steps])
+
+    def _place(self, number: int) -> tuple[str, int]:
+        return self.files[number].path, self.files[number].offset
 
     def _map(self, number: int) -> tuple[Tokens, Starts]:
         """Tokens of a file, mapped at its first use. Where documents start is not kept by file."""

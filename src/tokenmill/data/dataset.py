@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 
 Starts = npt.NDArray[np.int64]
 
+BLOCK_TOKENS = 1 << 22
+
 
 def open(
     path: str | os.PathLike[str],
@@ -118,6 +120,20 @@ class TokenSplit:
             start, number = end, number + 1
         return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, numpy_dtype(self.dtype)), *parts])
 
+    def blocks(self, start: int, stop: int) -> Iterator[Tokens]:
+        """Tokens [start, stop) block by block, each mapped for itself: what was read does not stay in memory."""
+        dtype = numpy_dtype(self.dtype)
+        number = bisect.bisect_right(self.token_ends, start)
+        while start < stop:
+            self._map(number)  # is it what the manifest says?
+            path, offset = self._place(number)
+            first = self.token_ends[number - 1] if number else 0
+            end = min(stop, self.token_ends[number], start + BLOCK_TOKENS)
+            place = offset + (start - first) * dtype.itemsize
+            yield np.memmap(path, dtype, mode="r", offset=place, shape=(end - start,)).view(np.ndarray)
+            start = end
+            number += start == self.token_ends[number]
+
     def samples(self, seq_len: int) -> Windows:
         """Samples of a fixed length: `len()` of them, and `[i]` has `seq_len` inputs and the last target."""
         from tokenmill.data.windows import Windows
@@ -184,6 +200,10 @@ class TokenSplit:
     def _firsts(self, number: int) -> tuple[int, int]:
         """The first token and the first document of a shard."""
         return (self.token_ends[number - 1], self._document_ends[number - 1]) if number else (0, 0)
+
+    def _place(self, number: int) -> tuple[str, int]:
+        """The file that holds the tokens of a shard, and the byte at which they begin."""
+        return f"{self._folder.at(self._shards[number].name)}.bin", 0
 
     def _map(self, number: int) -> tuple[Tokens, Starts]:
         """Tokens and document starts of a shard, mapped at its first use."""

@@ -19,9 +19,7 @@ from tokenmill.errors import DatasetError
 from tokenmill.shards.layout import Tokens
 
 Numbers = npt.NDArray[np.int64]
-Read = Callable[[int, int], Tokens]
-
-BLOCK_TOKENS = 1 << 22
+Blocks = Callable[[int, int], Iterator[Tokens]]
 
 
 class Ends(Protocol):
@@ -72,7 +70,7 @@ class StoredEnds:
 class EotEnds:
     """Ends that the end-of-text id tells. It stands last in a document, or first."""
 
-    read: Read = field(repr=False)
+    blocks: Blocks = field(repr=False)
     num_tokens: int
     eot_id: int
     is_first: bool
@@ -82,12 +80,10 @@ class EotEnds:
         shift = 0 if self.is_first else 1
         found = [np.zeros(0, np.int64)]
         # An end at e is told by token e - 1, or by token e where it begins the next document.
-        for begin, tokens in self._blocks(start + 1 - shift, min(stop + 1 - shift, self.num_tokens)):
-            found.append(np.flatnonzero(tokens == self.eot_id) + begin + shift)
+        at = start + 1
+        for tokens in self.blocks(at - shift, min(stop + 1 - shift, self.num_tokens)):
+            found.append(np.flatnonzero(tokens == self.eot_id) + at)
+            at += len(tokens)
         if start < stop == self.num_tokens and not (found[-1].size and found[-1][-1] == stop):
             found.append(np.array([stop]))  # what follows the last end of text is a document, too
         return np.concatenate(found)
-
-    def _blocks(self, start: int, stop: int) -> Iterator[tuple[int, Tokens]]:
-        for begin in range(start, stop, BLOCK_TOKENS):
-            yield begin, self.read(begin, min(begin + BLOCK_TOKENS, stop))

@@ -1,0 +1,117 @@
+"""export: a dataset's tokens as the files of a layout."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from tokenmill import records
+from tokenmill.cores import resolve_workers
+from tokenmill.data.dataset import Dataset
+from tokenmill.data.dataset import open as open_dataset
+from tokenmill.errors import RecipeError
+from tokenmill.layouts.registry import check_options, load_layout
+from tokenmill.layouts.shape import Options
+from tokenmill.layouts.transfer import Watcher, check_free, make_request, start_over, transfer
+from tokenmill.sizes import parse_size
+from tokenmill.storage import Digest, local_folder
+
+RECORD = ".build/export.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Record:
+    """What an export is, written last: where its tokens came from, and what every file must hash to."""
+
+    layout: str
+    options: dict[str, Any]
+    dataset: str
+    notes: tuple[str, ...]
+    files: dict[str, Digest]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exported:
+    """A finished export. `already_complete` means that all files stood, and hashed to what they should."""
+
+    output: str
+    layout: str
+    files: dict[str, Digest]
+    notes: tuple[str, ...]
+    already_complete: bool
+    seconds: float
+
+    @property
+    def num_bytes(self) -> int:
+        return sum(digest.bytes for digest in self.files.values())
+
+
+def export(
+    dataset: str | os.PathLike[str] | Dataset,
+    output: str | os.PathLike[str],
+    *,
+    to: str,
+    workers: int | None = None,
+    scratch: str | os.PathLike[str] | None = None,
+    restart: bool = False,
+    watch: Watcher | None = None,
+    **options: Any,
+) -> Exported:
+    """Write a dataset as the files of the layout `to`. Called again, it goes on where it stopped.
+
+    `dataset` may also be token files of another layout. `options` are those of the layout: `shard_size` (tokens),
+    `seq_len`, `order`, `seed`, `name`, ...
+    """
+    begin = time.monotonic()
+    source = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
+    layout, wanted = load_layout(to), check_options(to, _options(options))
+    planned = layout.plan(source, wanted)
+    if not planned.parts:
+        raise RecipeError(f"{source.path} has no tokens to export", hint="check the dataset")
+    request = make_request(layout=to, options=wanted.given(), dataset=source.manifest.fingerprint)
+    folder = local_folder(output)
+    if restart:
+        start_over(folder)
+    check_free(folder, request, what="export")
+    if watch is not None:
+        for note in planned.notes:
+            watch({"kind": "note", "message": note})
+    done = transfer(
+        folder,
+        request,
+        planned.parts,
+        planned.finish,
+        threads=resolve_workers(workers),
+        scratch=None if scratch is None else local_folder(scratch).path,
+        watch=watch,
+    )
+    record = Record(
+        layout=to,
+        options=wanted.given(),
+        dataset=source.manifest.fingerprint,
+        notes=planned.notes,
+        files=done.files,
+    )
+    sealed = records.seal(record)
+    stood = folder.exists(RECORD) and folder.read(RECORD) == sealed
+    folder.write(RECORD, sealed)
+    return Exported(
+        output=folder.path,
+        layout=to,
+        files=done.files,
+        notes=planned.notes,
+        already_complete=stood and done.num_kept == len(planned.parts),
+        seconds=time.monotonic() - begin,
+    )
+
+
+def _options(given: dict[str, Any]) -> Options:
+    known = Options.__dataclass_fields__
+    if unknown := sorted(given.keys() - known.keys()):
+        raise RecipeError(f"there is no option {unknown[0]!r}", hint=f"there are {', '.join(known)}")
+    sizes = {
+        name: parse_size(given[name]) for name in ("shard_size", "seq_len") if isinstance(given.get(name), str | int)
+    }
+    return Options(**{**given, **sizes})

@@ -1,0 +1,298 @@
+"""import: the files of a layout as a dataset.
+
+    files -> splits -> ranges of whole documents -> shards, each with its receipt -> manifest
+
+The end of text comes to stand last in every document, whatever the layout does. Where documents end is read from the
+layout, or told by the end-of-text id; it is never guessed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tokenmill import manifest as manifests
+from tokenmill.cores import resolve_workers
+from tokenmill.data.bare import BareDataset, Hints
+from tokenmill.data.dataset import Dataset, TokenSplit
+from tokenmill.errors import DatasetError, RecipeError
+from tokenmill.layouts.content import RANGE_TOKENS, ContentHash, combine, max_id
+from tokenmill.layouts.registry import load_layout
+from tokenmill.layouts.shape import Facts, Files, Part, Receipt, filled_splits
+from tokenmill.layouts.stream import TokenStream, cut_at_documents, document_lengths
+from tokenmill.layouts.transfer import Watcher, check_free, make_request, start_over, transfer
+from tokenmill.manifest import Manifest, Shard, Split
+from tokenmill.shards.layout import MAX_DOCUMENT_TOKENS, dtype_for, index_bytes, numpy_dtype
+from tokenmill.shards.writer import ShardWriter
+from tokenmill.storage import Digest, local_folder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imported:
+    """A dataset that was imported. `notes` say what was found and what could not be kept."""
+
+    output: str
+    layout: str
+    manifest: Manifest
+    notes: tuple[str, ...]
+    already_complete: bool
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Target:
+    """What the shards of an import share."""
+
+    dtype: str
+    vocab_size: int
+    eot_id: int | None
+    tokenizer: dict[str, Any]
+    tokenizer_file: bytes | None
+
+
+def import_(
+    path: str | os.PathLike[str],
+    output: str | os.PathLike[str],
+    *,
+    layout: str,
+    tokenizer: str | None = None,
+    eot_id: int | None = None,
+    dtype: str | None = None,
+    workers: int | None = None,
+    scratch: str | os.PathLike[str] | None = None,
+    restart: bool = False,
+    watch: Watcher | None = None,
+) -> Imported:
+    """Make a dataset of the files of a layout. Called again, it goes on where it stopped.
+
+    `tokenizer` names the one that made the tokens, so that they can be decoded; it also tells the end of text, which
+    `eot_id` tells otherwise where the files do not.
+    """
+    begin = time.monotonic()
+    target = _target(tokenizer, eot_id)
+    source = load_layout(layout).open(local_folder(path).path, Hints(layout=layout, dtype=dtype, eot_id=target.eot_id))
+    target = _settled(target, source)
+    splits = filled_splits(source)
+    for name in splits:
+        manifests.check_split_name(name, where=source.path)
+    parts = tuple(
+        _part(f"{name}/{number:05d}", split, bounds, target)
+        for name, split in splits.items()
+        for number, bounds in enumerate(cut_at_documents(split, RANGE_TOKENS))
+    )
+    if not parts:
+        raise RecipeError(f"{source.path} has no tokens to import", hint="check the path")
+    folder = local_folder(output)
+    request = make_request(
+        layout=layout,
+        source=source.manifest.fingerprint,
+        dtype=target.dtype,
+        eot_id=target.eot_id,
+        tokenizer=target.tokenizer["fingerprint"],
+    )
+    if restart:
+        start_over(folder)
+    check_free(folder, request, what="import")
+    notes = list(_notes(source, target))
+    if watch is not None:
+        for note in notes:
+            watch({"kind": "note", "message": note})
+    manifest: list[Manifest] = []
+
+    def finish(receipts: Sequence[Receipt]) -> Mapping[str, bytes]:
+        manifest.append(_manifest(source, target, receipts, notes))
+        files = {} if target.tokenizer_file is None else {target.tokenizer["file"]: target.tokenizer_file}
+        return {**files, manifests.NAME: manifests.seal(manifest[0])}
+
+    stood = folder.exists(manifests.NAME)
+    done = transfer(
+        folder,
+        request,
+        parts,
+        finish,
+        threads=resolve_workers(workers),
+        scratch=None if scratch is None else local_folder(scratch).path,
+        watch=watch,
+    )
+    return Imported(
+        output=folder.path,
+        layout=layout,
+        manifest=manifest[0],
+        notes=tuple(notes),
+        already_complete=stood and done.num_kept == len(parts),
+        seconds=time.monotonic() - begin,
+    )
+
+
+def _target(tokenizer: str | None, eot_id: int | None) -> _Target:
+    """What is known of the tokens before the files are looked at."""
+    if tokenizer is None:
+        return _Target(
+            dtype="",
+            vocab_size=0,
+            eot_id=eot_id,
+            tokenizer={**manifests.UNKNOWN_TOKENIZER, "eot_id": eot_id},
+            tokenizer_file=None,
+        )
+    from tokenmill.tokenizer.spec import resolve
+
+    spec = resolve(tokenizer)
+    if spec.kind == "char":
+        raise RecipeError("char has no vocabulary before its texts are read", hint="leave the tokenizer out")
+    found = spec.eot_id if eot_id is None else eot_id
+    return _Target(
+        dtype=dtype_for(spec.vocab_size),
+        vocab_size=spec.vocab_size,
+        eot_id=found,
+        tokenizer={**spec.describe(), "eot_id": found},
+        tokenizer_file=spec.content if spec.file_name else None,
+    )
+
+
+def _settled(target: _Target, source: Dataset) -> _Target:
+    """The same with what the files told: an end of text, and a dtype where no tokenizer decides it."""
+    eot_id = source.manifest.tokenizer["eot_id"] if target.eot_id is None else target.eot_id
+    dtype = target.dtype or source.manifest.dtype
+    return _Target(
+        dtype=dtype,
+        vocab_size=target.vocab_size or 1 << (16 if dtype == "uint16" else 31),
+        eot_id=eot_id,
+        tokenizer={**target.tokenizer, "eot_id": eot_id},
+        tokenizer_file=target.tokenizer_file,
+    )
+
+
+def _part(name: str, split: TokenSplit, bounds: tuple[int, int], target: _Target) -> Part:
+    start, stop = bounds
+    size = (stop - start) * numpy_dtype(target.dtype).itemsize
+
+    def write(files: Files) -> Facts:
+        lengths = document_lengths(split, start, stop)
+        lengths = lengths[lengths > 0]
+        if int(lengths.max()) > MAX_DOCUMENT_TOKENS:
+            raise DatasetError(f"{name}: a document has 2^31 tokens or more", hint="is the end-of-text id right?")
+        ends = np.cumsum(lengths) + start
+        writer = ShardWriter(files.create, name, target.dtype)
+        writer.expect(lengths.astype(np.int32))
+        content = ContentHash()
+        at, num_eots, num_ended, largest = start, 0, 0, 0
+        for tokens in TokenStream(split, "append" if split.eot != "none" else "").blocks(start, stop):
+            largest = max(largest, max_id(tokens))
+            _check_range(largest, target, where=f"{name} of {split.dtype}, from token {at} on")
+            content.add(tokens)
+            if target.eot_id is not None:
+                num_eots += int(np.count_nonzero(tokens == target.eot_id))
+                inside = ends[np.searchsorted(ends, at, "right") : np.searchsorted(ends, at + len(tokens), "right")]
+                num_ended += int(np.count_nonzero(tokens[inside - 1 - at] == target.eot_id))
+            writer.append(tokens.astype(numpy_dtype(target.dtype), copy=False).data.cast("B"))
+            at += len(tokens)
+        if split.eot == "prepend" and not num_eots == num_ended == len(lengths):
+            raise DatasetError(
+                f"{name}: the end of text {target.eot_id} does not stand first in every document, and nowhere else",
+                hint="import without --eot-id or --tokenizer: then documents are as the layout has them",
+            )
+        writer.outputs()
+        return {
+            "tokens": writer.tokens,
+            "documents": writer.documents,
+            "content": content.digest(lengths),
+            "eots": num_eots,
+            "ended": num_ended,
+            "max_id": largest,
+        }
+
+    return Part(name=name, num_bytes=size + index_bytes(0), write=write)
+
+
+def _check_range(largest: int, target: _Target, *, where: str) -> None:
+    if largest >= target.vocab_size:
+        raise DatasetError(
+            f"{where}: id {largest} is beyond the vocabulary of {target.vocab_size}",
+            hint="is it the right tokenizer, and the right dtype?",
+        )
+
+
+def _manifest(source: Dataset, target: _Target, receipts: Sequence[Receipt], notes: list[str]) -> Manifest:
+    facts = [receipt.facts for receipt in receipts]
+    marked = target.eot_id is not None and all(one["eots"] == one["ended"] == one["documents"] for one in facts)
+    if target.eot_id is not None and not marked:
+        notes.append(f"not every document ends with {target.eot_id}, or some have it inside: only the index tells ends")
+    shards: dict[str, list[Shard]] = {}
+    contents: dict[str, list[str]] = {}
+    for receipt in receipts:
+        name, split = receipt.part, receipt.part.partition("/")[0]
+        shards.setdefault(split, []).append(
+            Shard(
+                name=name,
+                tokens=receipt.facts["tokens"],
+                documents=receipt.facts["documents"],
+                bin=receipt.files[f"{name}.bin"],
+                idx=receipt.files[f"{name}.idx"],
+            )
+        )
+        contents.setdefault(split, []).append(receipt.facts["content"])
+    splits = {
+        name: Split(
+            tokens=sum(shard.tokens for shard in found),
+            documents=sum(shard.documents for shard in found),
+            shards=tuple(found),
+        )
+        for name, found in shards.items()
+    }
+    known = target.tokenizer["vocab_size"]
+    return Manifest(
+        format=manifests.FORMAT,
+        fingerprint=combine(contents),
+        identity={
+            "eot": "append" if marked else "none",
+            "imported": {"layout": source.manifest.identity.get("layout", ""), "files": _files(source)},
+        },
+        tokenizer={**target.tokenizer, "vocab_size": known or 1 + max(one["max_id"] for one in facts)},
+        parity={},
+        dtype=target.dtype,
+        splits=splits,
+        documents_read=sum(split.documents for split in splits.values()),
+        dropped={},
+        text_sum="0" * 32,
+        sources=(),
+        files=_tokenizer_digest(target),
+    )
+
+
+def _tokenizer_digest(target: _Target) -> dict[str, Digest]:
+    if target.tokenizer_file is None:
+        return {}
+    sha = hashlib.sha256(target.tokenizer_file).hexdigest()
+    return {target.tokenizer["file"]: Digest(bytes=len(target.tokenizer_file), sha256=sha)}
+
+
+def _files(source: Dataset) -> dict[str, int]:
+    """The files that tokens came from, with how many each has."""
+    if not isinstance(source, BareDataset):
+        return {}
+    return {
+        f"{split}/{os.path.basename(file.path)}": file.num_tokens
+        for split, files in source.found.files.items()
+        for file in files
+    }
+
+
+def _notes(source: Dataset, target: _Target) -> list[str]:
+    notes = []
+    if isinstance(source, BareDataset):
+        if source.found.inner is None:
+            notes.append(
+                f"{source.found.layout} does not store where documents end: they are recovered from the end-of-text id "
+                f"{target.eot_id}"
+            )
+        if source.found.eot == "prepend":
+            notes.append("the end of text stands first in the files, and last in the dataset")
+        if target.eot_id is None:
+            notes.append("no end-of-text id is known, so the dataset has its documents by the index alone")
+    return notes

@@ -1,0 +1,337 @@
+"""A transfer: parts written by threads, each durable, under a record of what was asked for.
+
+    OUT/.build/request.json   what was asked for; the same request goes on, another one is refused
+        .build/receipts/      one a part: its files, their digests, what it said of itself
+        .build/lock           one writer at a time, most of the time
+
+Copying, hashing and compressing leave the interpreter free for other threads, so threads are enough. A part that was
+being written when the process died is written again; one with a receipt is hashed again and kept if it holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from tokenmill import records
+from tokenmill.errors import DatasetError, DiskFullError, Interrupted, OutputError, TokenmillError
+from tokenmill.layouts.shape import Files, Part, Receipt
+from tokenmill.manifest import check_name
+from tokenmill.storage import Digest, Folder, Output, ScratchOutput
+from tokenmill.storage.folder import is_temp
+from tokenmill.storage.lock import locked
+from tokenmill.storage.mapped import fast_digest
+from tokenmill.storage.scratch import scratch_corner
+from tokenmill.storage.space import require_space
+
+REQUEST = ".build/request.json"
+RECEIPTS = ".build/receipts"
+FORMAT = 1
+LAST = "last"
+POLL_SECONDS = 0.2
+
+T = TypeVar("T")
+Watcher = Callable[[dict[str, Any]], None]
+Finish = Callable[[Sequence[Receipt]], Mapping[str, bytes]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """What was asked for: everything that decides the files."""
+
+    format: int
+    about: dict[str, Any]
+
+    @property
+    def fingerprint(self) -> str:
+        return records.digest(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """What a transfer wrote, and how many of its parts stood already."""
+
+    receipts: tuple[Receipt, ...]
+    num_kept: int
+
+    @property
+    def files(self) -> dict[str, Digest]:
+        return {name: digest for receipt in self.receipts for name, digest in receipt.files.items()}
+
+
+def make_request(**about: Any) -> Request:
+    return Request(format=FORMAT, about=about)
+
+
+def check_free(folder: Folder, request: Request, *, what: str, beside: Collection[str] = ()) -> None:
+    """Refuse a folder that holds the files of another request, or something else that is not in `beside`."""
+    found = folder.stat("")
+    if found is not None and not found.is_folder:
+        raise OutputError(f"{folder.path} is not a folder", hint="choose another output")
+    names = [name for name in folder.names() if name not in beside and not is_temp(name)]
+    if folder.exists(REQUEST):
+        before = records.unseal(Request, folder.read(REQUEST, max_bytes=1 << 26), where=folder.at(REQUEST))
+        if before != request:
+            lines = "\n  ".join(_differences(before.about, request.about)) or f"format: was {before.format}"
+            raise OutputError(
+                f"{folder.path} holds another {what}:\n  {lines}",
+                hint="choose another output, or start this one over with --restart",
+            )
+    elif names and not (names == [".build"] and set(folder.names(".build")) <= {"lock", "receipts", "quarantine"}):
+        raise OutputError(
+            f"{folder.path} holds something else: {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}",
+            hint="choose an output that is empty or does not exist",
+        )
+
+
+def start_over(folder: Folder) -> None:
+    """Remove what an earlier transfer wrote here, and nothing else."""
+    if not folder.exists(REQUEST):
+        return
+    for name in folder.names(RECEIPTS):
+        with contextlib.suppress(DatasetError):
+            receipt = records.unseal(Receipt, folder.read(f"{RECEIPTS}/{name}"), where=name)
+            for file in receipt.files:
+                check_name(file, where=name)
+                folder.remove(file)
+    folder.remove_tree(".build")
+
+
+def transfer(
+    folder: Folder,
+    request: Request,
+    parts: Sequence[Part],
+    finish: Finish,
+    *,
+    threads: int,
+    scratch: str | None,
+    watch: Watcher | None,
+) -> Transfer:
+    """Write the parts that are not there yet, then the files that sum them up."""
+    local = scratch_corner(scratch, folder)
+    folder.make(RECEIPTS)
+    with locked(folder):
+        _sweep(folder)
+        if local is not None:
+            local = _make_corner(local)
+        folder.write(REQUEST, records.seal(request))
+        run = _Run(folder, local, request.fingerprint, watch)
+        try:
+            receipts, num_kept = run.all_parts(parts, threads)
+            last = run.sum_up(finish(receipts))
+        finally:
+            _sweep(folder)
+        if local is not None:
+            local.remove_tree("")
+    return Transfer(receipts=(*receipts, last), num_kept=num_kept)
+
+
+class _Run:
+    """The state of a transfer while its threads are at work."""
+
+    def __init__(self, folder: Folder, local: Folder | None, fingerprint: str, watch: Watcher | None) -> None:
+        self.folder, self.local = folder, local
+        self.fingerprint = fingerprint
+        self.stop = threading.Event()
+        self._watch = watch or (lambda _: None)
+        self._lock = threading.Lock()
+        self._bytes = 0
+
+    def all_parts(self, parts: Sequence[Part], threads: int) -> tuple[list[Receipt], int]:
+        """Receipts of all parts, in order, and how many of them stood already."""
+        for part in parts:
+            check_name(part.name, where="a part")
+        with ThreadPoolExecutor(threads) as pool:
+            known = self._gather(pool, {part.name: pool.submit(self._load, part.name) for part in parts})
+            kept = {name: receipt for name, receipt in known.items() if receipt is not None}
+            # The largest first, so that no thread is left alone with a large one at the end.
+            missing = sorted((part for part in parts if part.name not in kept), key=lambda part: -part.num_bytes)
+            require_space(self.folder, sum(part.num_bytes for part in missing))
+            if kept:
+                self._watch({"kind": "resume", "units": len(kept), "total_units": len(parts), "trusted": len(kept)})
+            total = {"total_bytes": sum(part.num_bytes for part in missing), "total_units": len(missing)}
+            self._watch({"kind": "start", "bytes": 0, **total})
+            futures = {part.name: pool.submit(self._write, part) for part in missing}
+            fresh = self._gather(pool, futures, workers=threads, **total)
+        found = {**kept, **fresh}
+        return [found[part.name] for part in parts], len(kept)
+
+    def sum_up(self, files: Mapping[str, bytes]) -> Receipt:
+        """Write the small files that come last."""
+
+        def write(outputs: Files) -> dict[str, Any]:
+            for name, data in files.items():
+                outputs.create(name).write(data)
+            return {}
+
+        found = self._load(LAST)
+        wanted = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+        if found is not None and {name: digest.sha256 for name, digest in found.files.items()} == wanted:
+            return found
+        self.folder.remove(_receipt_name(LAST))
+        return self._write(Part(name=LAST, num_bytes=0, write=write))
+
+    def _gather(self, pool: ThreadPoolExecutor, futures: dict[str, Future[T]], **about: int) -> dict[str, T]:
+        """Wait for all, telling of progress. The first error stops the others."""
+        begin = time.monotonic()
+        try:
+            open_ones = set(futures.values())
+            while open_ones:
+                done, open_ones = wait(open_ones, POLL_SECONDS, FIRST_COMPLETED)
+                for future in done:
+                    future.result()
+                if about:
+                    units = about["total_units"] - len(open_ones)
+                    self._watch(_progress(self._bytes, time.monotonic() - begin, units=units, **about))
+        except BaseException as error:
+            self.stop.set()
+            pool.shutdown(cancel_futures=True)
+            if isinstance(error, KeyboardInterrupt):
+                raise Interrupted("stopped; what is done is kept", hint=_GO_ON) from None
+            raise
+        return {name: future.result() for name, future in futures.items()}
+
+    def _write(self, part: Part) -> Receipt:
+        files = _Files(self)
+        try:
+            facts = part.write(files)
+            name = _receipt_name(part.name)
+            digests = self.folder.publish(files.outputs, claimed=lambda: self.folder.exists(name))
+            receipt = Receipt(fingerprint=self.fingerprint, part=part.name, files=digests, facts=facts)
+            self.folder.write(name, records.seal(receipt), claimed=lambda: True)
+        except BaseException:
+            files.discard()
+            raise
+        return receipt
+
+    def _load(self, part: str) -> Receipt | None:
+        """The receipt of a part if it and its files hold. What does not is moved to quarantine."""
+        name = _receipt_name(part)
+        if not self.folder.exists(name):
+            return None
+        try:
+            receipt = records.unseal(Receipt, self.folder.read(name), where=name)
+            if (receipt.fingerprint, receipt.part) != (self.fingerprint, part):
+                raise DatasetError(f"{name} belongs to another part")
+            for file in receipt.files:
+                check_name(file, where=name)
+            bad = [file for file, digest in receipt.files.items() if not self._holds(file, digest)]
+        except DatasetError:
+            self.folder.quarantine(name)
+            return None
+        for file in (name, *bad) if bad else ():
+            if self.folder.exists(file):
+                self.folder.quarantine(file)
+        return None if bad else receipt
+
+    def _holds(self, name: str, digest: Digest) -> bool:
+        if self.stop.is_set():
+            raise Interrupted("stopped", hint=_GO_ON)
+        found = self.folder.stat(name)
+        if found is None or not found.is_file or found.size != digest.bytes:
+            return False
+        return fast_digest(self.folder, name) == digest
+
+    def count(self, size: int) -> None:
+        if self.stop.is_set():
+            raise Interrupted("stopped", hint=_GO_ON)
+        with self._lock:
+            self._bytes += size
+
+
+@dataclass(slots=True)
+class _Files:
+    """The files of one part, while it is written."""
+
+    run: _Run
+    outputs: list[Output] = field(default_factory=list)
+
+    def create(self, name: str) -> Output:
+        check_name(name, where="a file of a layout")
+        folder, local = self.run.folder, self.run.local
+        if os.path.dirname(name):
+            folder.make(os.path.dirname(name))
+        output = _Counted(ScratchOutput(local, folder, name) if local else folder.create(name), self.run)
+        self.outputs.append(output)
+        return output
+
+    def discard(self) -> None:
+        for output in self.outputs:
+            output.discard()
+
+
+class _Counted:
+    """An output that tells how much was written, and ends when the transfer is to stop."""
+
+    def __init__(self, output: Output, run: _Run) -> None:
+        self.name = output.name
+        self._output = output
+        self._run = run
+
+    def write(self, data: bytes | memoryview) -> int:
+        self._run.count(memoryview(data).nbytes)
+        return self._output.write(data)
+
+    def settle(self) -> tuple[str, Digest]:
+        return self._output.settle()
+
+    def discard(self) -> None:
+        self._output.discard()
+
+
+_GO_ON = "run the same command again: it goes on from there"
+
+
+def _receipt_name(part: str) -> str:
+    return f"{RECEIPTS}/{part.replace('/', '-')}.json"
+
+
+def _make_corner(local: Folder) -> Folder | None:
+    try:
+        local.make()
+        local.sweep()
+    except DiskFullError:  # what does not fit there goes straight to the output
+        return None
+    return local
+
+
+def _sweep(folder: Folder) -> None:
+    """Remove the temp files of a writer that was stopped."""
+    for place in _places(folder):
+        with contextlib.suppress(TokenmillError):
+            folder.sweep(place)
+
+
+def _places(folder: Folder) -> Iterator[str]:
+    yield from ("", ".build", RECEIPTS)
+    for name in folder.names():
+        found = folder.stat(name)
+        if name != ".build" and found is not None and found.is_folder:
+            yield name
+
+
+def _progress(size: int, seconds: float, **about: int) -> dict[str, Any]:
+    speed = size / max(seconds, 1e-6)
+    left = max(0, about["total_bytes"] - size)
+    return {
+        "kind": "progress",
+        "bytes": min(size, about["total_bytes"]),
+        "bytes_per_second": round(speed),
+        "seconds_left": round(left / speed, 1) if speed else None,
+        **about,
+    }
+
+
+def _differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    return [
+        f"{key}: was {before.get(key)!r}, now {now.get(key)!r}"
+        for key in sorted(before.keys() | now.keys())
+        if before.get(key) != now.get(key)
+    ]
