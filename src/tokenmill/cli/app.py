@@ -14,6 +14,7 @@ import typer
 
 from tokenmill import __version__
 from tokenmill.cli import show
+from tokenmill.cli.layouts import add_commands
 from tokenmill.cli.options import OPTIONS, PREPARE_OPTIONS, library_arguments, with_options
 from tokenmill.errors import Interrupted, TokenmillError
 from tokenmill.redaction import redact
@@ -194,6 +195,9 @@ def bench(
     else:
         show.rates(record)
     return 0
+
+
+add_commands(app)
 
 
 def run() -> int:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
     from tokenmill.build.prepare import Result
     from tokenmill.build.preview import Preview
+    from tokenmill.layouts.exporting import Exported
+    from tokenmill.layouts.importing import Imported
     from tokenmill.verifying import Problem, Report
 
 LINE_SECONDS = 30.0
@@ -113,13 +115,19 @@ def progress_line(event: Event) -> str:
     return "  ".join(
         [
             f"{format_bytes(event['bytes'])} of {format_bytes(event['total_bytes'])}",
-            f"{format_count(event['documents'])} documents",
-            f"{format_count(event['tokens_per_second'])} tokens/s",
+            *_encoded(event),
             f"{format_bytes(event['bytes_per_second'])}/s",
             f"ETA {format_seconds(left) if left is not None else '?'}",
             f"{event['workers']} worker{'s' if event['workers'] != 1 else ''}",
         ]
     )
+
+
+def _encoded(event: Event) -> list[str]:
+    """What a build has encoded; an export encodes nothing."""
+    if "documents" not in event:
+        return []
+    return [f"{format_count(event['documents'])} documents", f"{format_count(event['tokens_per_second'])} tokens/s"]
 
 
 def error(message: str, hint: str) -> None:
@@ -128,7 +136,7 @@ def error(message: str, hint: str) -> None:
         print(f"hint: {printable(hint)}", file=sys.stderr)
 
 
-def result_record(result: Result) -> dict[str, Any]:
+def result_record(result: Result | Imported) -> dict[str, Any]:
     manifest = result.manifest
     return {
         "output": result.output,
@@ -149,7 +157,7 @@ def result_record(result: Result) -> dict[str, Any]:
     }
 
 
-def result(result: Result) -> None:
+def result(result: Result | Imported) -> None:
     manifest = result.manifest
     if result.already_complete:
         print(f"{result.output} is complete already: sizes and structure checked in {result.seconds:.1f} s")
@@ -164,6 +172,25 @@ def result(result: Result) -> None:
         print(f"  dropped {dropped}")
     if manifest.quarantined:
         print(f"  {manifest.quarantined:,} bad documents are listed in {result.output}/.build/rejects")
+
+
+def export_record(result: Exported) -> dict[str, Any]:
+    return {
+        "output": result.output,
+        "layout": result.layout,
+        "already_complete": result.already_complete,
+        "seconds": round(result.seconds, 3),
+        "notes": list(result.notes),
+        "files": {name: {"bytes": digest.bytes, "sha256": digest.sha256} for name, digest in result.files.items()},
+    }
+
+
+def exported(result: Exported) -> None:
+    size = f"{len(result.files):,} files, {format_bytes(result.num_bytes)}"
+    if result.already_complete:
+        print(f"{result.output} is complete already: {size} hashed in {result.seconds:.1f} s")
+    else:
+        print(f"{result.output} is done in {format_seconds(result.seconds)}: {size} of layout {result.layout}")
 
 
 def preview(preview: Preview) -> None:
