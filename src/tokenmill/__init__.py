@@ -12,7 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 __version__ = "0.1.0"
 
-__all__ = ["DataLoader", "Dataset", "Mixture", "TokenmillError", "open", "plan", "prepare", "repair", "verify"]
+__all__ = [
+    "DataLoader",
+    "Dataset",
+    "Mixture",
+    "TokenmillError",
+    "export",
+    "import_",
+    "open",
+    "plan",
+    "prepare",
+    "repair",
+    "verify",
+]
 
 if TYPE_CHECKING:
     from tokenmill.build.prepare import prepare
@@ -21,6 +33,8 @@ if TYPE_CHECKING:
     from tokenmill.data.loader import DataLoader
     from tokenmill.data.mixture import Mixture
     from tokenmill.errors import TokenmillError
+    from tokenmill.layouts.exporting import export
+    from tokenmill.layouts.importing import import_
     from tokenmill.repairing import repair
     from tokenmill.verifying import verify
 
@@ -30,6 +44,8 @@ _HOMES = {
     "Dataset": "tokenmill.data.dataset",
     "Mixture": "tokenmill.data.mixture",
     "TokenmillError": "tokenmill.errors",
+    "export": "tokenmill.layouts.exporting",
+    "import_": "tokenmill.layouts.importing",
     "open": "tokenmill.data.dataset",
     "plan": "tokenmill.build.preview",
     "prepare": "tokenmill.build.prepare",

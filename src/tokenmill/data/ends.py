@@ -38,7 +38,8 @@ class NoEnds:
 
     def between(self, start: int, stop: int) -> Numbers:
         raise DatasetError(
-            f"{self.where} does not tell where its documents end", hint="give the id that ends a text: eot_id"
+            f"{self.where} does not tell where its documents end",
+            hint="give the id that ends a text (eot_id, --eot-id), or the tokenizer",
         )
 
 

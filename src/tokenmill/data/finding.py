@@ -43,7 +43,7 @@ def find(path: str, hints: Hints) -> Found:
         if (found := finder(path, hints)) is not None:
             return found
     if os.path.isdir(os.path.join(path, ".build")):
-        hint = "its build has not finished: run the same tokenmill prepare command again"
+        hint = "its build has not finished: run the same tokenmill command again"
     else:
         hint = f"give the folder that tokenmill prepare wrote, or files of another layout. {_KNOWN}"
     raise DatasetError(f"{path} is not a dataset: it has no dataset.json", hint=hint)

@@ -154,7 +154,7 @@ class _Run:
             # The largest first, so that no thread is left alone with a large one at the end.
             missing = sorted((part for part in parts if part.name not in kept), key=lambda part: -part.num_bytes)
             require_space(self.folder, sum(part.num_bytes for part in missing))
-            if kept:
+            if kept and missing:
                 self._watch({"kind": "resume", "units": len(kept), "total_units": len(parts), "trusted": len(kept)})
             total = {"total_bytes": sum(part.num_bytes for part in missing), "total_units": len(missing)}
             self._watch({"kind": "start", "bytes": 0, **total})
