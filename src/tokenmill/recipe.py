@@ -35,7 +35,7 @@ class Recipe(pydantic.BaseModel):
     documents: str = "lines"
     eot: Literal["append", "prepend", "none"] = "append"
     eot_token: str | None = None
-    split: dict[str, float] = {}
+    split: dict[str, float] | Literal["nanogpt"] = {}
     unit_bytes: int | None = None
     max_tokens: int | None = None
     sample: float | None = None
@@ -58,11 +58,13 @@ class Recipe(pydantic.BaseModel):
     @pydantic.field_validator("split", mode="before")
     @classmethod
     def _parse_split(cls, value: Any) -> Any:
-        return parse_split(value) if isinstance(value, str) else value
+        return parse_split(value) if isinstance(value, str) and value != "nanogpt" else value
 
     @pydantic.field_validator("split")
     @classmethod
-    def _check_split(cls, split: dict[str, float]) -> dict[str, float]:
+    def _check_split(cls, split: dict[str, float] | Literal["nanogpt"]) -> dict[str, float] | Literal["nanogpt"]:
+        if split == "nanogpt":
+            return split
         for name, share in split.items():
             if not (name.isascii() and name.isidentifier()) or name in ("train", "provenance"):
                 raise RecipeError(f"{name!r} cannot name a split", hint="write it like --split val=0.0005")
@@ -90,14 +92,30 @@ class Recipe(pydantic.BaseModel):
             raise RecipeError(
                 "--split and --val-source exclude each other", hint="validation is a share or a source, not both"
             )
+        if self.split == "nanogpt":
+            self._check_nanogpt()
         if self.eot == "none" and self.eot_token is not None:
             raise RecipeError("--eot-token needs --eot append or prepend", hint="drop one of the two")
         return self
 
+    def _check_nanogpt(self) -> None:
+        """Refuse what nanoGPT's own split cannot go with: it is drawn from the number of all documents."""
+        if self.max_tokens is not None:
+            raise RecipeError("--split nanogpt needs all documents, --max-tokens cuts them", hint="drop one of the two")
+        if self.eot != "append":
+            raise RecipeError("--split nanogpt ends every document with an end of text", hint="use --eot append")
+        if self.documents.startswith("separator:"):
+            raise RecipeError(
+                "--split nanogpt keeps empty documents, and separated texts end with one that is none",
+                hint="use parquet, JSON lines, Arrow files, lines or files",
+            )
+
     @property
     def splits(self) -> tuple[str, ...]:
         """Names of the splits, train first."""
-        return ("train", *sorted(self.split)) if not self.val_sources else ("train", "val")
+        if self.val_sources or self.split == "nanogpt":
+            return ("train", "val")
+        return ("train", *sorted(self.split))
 
     def identity(self) -> dict[str, Any]:
         """Whatever changes the bytes of the dataset, but for the sources and the tokenizer's content."""

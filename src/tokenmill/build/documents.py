@@ -149,12 +149,17 @@ def _within_budget(kept: Kept, encoded: Encoded, work: Work, room: int) -> tuple
 
 
 def _splits(kept: Kept, work: Work, task: Task) -> npt.NDArray[np.int8]:
-    """The split of every document: by its source, or by its content, so that copies stay together."""
+    """The split of every document: by its source, by its place, or by its content, so that copies stay together."""
     names = work.split_names
     if any(source.split for source in task.sources):
         by_source = np.array([names.index(source.split or "train") for source in task.sources], np.int8)
         return by_source[kept.sources - task.unit.source]
     splits = np.zeros(len(kept.text), np.int8)
+    if work.held_out is not None:
+        for number, source in enumerate(task.sources, start=task.unit.source):
+            chosen = np.isin(kept.positions, work.held_out.get(source.name, ()))
+            splits[chosen & (kept.sources == number)] = names.index("val")
+        return splits
     keys = kept.hashes[:, 0] ^ np.uint64(_mixed(work.seed))
     low = 0.0
     for name, share in work.split.items():
@@ -192,7 +197,9 @@ def _reasons(text: pa.Array, work: Work, keep: Filter | None) -> Iterator[tuple[
         valid = pc.if_else(pa.array(invalid), pa.scalar("", text.type), text)
     else:
         valid = text
-    candidates = {"empty": lengths == 0, "too_large": lengths > work.max_document_bytes}
+    candidates = {"too_large": lengths > work.max_document_bytes}
+    if not work.keep_empty:
+        candidates["empty"] = lengths == 0
     if work.min_chars:
         candidates["too_short"] = pc.utf8_length(valid).to_numpy() < work.min_chars
     for reason, found in candidates.items():

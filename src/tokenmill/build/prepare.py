@@ -20,6 +20,7 @@ from tokenmill.storage import local_folder
 
 if TYPE_CHECKING:
     from tokenmill.build.progress import Watcher
+    from tokenmill.layouts.exporting import Exported
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,6 +31,7 @@ class Result:
     manifest: Manifest
     already_complete: bool
     seconds: float
+    export: Exported | None = None
 
 
 def prepare(
@@ -40,6 +42,7 @@ def prepare(
     workers: int | None = None,
     scratch: str | os.PathLike[str] | None = None,
     restart: bool = False,
+    layout: str | None = None,
     wait: bool = False,
     timeout: float | None = None,
     watch: Watcher | None = None,
@@ -49,7 +52,8 @@ def prepare(
 
     The other arguments are the fields of a recipe, as on the command line: `tokenizer`,
     `text_column`, `template`, `documents`, `eot`, `split`, `val_sources`, `max_tokens`, ...
-    `watch` hears of progress, as dicts.
+    `watch` hears of progress, as dicts. `layout` (`nanogpt`, or with options `templar:seq_len=2048`) also exports the
+    dataset, to a folder of that name inside `output`.
 
     Every rank of a job may call it at the same time with `wait`: one of them builds, the others
     wait for it, up to `timeout` seconds if that is given; they take over if it dies, and get its error if it fails.
@@ -65,15 +69,18 @@ def prepare(
     early = count > 1 and not wait and not os.path.exists(folder.at(manifests.NAME))
     crew = Crew(count) if early else None
     try:
+        from tokenmill.build.beside import check_layout, export_beside
         from tokenmill.build.build import build
         from tokenmill.build.waiting import wait_for
         from tokenmill.recipe import make_recipe
 
         given = (sources,) if isinstance(sources, str) else tuple(sources)
         wanted = make_recipe({"sources": given, **recipe}, config=config)
+        if layout is not None:
+            check_layout(layout, wanted)
 
-        def attempt() -> tuple[Manifest, bool]:
-            return build(
+        def attempt() -> tuple[Manifest, bool, Exported | None]:
+            done = build(
                 wanted,
                 folder,
                 workers=count,
@@ -82,15 +89,23 @@ def prepare(
                 restart=restart,
                 watch=watch,
             )
+            if layout is None:
+                return *done, None
+            beside = export_beside(folder.path, layout, workers=count, scratch=scratch, restart=restart, watch=watch)
+            return *done, beside
 
         def tell(message: str) -> None:
             if watch is not None:
                 watch({"kind": "waiting", "message": message})
 
-        found, already_complete = wait_for(folder, attempt, timeout=timeout, tell=tell) if wait else attempt()
+        found, already_complete, exported = wait_for(folder, attempt, timeout=timeout, tell=tell) if wait else attempt()
     finally:
         if crew is not None:
             crew.stop()
     return Result(
-        output=folder.path, manifest=found, already_complete=already_complete, seconds=time.monotonic() - begin
+        output=folder.path,
+        manifest=found,
+        already_complete=already_complete,
+        seconds=time.monotonic() - begin,
+        export=exported,
     )

@@ -58,7 +58,7 @@ def plan(
     wanted = make_recipe({"sources": given, **recipe}, config=config)
     setup = set_up(wanted, output=None if output is None else os.path.abspath(output))
     count = resolve_workers(workers)
-    work = make_work(setup, scratch=None)
+    work = make_work(setup, scratch=None, only_look=True)
     expected = check(make_request(setup.plan, PLACES), work, setup.spec, open_engine(setup.spec)).estimate
     share = min(1.0, wanted.max_tokens / expected.tokens) if wanted.max_tokens and expected.tokens else 1.0
     folder = local_folder(output) if output is not None else None

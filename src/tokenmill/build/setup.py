@@ -70,9 +70,10 @@ def set_up(recipe: Recipe, *, output: str | None = None) -> Setup:
     return Setup(recipe, listing, spec, replace(plan, identity=identity), tuple(notes))
 
 
-def make_work(setup: Setup, *, scratch: str | None) -> Work:
-    """What the units of a build share."""
+def make_work(setup: Setup, *, scratch: str | None, only_look: bool = False) -> Work:
+    """What the units of a build share. To look at some documents, it need not be known which are held out."""
     recipe = setup.recipe
+    as_nanogpt = recipe.split == "nanogpt"
     return Work(
         scratch=scratch,
         root=setup.listing.root,
@@ -82,7 +83,7 @@ def make_work(setup: Setup, *, scratch: str | None) -> Work:
         eot_id=setup.spec.eot_id,
         vocab_size=setup.spec.vocab_size,
         dtype=setup.dtype,
-        split=dict(sorted(recipe.split.items())),
+        split=dict(sorted(recipe.split.items())) if isinstance(recipe.split, dict) else {},
         split_names=recipe.splits,
         seed=recipe.seed,
         min_chars=recipe.min_chars,
@@ -90,7 +91,16 @@ def make_work(setup: Setup, *, scratch: str | None) -> Work:
         filter=recipe.filter,
         on_bad=recipe.on_bad,
         max_documents=_max_documents(),
+        keep_empty=as_nanogpt,
+        held_out=_held_out(setup) if as_nanogpt and not only_look else None,
     )
+
+
+def _held_out(setup: Setup) -> dict[str, tuple[int, ...]]:
+    from tokenmill.build.holdout import held_out
+
+    recipe = setup.recipe
+    return held_out(setup.plan, setup.listing.root, documents=recipe.documents, limit=recipe.max_document_bytes)
 
 
 def _max_documents() -> int | None:

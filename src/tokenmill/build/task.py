@@ -28,6 +28,8 @@ class Work:
     filter: str | None
     on_bad: str
     max_documents: int | None
+    keep_empty: bool = False
+    held_out: dict[str, tuple[int, ...]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

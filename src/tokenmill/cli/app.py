@@ -37,6 +37,7 @@ Examples:
   tokenmill prepare chat.jsonl.zst -o data/chat --template "{prompt}\\n\\n{response}"
   tokenmill prepare "src/**/*.py" -o data/code --documents files
   tokenmill prepare big.txt -o data/big --documents "separator:<|endoftext|>"
+  tokenmill prepare corpus/*.parquet -o data/owt --split nanogpt --layout nanogpt
   tokenmill prepare corpus/ -o /nfs/owt --scratch /local/tmp --max-tokens 150G
 
 \b
@@ -107,10 +108,13 @@ def prepare(options: dict[str, Any]) -> int:
     quiet, progress = options["quiet"], not options["no_progress"]
     with show.Watcher(quiet=quiet, verbose=options["verbose"], progress=progress) as watcher:
         result = prepare(watch=watcher, wait=options["wait"], **library_arguments(options))
+    export = result.export
     if options["as_json"]:
-        _print_json(show.result_record(result))
+        _print_json(show.result_record(result) | ({"export": show.export_record(export)} if export else {}))
     elif not quiet:
         show.result(result)
+        if export is not None:
+            show.exported(export)
     return 3 if result.manifest.quarantined else 0
 
 

@@ -39,7 +39,13 @@ OPTIONS: dict[str, Any] = {
     ],
     "eot": Annotated[_TEXT, _option(metavar="WHERE", help="end of text: append (the default), prepend or none")],
     "eot_token": Annotated[_TEXT, _option(metavar="TOKEN", help="which token of a tokenizer.json ends a text")],
-    "split": Annotated[_TEXT, _option(metavar="NAME=SHARE", help="hold documents out by their content: val=0.0005")],
+    "split": Annotated[
+        _TEXT,
+        _option(
+            metavar="NAME=SHARE",
+            help="hold documents out by their content: val=0.0005. nanogpt: those that nanoGPT's own script holds out",
+        ),
+    ],
     "val_source": Annotated[
         list[str] | None, _option(metavar="SOURCE", help="a source that is the validation split; may be repeated")
     ],
@@ -71,6 +77,13 @@ OPTIONS: dict[str, Any] = {
 }
 PREPARE_OPTIONS = {
     **OPTIONS,
+    "layout": Annotated[
+        _TEXT,
+        _option(
+            metavar="LAYOUT",
+            help="export as well, to OUT/LAYOUT: nanogpt, or with options templar:seq_len=2048,shard_size=1Gi",
+        ),
+    ],
     "wait": Annotated[_FLAG, _option("--wait", help="if another process builds OUT, wait for it")],
 }
 _FLAGS = ("restart", "as_json", "quiet", "verbose", "no_progress", "wait")

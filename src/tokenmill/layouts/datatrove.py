@@ -14,6 +14,7 @@ from tokenmill.sizes import format_count
 
 SUMMARY = ".ds files of raw tokens with an index of documents"
 OPTIONS = frozenset({"name", "shard_size"})
+NEEDS: frozenset[str] = frozenset()
 
 SHARD_TOKENS = 10**9
 

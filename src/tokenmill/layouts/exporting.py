@@ -12,7 +12,7 @@ from tokenmill.cores import resolve_workers
 from tokenmill.data.dataset import Dataset
 from tokenmill.data.dataset import open as open_dataset
 from tokenmill.errors import RecipeError
-from tokenmill.layouts.registry import check_options, load_layout
+from tokenmill.layouts.registry import check_needs, check_options, load_layout
 from tokenmill.layouts.shape import Options
 from tokenmill.layouts.transfer import Watcher, check_free, make_request, start_over, transfer
 from tokenmill.sizes import parse_size
@@ -67,10 +67,18 @@ def export(
     begin = time.monotonic()
     source = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
     layout, wanted = load_layout(to), check_options(to, _options(options))
+    manifest = source.manifest
+    check_needs(
+        to,
+        dtype=manifest.dtype,
+        vocab_size=manifest.tokenizer["vocab_size"],
+        eot=manifest.identity.get("eot", "none"),
+        where=source.path,
+    )
     planned = layout.plan(source, wanted)
     if not planned.parts:
         raise RecipeError(f"{source.path} has no tokens to export", hint="check the dataset")
-    request = make_request(layout=to, options=wanted.given(), dataset=source.manifest.fingerprint)
+    request = make_request(layout=to, options=wanted.given(), dataset=manifest.fingerprint)
     folder = local_folder(output)
     if restart:
         start_over(folder)
@@ -90,7 +98,7 @@ def export(
     record = Record(
         layout=to,
         options=wanted.given(),
-        dataset=source.manifest.fingerprint,
+        dataset=manifest.fingerprint,
         notes=planned.notes,
         files=done.files,
     )

@@ -15,18 +15,18 @@ from tokenmill.data.bare import Hints, open_bare
 from tokenmill.data.dataset import Dataset, TokenSplit
 from tokenmill.data.finding import LLMC_HEADER_BYTES, LLMC_KINDS
 from tokenmill.errors import RecipeError
-from tokenmill.layouts.shape import Export, Options, Part, file_part, require_eot, require_shard_size, train_and_val
+from tokenmill.layouts.shape import Export, Options, Part, file_part, require_shard_size, train_and_val
 from tokenmill.layouts.stream import TokenStream, cut_anywhere
 
 SUMMARY = "shards with llm.c's header, GPT-2's or Llama-3's by the size of the vocabulary"
 OPTIONS = frozenset({"name", "shard_size"})
+NEEDS = frozenset({"eot"})
 
 SHARD_TOKENS = 10**8
 MAX_FILE_BYTES = (1 << 31) - 1
 
 
 def plan(source: Dataset, options: Options) -> Export:
-    require_eot(source, "llmc")
     splits = train_and_val(source, "llmc")
     dtype = source.manifest.dtype
     most = (MAX_FILE_BYTES - LLMC_HEADER_BYTES) // np.dtype(dtype).itemsize

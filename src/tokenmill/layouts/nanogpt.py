@@ -15,18 +15,17 @@ from tokenmill.data.bare import Hints, open_bare
 from tokenmill.data.dataset import Dataset
 from tokenmill.data.order import make_key
 from tokenmill.errors import RecipeError
-from tokenmill.layouts.shape import Export, Options, file_part, filled_splits, require_eot, require_uint16
+from tokenmill.layouts.shape import Export, Options, file_part, filled_splits
 from tokenmill.layouts.shuffled import keyed_order, original_orders, shuffled
 from tokenmill.layouts.stream import TokenStream
 from tokenmill.storage import Folder
 
 SUMMARY = "train.bin and val.bin of raw uint16 tokens"
 OPTIONS = frozenset({"order", "seed"})
+NEEDS = frozenset({"eot", "uint16"})
 
 
 def plan(source: Dataset, options: Options) -> Export:
-    require_uint16(source, "nanogpt")
-    require_eot(source, "nanogpt")
     if options.seed is not None and options.order != "shuffled":
         raise RecipeError("a seed is for --order shuffled", hint="add it, or drop --seed")
     return Export(

@@ -15,17 +15,17 @@ import numpy as np
 
 from tokenmill.data.bare import Hints, open_bare
 from tokenmill.data.dataset import Dataset, TokenSplit
-from tokenmill.layouts.shape import Export, Facts, Files, Options, Part, filled_splits, require_eot
+from tokenmill.layouts.shape import Export, Facts, Files, Options, Part, filled_splits
 from tokenmill.layouts.stream import TokenStream, cut_at_documents, lengths_by_block
 
 SUMMARY = "raw .npy files with tables of documents, as dolma writes and OLMo reads them"
 OPTIONS = frozenset({"shard_size"})
+NEEDS = frozenset({"eot"})
 
 SHARD_TOKENS = 1 << 30
 
 
 def plan(source: Dataset, options: Options) -> Export:
-    require_eot(source, "olmo")
     return Export(
         parts=tuple(
             _part(f"{name}/part-0-{number:05d}", name, split, bounds)

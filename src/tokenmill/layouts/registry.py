@@ -36,6 +36,23 @@ def check_options(name: str, options: Options) -> Options:
     return options
 
 
+def check_needs(name: str, *, dtype: str, vocab_size: int, eot: str, where: str) -> None:
+    """Refuse tokens that a layout cannot hold."""
+    needs = load_layout(name).NEEDS
+    if "uint16" in needs and dtype != "uint16":
+        wide = ", ".join(one for one in LAYOUTS if "uint16" not in load_layout(one).NEEDS)
+        size = f" of {vocab_size:,}" if vocab_size else ""
+        raise RecipeError(
+            f"{name} stores tokens as uint16, and the vocabulary{size} does not fit",
+            hint=f"layouts with 32-bit tokens: {wide}",
+        )
+    if "eot" in needs and eot == "none":
+        raise RecipeError(
+            f"{name} marks documents by an end of text, and the documents of {where} have none",
+            hint="prepare the dataset with --eot append",
+        )
+
+
 def parse_layout(text: str) -> tuple[str, Options]:
     """`templar:seq_len=2048,shard_size=1Gi` as a layout and its options."""
     name, _, rest = text.partition(":")

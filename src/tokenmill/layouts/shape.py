@@ -2,6 +2,7 @@
 
     SUMMARY                  one line for people
     OPTIONS                  which options of `Options` it takes
+    NEEDS                    what the tokens must have: "eot" (documents with an end of text), "uint16"
     plan(source, options)    what to write: parts, each with the files that belong together, and notes
     open(path, hints)        files of the layout as a dataset with splits, for import
 
@@ -18,7 +19,6 @@ from typing import Any, Protocol
 from tokenmill.data.bare import Hints
 from tokenmill.data.dataset import Dataset, TokenSplit
 from tokenmill.errors import RecipeError
-from tokenmill.manifest import Manifest
 from tokenmill.storage import Digest, Output
 
 Facts = dict[str, Any]
@@ -96,6 +96,7 @@ class Layout(Protocol):
 
     SUMMARY: str
     OPTIONS: frozenset[str]
+    NEEDS: frozenset[str]
 
     def plan(self, source: Dataset, options: Options) -> Export: ...
     def open(self, path: str, hints: Hints) -> Dataset: ...
@@ -114,31 +115,8 @@ def train_and_val(source: Dataset, layout: str) -> dict[str, TokenSplit]:
     return splits
 
 
-def require_eot(source: Dataset, layout: str) -> int:
-    """The end-of-text id. Raises `RecipeError` if documents have none."""
-    eot_id = source.manifest.tokenizer["eot_id"]
-    if source.manifest.identity.get("eot", "none") == "none" or eot_id is None:
-        raise RecipeError(
-            f"{layout} marks documents by an end of text, and the documents of {source.path} have none",
-            hint="prepare the dataset with --eot append",
-        )
-    return int(eot_id)
-
-
-def require_uint16(source: Dataset, layout: str) -> None:
-    if source.manifest.dtype != "uint16":
-        raise RecipeError(
-            f"{layout} stores tokens as uint16, and a vocabulary of {vocabulary(source.manifest)} does not fit",
-            hint="choose a layout with 32-bit tokens: megatron, llmc, datatrove or olmo",
-        )
-
-
 def require_shard_size(size: int, *, most: int, layout: str, why: str) -> int:
     """A shard size that the layout's readers can seek in."""
     if not 1 <= size <= most:
         raise RecipeError(f"{layout} cannot have shards of {size} tokens: {why}", hint=f"use at most {most}")
     return size
-
-
-def vocabulary(manifest: Manifest) -> str:
-    return f"{manifest.tokenizer['vocab_size']:,}" if manifest.tokenizer["vocab_size"] else "more than 65,536"

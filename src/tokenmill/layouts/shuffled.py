@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+import numpy.typing as npt
 
 from tokenmill.data.dataset import Dataset, Starts, TokenSplit
 from tokenmill.data.order import permute
-from tokenmill.errors import RecipeError
 from tokenmill.shards.layout import numpy_dtype
 
 CHUNK_DOCUMENTS = 1 << 14
@@ -52,18 +52,27 @@ def original_orders(source: Dataset) -> dict[str, Starts]:
 
     The splits hold their documents in the order of the sources; the number of all of them tells the rest.
     """
-    if source.manifest.dropped:
-        raise RecipeError(
-            f"the original's order is that of all documents, and some were dropped: {source.manifest.dropped}",
-            hint="use --order source, or --order shuffled",
-        )
-    order = original_permutation(source.manifest.documents)
+    kept = _kept(source)
+    order = original_permutation(len(kept))
     held = num_validation(len(order))
-    return {"val": _ranks(order[:held]), "train": _ranks(order[held:])}
+    return {"val": _ranks(order[:held], kept), "train": _ranks(order[held:], kept)}
 
 
-def _ranks(chosen: Starts) -> Starts:
-    """The place of each document among the chosen ones, were they in order."""
+def _kept(source: Dataset) -> npt.NDArray[np.bool_]:
+    """Which of the documents that were read are in the dataset; the provenance has all of them, in order."""
+    manifest = source.manifest
+    if not manifest.dropped:
+        return np.ones(manifest.documents_read, np.bool_)
+    import pyarrow.parquet as pq
+
+    names = sorted(name for name in manifest.files if name.startswith("provenance/"))
+    reasons = [pq.read_table(f"{source.path}/{name}", columns=["dropped"])["dropped"] for name in names]
+    return np.concatenate([reason.is_null().to_numpy() for reason in reasons])
+
+
+def _ranks(chosen: Starts, kept: npt.NDArray[np.bool_]) -> Starts:
+    """The place of each document that is kept among the chosen ones, were they in order."""
+    chosen = chosen[kept[chosen]]
     ranks = np.empty(len(chosen), np.int64)
     ranks[np.argsort(chosen)] = np.arange(len(chosen))
     return ranks

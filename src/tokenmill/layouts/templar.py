@@ -18,11 +18,12 @@ import numpy as np
 from tokenmill.data.bare import Hints, open_bare
 from tokenmill.data.dataset import Dataset, TokenSplit
 from tokenmill.errors import RecipeError
-from tokenmill.layouts.shape import Export, Options, Part, file_part, require_eot, train_and_val
+from tokenmill.layouts.shape import Export, Options, Part, file_part, train_and_val
 from tokenmill.layouts.stream import TokenStream, cut_anywhere
 
 SUMMARY = ".npy shards of an exact size, tokens.bin and sample_ids.bin"
 OPTIONS = frozenset({"shard_size", "seq_len", "templar_compat"})
+NEEDS = frozenset({"eot"})
 
 SHARD_TOKENS = 1 << 30
 SEQ_LEN = 2048
@@ -30,7 +31,6 @@ _SAMPLES = 256
 
 
 def plan(source: Dataset, options: Options) -> Export:
-    require_eot(source, "templar")
     splits = train_and_val(source, "templar")
     parts = [
         shard_part(f"{'' if name == 'train' else f'{name}/'}train_{number:06d}.npy", split, bounds)
