@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from tokenmill.build import state
 from tokenmill.build.budget import Budget
 from tokenmill.build.commit import commit
 from tokenmill.build.crew import Crew
-from tokenmill.build.executor import Executor, Failure, make_request
+from tokenmill.build.executor import Checked, Executor, Failure, make_request
 from tokenmill.build.pool import Pool
 from tokenmill.build.progress import Progress, Tally, Watcher
 from tokenmill.build.receipt import NO_LIMIT, PIECES, RECEIPTS, REJECTS, Receipt, load_receipt
@@ -79,9 +80,13 @@ def _build(
     tokenizer_file = state.keep_tokenizer(folder, setup.spec)
     executor = make_executor(workers, crew, folder, work, setup.spec)
     try:
-        parity = _check_first(setup, folder, executor, progress)
-        state.save_job(folder, state.Job(work=work, tokenizer=setup.spec.describe(), parity=parity))
+        checked = _check_first(setup, folder, executor, progress)
+        job = state.Job(work=work, tokenizer=setup.spec.describe(), parity=checked.parity)
+        state.save_job(folder, job)
         receipts = _run_units(setup, folder, executor, progress)
+        if checked.unread:  # whatever it was, it has passed, and the manifest must not tell of it
+            job = replace(job, parity=_check_again(setup, executor, len(receipts)))
+            state.save_job(folder, job)
     finally:
         executor.stop()
         state.sweep(folder, setup.recipe.splits)
@@ -95,7 +100,7 @@ def _build(
             dtype=setup.dtype,
             tokenizer=setup.spec.describe(),
             tokenizer_file=tokenizer_file,
-            parity=parity,
+            parity=job.parity,
         )
     except DamagedPieceError:
         state.distrust(folder)
@@ -116,13 +121,24 @@ def make_executor(workers: int, crew: Crew | None, folder: Folder, work: Work, s
     return Inline(folder, work, spec, open_engine(spec))
 
 
-def _check_first(setup: Setup, folder: Folder, executor: Executor, progress: Progress) -> dict[str, Any]:
+def _check_first(setup: Setup, folder: Folder, executor: Executor, progress: Progress) -> Checked:
     """Before the work: the engine against its reference, and the disk against the estimate."""
     checked = executor.check(make_request(setup.plan))
     progress.tell("parity", **checked.parity)
     expected, limit = checked.estimate, setup.recipe.max_tokens
     share = min(1.0, limit / expected.tokens) if limit and expected.tokens else 1.0
     check_space(folder, round(expected.output_bytes * share) - state.bytes_done(folder))
+    return checked
+
+
+def _check_again(setup: Setup, executor: Executor, num_units: int) -> dict[str, Any]:
+    """The comparison with the reference once more, with none left out of the units that were read since."""
+    checked = executor.check(make_request(setup.plan))
+    if left_out := [unit for unit in checked.unread if unit < num_units]:
+        source = setup.plan.sources[setup.plan.units[left_out[0]].source].name
+        raise BuildError(
+            f"{source} can be read now and then only", hint="check the drive, then run the same command again"
+        )
     return checked.parity
 
 

@@ -6,7 +6,6 @@ the whole will take.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import itertools
 import math
@@ -41,11 +40,16 @@ class Place:
 
 def check(request: Request, work: Work, spec: TokenizerSpec, engine: Engine) -> Checked:
     """Encode documents of every place with the engine and its reference, and measure the engine by the way."""
-    visits = (_visit(task, work, SURVEY_BYTES // len(request.tasks)) for task in request.tasks)
-    places = [place for place in visits if place is not None]
+    places: list[Place] = []
+    unread = []
+    for task in request.tasks:
+        try:
+            places += _visit(task, work, SURVEY_BYTES // len(request.tasks))
+        except SourceError:  # when the unit is done, it will say what is wrong
+            unread.append(task.unit.index)
     parity = check_parity(spec, engine, [text for place in places for text in place.texts])
     expected = _estimate(places, request.total_bytes, engine, dtype=work.dtype, eot=work.eot != "none")
-    return Checked(parity=dataclasses.asdict(parity), estimate=expected)
+    return Checked(parity=dataclasses.asdict(parity), estimate=expected, unread=tuple(unread))
 
 
 def _estimate(places: Sequence[Place], total: int, engine: Engine, *, dtype: str, eot: bool) -> Estimate:
@@ -79,21 +83,21 @@ def _estimate(places: Sequence[Place], total: int, engine: Engine, *, dtype: str
     )
 
 
-def _visit(task: Task, work: Work, share: int) -> Place | None:
-    paths = [f"{work.root}/{source.name}" for source in task.sources]
-    with contextlib.suppress(SourceError):  # when the unit is done, it will say what is wrong
-        for batch in read_unit(
-            task.unit,
-            paths,
-            list(task.sources),
-            documents=work.documents,
-            limit=work.max_document_bytes,
-            batch_bytes=2 * share,
-        ):
-            texts, size = _head(batch, share)
-            if texts:
-                return Place(texts, size, _weight(batch, task.sources[0].kind, size, len(texts)))
-    return None
+def _visit(task: Task, work: Work, share: int) -> list[Place]:
+    """The first documents of a unit; no place where it has none."""
+    batches = read_unit(
+        task.unit,
+        [f"{work.root}/{source.name}" for source in task.sources],
+        list(task.sources),
+        documents=work.documents,
+        limit=work.max_document_bytes,
+        batch_bytes=2 * share,
+    )
+    for batch in batches:
+        texts, size = _head(batch, share)
+        if texts:
+            return [Place(texts, size, _weight(batch, task.sources[0].kind, size, len(texts)))]
+    return []
 
 
 def _head(batch: Batch, share: int) -> tuple[list[str], int]:

@@ -58,10 +58,11 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """What was compared with the reference, and what to expect of the whole."""
+    """What was compared with the reference, what to expect of the whole, and the units that could not be read."""
 
     parity: dict[str, Any]
     estimate: Estimate
+    unread: tuple[int, ...]
 
 
 def make_request(plan: Plan, places: int = PLACES) -> Request:
