@@ -205,7 +205,7 @@ def explore(kind: str, exploration: Exploration, share: tuple[int, int] = (0, 1)
 
 
 FULL_CUTS = {
-    **{"plain": 2000, "splits": 4000, "scratch": 120, "budget": 2000},
+    **{"plain": 2000, "splits": 4000, "scratch": 200, "budget": 2000},
     **{"join": 4000, "repair": 2000, "remake": 2000},
 }
 FULL_HISTORIES = dict.fromkeys(KINDS, 150)
