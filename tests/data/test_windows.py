@@ -9,7 +9,7 @@ import pytest
 
 import tokenmill
 from conftest import make_texts, write_jsonl
-from tokenmill.data import windows as module
+from tokenmill.data import reach as module
 from tokenmill.data.dataset import TokenSplit
 from tokenmill.data.windows import Windows
 
@@ -50,7 +50,7 @@ def test_rows_outside_the_split_are_refused(split: TokenSplit, start: int) -> No
 def test_rows_that_are_very_long_are_the_same(split: TokenSplit, monkeypatch: pytest.MonkeyPatch) -> None:
     starts = np.arange(0, split.num_tokens - 65, 7)
     expected = Windows(split, 64).gather(starts)
-    monkeypatch.setattr(module, "_WIDE", 64)
+    monkeypatch.setattr(module, "_MAX_WIDTH", 64)
     assert (Windows(split, 64).gather(starts) == expected).all()
 
 

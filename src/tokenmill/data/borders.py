@@ -14,6 +14,8 @@ from tokenmill.shards.layout import Tokens
 
 Numbers = npt.NDArray[np.int64]
 
+RUN_FIELDS = frozenset({"positions", "document_ids", "cu_seqlens"})
+
 
 @dataclass(frozen=True, slots=True)
 class Borders:
@@ -31,10 +33,10 @@ def find_borders(split: TokenSplit, rows: Tokens, starts: Numbers) -> Borders:
     """
     width = rows.shape[1]
     if split.eot != "none":
-        # An end of text stands before the border, or is the first token behind it.
-        near = rows[:, :-1] if split.eot == "append" else rows[:, 1:]
-        found, columns = np.divmod(np.flatnonzero(near == split.eot_id), width - 1)
-        return Borders(found, columns + 1)
+        found, columns = np.divmod(np.flatnonzero(rows.reshape(-1) == split.eot_id), width)
+        columns += split.eot == "append"  # it stands before the border, or is the first token behind it
+        inside = (columns > 0) & (columns < width)
+        return Borders(found[inside], columns[inside])
     first, last = split.document_at(starts), split.document_at(starts + width - 1)
     counts = last - first
     found = np.repeat(np.arange(len(starts)), counts)
@@ -43,21 +45,34 @@ def find_borders(split: TokenSplit, rows: Tokens, starts: Numbers) -> Borders:
     return Borders(found, split.document_starts(documents) - starts[found])
 
 
-def as_fields(borders: Borders, wanted: Collection[str], shape: tuple[int, int]) -> dict[str, npt.NDArray[Any]]:
-    """The fields of a batch that follow from the borders: positions, document numbers in a row, lengths."""
-    count, seq_len = shape
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Inputs of the same document, through all rows of a batch: run i is from `edges[i]` up to the next edge."""
+
+    edges: Numbers
+    documents: Numbers
+
+
+def find_runs(borders: Borders, first_documents: Numbers, seq_len: int) -> Runs:
+    """The runs between borders, in rows that begin in these documents. Each row begins one."""
+    num_rows = len(first_documents)
     inside = borders.columns < seq_len  # a border at the last target concerns no input
-    rows, columns = borders.rows[inside], borders.columns[inside]
-    fields: dict[str, npt.NDArray[Any]] = {}
+    begins = borders.rows[inside] * seq_len + borders.columns[inside]
+    edges = np.sort(np.concatenate((np.arange(num_rows + 1) * seq_len, begins)))
+    owners = edges[:-1] // seq_len
+    before = np.arange(len(owners)) - owners.searchsorted(np.arange(num_rows))[owners]
+    return Runs(edges, first_documents[owners] + before)
+
+
+def fill_fields(batch: dict[str, npt.NDArray[Any]], wanted: Collection[str], runs: Runs) -> None:
+    """Put into a batch what follows from its runs: positions in documents, document numbers, lengths."""
+    edges, lengths = runs.edges, np.diff(runs.edges)
+    shape = batch["labels"].shape
+    seq_len = shape[1]
     if "positions" in wanted:
-        begun = np.zeros(shape, np.int64)
-        begun[rows, columns] = columns
-        fields["positions"] = np.arange(seq_len) - np.maximum.accumulate(begun, axis=1)
+        columns = np.repeat((edges[:-1] % seq_len).astype(np.int32), lengths)
+        np.subtract(np.arange(seq_len, dtype=np.int32), columns.reshape(shape), out=batch["positions"])
     if "document_ids" in wanted:
-        begun = np.zeros(shape, np.int64)
-        begun[rows, columns] = 1
-        fields["document_ids"] = np.cumsum(begun, axis=1)
+        batch["document_ids"].reshape(-1)[:] = np.repeat(runs.documents, lengths)
     if "cu_seqlens" in wanted:
-        edges = np.concatenate((np.arange(count + 1) * seq_len, rows * seq_len + columns))
-        fields["cu_seqlens"] = np.sort(edges).astype(np.int32)
-    return fields
+        batch["cu_seqlens"] = edges.astype(np.int32)

@@ -9,10 +9,10 @@ other number of ranks, batch size or depth of prefetching.
 
 from __future__ import annotations
 
-import itertools
 import os
 from collections.abc import Iterator
 from dataclasses import replace
+from itertools import count
 from typing import Any, Literal
 
 import numpy as np
@@ -24,7 +24,7 @@ from tokenmill.data.dataset import Dataset
 from tokenmill.data.mixture import Mixture, MixtureStream, check_reach, limit_of
 from tokenmill.data.order import Order
 from tokenmill.data.packed import open_packed
-from tokenmill.data.stream import Batch, Form, Stream, WindowStream
+from tokenmill.data.stream import Batch, Form, Numbers, Stream, WindowStream
 from tokenmill.data.windows import Windows
 from tokenmill.errors import RecipeError, StateError
 from tokenmill.shards.layout import numpy_dtype
@@ -34,6 +34,8 @@ PackingKind = Literal["concat", "best_fit", "padded"]
 STATE_VERSION = 1
 # Steps whose order is computed at once, at most: a permutation of many numbers takes little longer than one of few.
 _STEPS = 256
+# Tokens whose places are computed, and which are announced, at once.
+_CHUNK_TOKENS = 1 << 21
 
 
 class DataLoader:
@@ -78,7 +80,7 @@ class DataLoader:
         opened = dataset if isinstance(dataset, Dataset | Mixture) else datasets.open(dataset)
         self.stream = open_stream(opened, seq_len, split=split, order=order, seed=seed, form=form, packing=packing)
         _check(batch_size=batch_size, rank=rank, world_size=world_size, prefetch=prefetch)
-        self.batch_size = batch_size
+        self.seq_len, self.batch_size = seq_len, batch_size
         self.rank, self.world_size = rank, world_size
         self.epochs, self.drop_last = epochs, drop_last
         self.prefetch = prefetch
@@ -132,25 +134,38 @@ class DataLoader:
         step = self.batch_size * self.world_size
         mine = self.batch_size * self.rank + np.arange(self.batch_size)
         last = None if self.epochs is None else self.epochs * self.num_samples
-        limit = limit_of(self.stream)
-        for power in itertools.count():
-            steps = min(_STEPS, 1 << power)
-            if last is not None:
-                steps = min(steps, max(0, last - seen) // step)
-            if not steps:
-                break
-            check_reach(self.stream, seen + step)
-            if limit is not None:
-                steps = min(steps, (limit - seen) // step)
-            places = seen + step * np.arange(steps)[:, None] + mine
-            located = self.stream.locate(places.ravel())
-            for rows in located.reshape(steps, self.batch_size, *located.shape[1:]):
+        ends = [end for end in (last, limit_of(self.stream)) if end is not None]
+        left = max(0, min(ends) - seen) // step if ends else None
+        chunks = self._locate_chunks(seen + mine, step, left)
+        coming = next(chunks, None)
+        while coming is not None:
+            located, coming = coming, next(chunks, None)
+            for batch in self.stream.batches(located):
                 seen += step
-                yield seen, self.stream.batch(rows)
-        if last is not None and seen < last and not self.drop_last:
+                yield seen, batch
+        if last is None or seen + step <= last:
+            check_reach(self.stream, seen + step)
+        elif seen < last and not self.drop_last:
             rest = seen + mine[seen + mine < last]
             if len(rest):
                 yield last, self.stream.batch(self.stream.locate(rest))
+
+    def _locate_chunks(self, first: Numbers, step: int, left: int | None) -> Iterator[Numbers]:
+        """The samples of the steps that are left, from the one with these places on; those of some steps at a time."""
+        chunk = max(1, _CHUNK_TOKENS // (self.batch_size * self.seq_len))
+        done = 0
+        for power in count():
+            steps = min(_STEPS, 1 << power)
+            if left is not None:
+                steps = min(steps, left - done)
+            if not steps:
+                return
+            places = first + step * np.arange(done, done + steps)[:, None]
+            located = self.stream.locate(places.ravel())
+            located = located.reshape(*places.shape, *located.shape[1:])
+            done += steps
+            for begin in range(0, steps, chunk):
+                yield located[begin : begin + chunk]
 
 
 def open_stream(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,6 +120,9 @@ class MixtureStream:
         if self._names_part:
             merged["part"] = located[:, 0].astype(np.int8)
         return merged
+
+    def batches(self, located: Numbers) -> Iterator[Batch]:
+        return map(self.batch, located)
 
     def check_reach(self, stop: int) -> None:
         """Raise unless the stream goes as far as `stop`; say which part does not."""

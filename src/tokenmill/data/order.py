@@ -8,7 +8,9 @@ samples. It takes a few bytes, whatever the number of samples is, and every rank
 
 from __future__ import annotations
 
+import functools
 import hashlib
+from collections.abc import Callable, Sequence
 from typing import Literal, get_args
 
 import numpy as np
@@ -17,9 +19,11 @@ import numpy.typing as npt
 Order = Literal["sequential", "shuffled", "random"]
 ORDERS: tuple[str, ...] = get_args(Order)
 Numbers = npt.NDArray[np.uint64]
+Round = Callable[[Numbers], Numbers]
 
 # Halves of a few bits mix slowly.
 _ROUNDS, _ROUNDS_OF_FEW_BITS, _FEW_BITS = 6, 24, 12
+_FEW_VALUES = 1 << 12
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
@@ -29,12 +33,12 @@ def permute(places: npt.ArrayLike, count: int, key: bytes) -> npt.NDArray[np.int
     if count < 2:
         return found.astype(np.int64)
     bits = (count - 1).bit_length()
-    keys = _keys(key, _ROUNDS if bits > _FEW_BITS else _ROUNDS_OF_FEW_BITS)
-    found = _feistel(found, bits, keys)
+    rounds = _rounds(key, bits)
+    found = _feistel(found, bits, rounds)
     outside = np.flatnonzero(found >= count)
     while len(outside):
         # At most every second place leads out; from there on, the way leads back in at last.
-        found[outside] = _feistel(found[outside], bits, keys)
+        found[outside] = _feistel(found[outside], bits, rounds)
         outside = outside[found[outside] >= count]
     return found.astype(np.int64)
 
@@ -57,16 +61,31 @@ def make_key(*parts: object) -> bytes:
     return hashlib.sha256("\0".join(map(repr, parts)).encode()).digest()
 
 
-def _feistel(numbers: Numbers, bits: int, keys: Numbers) -> Numbers:
+def _feistel(numbers: Numbers, bits: int, rounds: Sequence[Round]) -> Numbers:
     """A permutation of all numbers of so many bits. The halves may differ by a bit: each round swaps their sizes."""
-    low_bits, high_bits = bits // 2, bits - bits // 2
+    low_bits = bits // 2
     left, right = numbers >> np.uint64(low_bits), numbers & _mask(low_bits)
-    sizes = (high_bits, low_bits)
-    for i, key in enumerate(keys):
-        left, right = right, left ^ (_mix(right ^ key) & _mask(sizes[i % 2]))
+    for mixed in rounds:
+        left, right = right, left ^ mixed(right)
     # After an even number of rounds the halves have their first sizes again.
     joined: Numbers = (left << np.uint64(low_bits)) | right
     return joined
+
+
+@functools.lru_cache(maxsize=64)
+def _rounds(key: bytes, bits: int) -> tuple[Round, ...]:
+    """What each round makes of a half. Where a half has few values, to look them up is several times as quick."""
+    sizes = (bits - bits // 2, bits // 2)
+    rounds = []
+    for i, round_key in enumerate(_keys(key, _ROUNDS if bits > _FEW_BITS else _ROUNDS_OF_FEW_BITS)):
+        mixed = functools.partial(_mix_half, key=round_key, mask=_mask(sizes[i % 2]))
+        values = 1 << sizes[(i + 1) % 2]
+        rounds.append(mixed(np.arange(values, dtype=np.uint64)).__getitem__ if values <= _FEW_VALUES else mixed)
+    return tuple(rounds)
+
+
+def _mix_half(half: Numbers, *, key: np.uint64, mask: np.uint64) -> Numbers:
+    return _mix(half ^ key) & mask
 
 
 def _mix(numbers: Numbers) -> Numbers:

@@ -7,30 +7,43 @@ positions  0 1 2 3 4 0 1 2 0 1
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill.data.borders import RUN_FIELDS, Runs, fill_fields
 from tokenmill.data.dataset import Dataset, TokenSplit
 from tokenmill.data.order import Order
-from tokenmill.data.packing import Packing, check_packing, open_packing
-from tokenmill.data.stream import IGNORED, Batch, Form, Numbers, check_order, in_order
+from tokenmill.data.packing import Packing, Spec, check_packing, open_packing
+from tokenmill.data.stream import IGNORED, Batch, Form, Numbers, check_order, in_order, lay_out
+from tokenmill.data.stretches import Stretches, read
 from tokenmill.errors import RecipeError
 from tokenmill.shards.layout import Tokens, numpy_dtype
 
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """The segments of some rows: whose they are, at which column they begin, and what they hold."""
+    """The segments of some rows: at which column of them they begin, counted through all rows, and what they hold."""
 
-    owners: Numbers
-    columns: Numbers
+    begins: Numbers
     starts: Numbers
     spans: Numbers
     sizes: Numbers
     filled: Numbers  # columns of each row that hold tokens
+    borders: Numbers  # row i has segments [borders[i], borders[i + 1])
+
+
+@dataclass(frozen=True, slots=True)
+class Ignored:
+    """Labels of a batch that are ignored: at `places`, and of `padded` rows from a column on."""
+
+    places: Numbers
+    padded: list[tuple[int, int]]
 
 
 def open_packed(
@@ -72,11 +85,10 @@ class PackedStream:
         self._order = order
         self._split = split
         self._fields = set(form.fields)
+        self._run_fields = self._fields & RUN_FIELDS
         self._stored = numpy_dtype(split.dtype)
         self._dtype = form.label_dtype(self._stored)
-        self._padding = split.eot_id or 0
-        self._token_ends = np.array(split.token_ends, np.int64)
-        self._token_begins = np.concatenate(([0], self._token_ends[:-1]))
+        self._padding = np.full(spec.seq_len + 1, split.eot_id or 0, self._stored).tobytes()
 
     @property
     def num_samples(self) -> int:
@@ -87,76 +99,94 @@ class PackedStream:
         return in_order(places, self.num_samples, self._order, self.identity)
 
     def batch(self, located: Numbers) -> Batch:
-        seq_len = self.packing.spec.seq_len
-        segments = find_segments(self.packing, located)
-        stored = self._gather(segments, len(located))
-        labels = stored[:, 1:].astype(self._dtype)
-        ends = segments.owners * seq_len + segments.columns + segments.sizes
-        labels.reshape(-1)[ends[segments.spans <= seq_len] - 1] = IGNORED
-        for row in np.flatnonzero(segments.filled < seq_len).tolist():
-            labels[row, segments.filled[row] :] = IGNORED
-        batch: Batch = {"input_ids": stored[:, :-1].astype(self._dtype), "labels": labels}
-        if self._fields:
-            batch |= self._further(segments, located)
+        return next(self.batches(located[None]))
+
+    def batches(self, located: Numbers) -> Iterator[Batch]:
+        num_batches, num_rows = located.shape
+        segments = find_segments(self.packing, located.ravel())
+        edges = np.arange(num_batches + 1) * num_rows
+        tokens = read(self._split, find_stretches(segments, self.packing.spec, edges), self._padding)
+        ignored = find_ignored(segments, self.packing.spec.seq_len, edges)
+        runs = self._find_runs(segments, edges) if self._run_fields else itertools.repeat(None, num_batches)
+        return map(self._form_batch, located, tokens, ignored, runs)
+
+    def _form_batch(self, located: Numbers, tokens: Tokens, ignored: Ignored, runs: Runs | None) -> Batch:
+        """What trainers want of the tokens of these rows, as stored."""
+        batch = lay_out(tokens.reshape(len(located), -1), self._dtype, self._run_fields, masked=True)
+        labels = batch["labels"]
+        labels.reshape(-1)[ignored.places] = IGNORED
+        for row, filled in ignored.padded:
+            labels[row, filled:] = IGNORED
+        if runs is not None:
+            fill_fields(batch, self._run_fields, runs)
+        if "sample_index" in self._fields:
+            batch["sample_index"] = located
         return batch
 
-    def _gather(self, segments: Segments, num_rows: int) -> Tokens:
-        """Rows of one token more than inputs, as stored. Copied as bytes, as windows are; no document spans shards."""
-        rows = np.full((num_rows, self.packing.spec.seq_len + 1), self._padding, self._stored)
-        out, itemsize = rows.data.cast("B"), self._stored.itemsize
-        shards = np.searchsorted(self._token_ends, segments.starts, side="right")
-        places = (segments.starts - self._token_begins[shards]) * itemsize
-        targets = (segments.owners * rows.shape[1] + segments.columns) * itemsize
-        sizes = segments.spans * itemsize
-        maps = {shard: self._split.shard_bytes(shard) for shard in set(shards.tolist())}
-        copies = zip(shards.tolist(), places.tolist(), targets.tolist(), sizes.tolist(), strict=True)
-        for shard, place, target, size in copies:
-            out[target : target + size] = maps[shard][place : place + size]
-        return rows
-
-    def _further(self, segments: Segments, located: Numbers) -> Batch:
-        """What was asked for beside ids and labels. Padding is a run like any other, of document -1."""
+    def _find_runs(self, segments: Segments, edges: Numbers) -> Iterator[Runs]:
+        """The runs of each batch. Padding is one like any other, of document -1."""
         seq_len = self.packing.spec.seq_len
-        shape = (len(located), seq_len)
         short = np.flatnonzero(segments.filled < seq_len)
-        begins = np.concatenate(
-            (segments.owners * seq_len + segments.columns, short * seq_len + segments.filled[short])
-        )
+        begins = np.append(segments.begins, short * seq_len + segments.filled[short])
+        documents = np.full(len(begins), -1)
+        if "document_ids" in self._run_fields:
+            documents[: len(segments.starts)] = self._split.document_at(segments.starts)
         in_turn = np.argsort(begins)
-        edges = np.append(begins[in_turn], len(located) * seq_len)
-        lengths = np.diff(edges)
-        found: Batch = {}
-        if "positions" in self._fields:
-            columns = np.repeat(edges[:-1] % seq_len, lengths).reshape(shape)
-            found["positions"] = np.subtract(np.arange(seq_len), columns, out=columns)
-        if "document_ids" in self._fields:
-            documents = np.append(self._split.document_at(segments.starts), np.full(len(short), -1))
-            found["document_ids"] = np.repeat(documents[in_turn], lengths).reshape(shape)
-        if "cu_seqlens" in self._fields:
-            found["cu_seqlens"] = edges.astype(np.int32)
-        if "sample_index" in self._fields:
-            found["sample_index"] = located
-        return found
+        begins, documents = begins[in_turn], documents[in_turn]
+        limits = begins.searchsorted(edges * seq_len)
+        for (begin, end), (first, last) in zip(pairwise(edges * seq_len), pairwise(limits), strict=True):
+            yield Runs(np.append(begins[first:last], end) - begin, documents[first:last])
 
 
 def find_segments(packing: Packing, located: Numbers) -> Segments:
     """The segments of these rows, row after row."""
     rows, seq_len = packing.rows, packing.spec.seq_len
-    begins = rows.borders[located]
-    counts = rows.borders[located + 1] - begins
-    ends = np.cumsum(counts)
-    firsts = ends - counts
-    numbers = np.repeat(begins - firsts, counts) + np.arange(ends[-1])
-    owners = np.repeat(np.arange(len(located)), counts)
+    firsts = rows.borders[located]
+    counts = rows.borders[located + 1] - firsts
+    borders = np.concatenate(([0], np.cumsum(counts)))
+    numbers = np.repeat(firsts - borders[:-1], counts) + np.arange(borders[-1])
     spans: npt.NDArray[np.int64] = rows.spans[numbers].astype(np.int64)
     sizes = np.minimum(spans, seq_len)
-    sums = np.cumsum(sizes)
-    before = (sums - sizes)[firsts]
+    sums = np.concatenate(([0], np.cumsum(sizes)))
+    before = sums[borders[:-1]]
     return Segments(
-        owners=owners,
-        columns=sums - sizes - before[owners],
+        begins=sums[:-1] + np.repeat(np.arange(len(located)) * seq_len - before, counts),
         starts=rows.starts[numbers],
         spans=spans,
         sizes=sizes,
-        filled=sums[ends - 1] - before,
+        filled=sums[borders[1:]] - before,
+        borders=borders,
+    )
+
+
+def find_ignored(segments: Segments, seq_len: int, edges: Numbers) -> Iterator[Ignored]:
+    """What is ignored of each batch: what would follow the end of a document, and padding."""
+    places = (segments.begins + segments.sizes)[segments.spans <= seq_len] - 1
+    limits = places.searchsorted(edges * seq_len)
+    short = np.flatnonzero(segments.filled < seq_len)
+    short_limits = short.searchsorted(edges)
+    for number, (begin, _) in enumerate(pairwise(edges)):
+        rows = short[short_limits[number] : short_limits[number + 1]]
+        yield Ignored(
+            places[limits[number] : limits[number + 1]] - begin * seq_len,
+            list(zip((rows - begin).tolist(), segments.filled[rows].tolist(), strict=True)),
+        )
+
+
+def find_stretches(segments: Segments, spec: Spec, edges: Numbers) -> Stretches:
+    """The tokens of rows of one token more than inputs, batch after batch of the rows that `edges` says.
+
+    A full row whose last document ends with it takes the token behind that: its label is ignored. What
+    is not full is filled up with padding, which lies behind the last token of the split.
+    """
+    starts, stops = segments.starts, segments.starts + segments.spans
+    lasts = segments.borders[1:] - 1
+    room = spec.seq_len - segments.filled
+    stops[lasts] += (room == 0) & (segments.spans[lasts] <= spec.seq_len)
+    short = np.flatnonzero(room)
+    places = segments.borders[1:][short]
+    return Stretches(
+        np.insert(starts, places, spec.num_tokens),
+        np.insert(stops, places, spec.num_tokens + room[short] + 1),
+        segments.borders[edges] + short.searchsorted(edges),
     )

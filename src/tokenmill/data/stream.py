@@ -7,17 +7,18 @@ Both are pure functions. Who takes which places, and when, is the loader's busin
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.data.borders import as_fields, find_borders
+from tokenmill.data.borders import RUN_FIELDS, fill_fields, find_borders, find_runs
 from tokenmill.data.order import ORDERS, Order, draw, make_key, permute
 from tokenmill.data.windows import Windows
 from tokenmill.errors import RecipeError
+from tokenmill.shards.layout import Tokens
 
 Batch = dict[str, npt.NDArray[Any]]
 Numbers = npt.NDArray[np.int64]
@@ -41,6 +42,9 @@ class Stream(Protocol):
 
     def batch(self, located: Numbers) -> Batch:
         """A row for each of them."""
+
+    def batches(self, located: Numbers) -> Iterator[Batch]:
+        """The same for the samples of several batches, one after another. Quicker than each alone."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +78,7 @@ class WindowStream:
         self._order = check_order(order)
         self._form = form
         self._dtype = form.label_dtype(windows.dtype)
-        self._border_fields = set(form.fields) - {"sample_index"}
+        self._run_fields = RUN_FIELDS & set(form.fields)
 
     @property
     def num_samples(self) -> int:
@@ -88,30 +92,61 @@ class WindowStream:
         return in_order(places, self.num_samples, self._order, self.identity) * windows.seq_len
 
     def batch(self, located: Numbers) -> Batch:
-        windows, starts = self.windows, located
-        stored = windows.gather(starts)
-        rows = stored.astype(self._dtype, copy=False)
-        batch: Batch = {"input_ids": rows[:, :-1], "labels": rows[:, 1:]}
-        if self._form.mask_borders or self._border_fields:
+        return next(self.batches(located[None]))
+
+    def batches(self, located: Numbers) -> Iterator[Batch]:
+        documents = located
+        if "document_ids" in self._run_fields:
+            documents = self.windows.split.document_at(located.ravel()).reshape(located.shape)
+        return map(self._form_batch, located, self.windows.gather_batches(located), documents)
+
+    def _form_batch(self, starts: Numbers, stored: Tokens, documents: Numbers) -> Batch:
+        """What trainers want of rows as they are stored, which begin at these tokens and in these documents."""
+        windows, form = self.windows, self._form
+        batch = lay_out(stored, self._dtype, self._run_fields, masked=form.mask_borders)
+        if form.mask_borders or self._run_fields:
             borders = find_borders(windows.split, stored, starts)
-            if self._form.mask_borders:
-                batch["labels"] = stored[:, 1:].astype(self._dtype)
+            if form.mask_borders:
                 batch["labels"][borders.rows, borders.columns - 1] = IGNORED
-            batch |= as_fields(borders, self._border_fields, (len(starts), windows.seq_len))
-        if "document_ids" in self._border_fields:
-            batch["document_ids"] += windows.split.document_at(starts)[:, None]
-        if "sample_index" in self._form.fields:
+            if self._run_fields:
+                fill_fields(batch, self._run_fields, find_runs(borders, documents, windows.seq_len))
+        if "sample_index" in form.fields:
             batch["sample_index"] = starts if self._order == "random" else starts // windows.seq_len
         return batch
 
 
+def lay_out(stored: Tokens, dtype: np.dtype[Any], run_fields: Collection[str], *, masked: bool) -> Batch:
+    """A batch of rows of one token more than inputs: ids, labels, and room for what else every input has.
+
+    Labels that are not masked share the memory of inputs. Else all of it is one allocation: several
+    large ones would be given back to the system, and cleared by it anew, with every batch.
+    """
+    numbers = [field for field in ("positions", "document_ids") if field in run_fields]
+    if not masked and not numbers:
+        rows = stored.astype(dtype, copy=False)
+        return {"input_ids": rows[:, :-1], "labels": rows[:, 1:]}
+    shape = (len(stored), stored.shape[1] - 1)
+    planes = np.empty((2 + (len(numbers) if dtype == np.int64 else 0), *shape), dtype)
+    planes[0], planes[1] = stored[:, :-1], stored[:, 1:]
+    batch = {"input_ids": planes[0], "labels": planes[1]}
+    if numbers:
+        batch |= zip(
+            numbers, planes[2:] if dtype == np.int64 else np.empty((len(numbers), *shape), np.int64), strict=True
+        )
+    return batch
+
+
 def in_order(places: Numbers, count: int, order: str, identity: dict[str, Any]) -> Numbers:
     """The samples at these places, epoch after epoch of `count` samples."""
-    epochs, within = np.divmod(places, count)
-    if order == "shuffled":
-        for epoch in np.unique(epochs).tolist():
-            mine = epochs == epoch
-            within[mine] = permute(within[mine], count, make_key(identity, epoch))
+    epochs = places // count
+    within = places - epochs * count
+    if order != "shuffled" or not len(places):
+        return within
+    if epochs.min() == epochs.max():  # most often; it saves sorting and picking
+        return permute(within, count, make_key(identity, int(epochs[0])))
+    for epoch in np.unique(epochs).tolist():
+        mine = epochs == epoch
+        within[mine] = permute(within[mine], count, make_key(identity, epoch))
     return within
 
 

@@ -6,36 +6,19 @@ there. So no target is lost, and nothing is dropped but a last window that is no
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tokenmill.data.dataset import TokenSplit
+from tokenmill.data.reach import Reach, make_reach
+from tokenmill.data.stretches import Stretches, read
 from tokenmill.errors import RecipeError
 from tokenmill.shards.layout import Tokens, numpy_dtype
 
 Numbers = npt.NDArray[np.int64]
-
-
-# Rows of more tokens are copied one by one: there are few, and a view of them could span more than numpy counts.
-_WIDE = 1 << 15
-
-
-@dataclass(frozen=True, slots=True)
-class _Reach:
-    """Rows at every token of the shards that are mapped: token i of shard s is `rows[i + shifts[s], 0]`.
-
-    The shards lie anywhere in memory. `rows` is one view from the lowest up to the highest, so that
-    one indexing takes rows out of many shards: twice as quick as row by row. Most of what it
-    spans is not ours: only rows that lie inside a mapped shard may be asked for.
-    """
-
-    tokens: dict[int, Tokens]
-    mapped: npt.NDArray[np.bool_]
-    shifts: Numbers
-    rows: Tokens
 
 
 class Windows:
@@ -52,11 +35,7 @@ class Windows:
         self.split = split
         self.seq_len = seq_len
         self.dtype = numpy_dtype(split.dtype)
-        self._ends = np.array(split.token_ends, np.int64)
-        self._begins = np.concatenate(([0], self._ends[:-1]))
-        count = len(self._ends)
-        nothing = np.empty((0, seq_len + 1), self.dtype)
-        self._reach = _Reach({}, np.zeros(count, bool), np.zeros(count, np.int64), nothing)
+        self._reach = make_reach(split, seq_len + 1)
 
     def __len__(self) -> int:
         return (self.split.num_tokens - 1) // self.seq_len
@@ -70,48 +49,37 @@ class Windows:
 
     def gather(self, starts: Numbers) -> Tokens:
         """A row for each of these starts, anywhere in the split, as stored."""
-        width = self.seq_len + 1
-        if len(starts) and (starts.min() < 0 or starts.max() + width > self.split.num_tokens):
-            raise IndexError(f"rows from {starts.min()} to {starts.max() + width} of {self.split.num_tokens} tokens")
-        shards = self._ends.searchsorted(starts, side="right")
-        reach = self._reach
-        if not reach.mapped[shards].all():
-            reach = self._reach = self._extend(reach, np.unique(shards).tolist())
-        inside = starts + width <= self._ends[shards]
-        if width > _WIDE:
-            inside[:] = False
-        places = starts + reach.shifts[shards]
-        if inside.all():
-            found: Tokens = reach.rows[places]
-            return found
-        rows = np.empty((len(starts), width), self.dtype)
-        rows[inside] = reach.rows[places[inside]]
-        for row in np.flatnonzero(~inside).tolist():
-            start = int(starts[row])
-            rows[row] = self.split.tokens(start, start + width)
-        return rows
+        return next(self.gather_batches(starts[None]))
 
-    def _extend(self, reach: _Reach, shards: list[int]) -> _Reach:
-        """The same with these shards as well. It is a new one: threads may be in the middle of the old one."""
-        if self.seq_len >= _WIDE:
-            return replace(reach, mapped=np.ones_like(reach.mapped))
-        tokens: dict[int, Any] = dict(reach.tokens)
-        tokens |= {shard: np.frombuffer(self.split.shard_bytes(shard), self.dtype) for shard in shards}
-        addresses = {shard: mapped.__array_interface__["data"][0] for shard, mapped in tokens.items()}
-        lowest = min(addresses, key=lambda shard: addresses[shard])
-        mapped, shifts = reach.mapped.copy(), reach.shifts.copy()
-        num_rows = 0
-        for shard, address in addresses.items():
-            place = (address - addresses[lowest]) // self.dtype.itemsize  # maps begin at pages: nothing is left over
-            mapped[shard], shifts[shard] = True, place - self._begins[shard]
-            num_rows = max(num_rows, place + len(tokens[shard]) - self.seq_len)
-        shape, strides = (max(num_rows, 0), self.seq_len + 1), (self.dtype.itemsize, self.dtype.itemsize)
-        rows = np.lib.stride_tricks.as_strided(tokens[lowest], shape, strides, writeable=False)
-        return _Reach(tokens, mapped, shifts, rows)
+    def gather_batches(self, starts: Numbers) -> Iterator[Tokens]:
+        """The same for one batch of starts after another; quicker for many than for each alone."""
+        width = self.seq_len + 1
+        if starts.size and (starts.min() < 0 or starts.max() + width > self.split.num_tokens):
+            raise IndexError(f"rows from {starts.min()} to {starts.max() + width} of {self.split.num_tokens} tokens")
+        shards = np.searchsorted(self.split.token_ends, starts, side="right")
+        reach = self._reach_of(shards)
+        places = starts + reach.shifts[shards]
+        beyond = np.count_nonzero(starts > reach.lasts[shards], axis=1)
+        for number, num_beyond in enumerate(beyond.tolist()):
+            if not num_beyond:
+                yield reach.rows[places[number]]
+            else:
+                (tokens,) = read(self.split, self.stretches(starts[number : number + 1]))
+                yield tokens.reshape(-1, width)
+
+    def _reach_of(self, shards: Numbers) -> Reach:
+        """A reach that has these shards, and those that were asked for before."""
+        asked, reach = frozenset(np.unique(shards).tolist()), self._reach
+        if not asked <= reach.tokens.keys():
+            reach = self._reach = make_reach(self.split, self.seq_len + 1, asked | reach.tokens.keys())
+        return reach
+
+    def stretches(self, starts: Numbers) -> Stretches:
+        """The tokens of windows, batch after batch of starts."""
+        num_batches, num_rows = starts.shape
+        begins = starts.ravel()
+        return Stretches(begins, begins + self.seq_len + 1, np.arange(num_batches + 1) * num_rows)
 
     def __getstate__(self) -> dict[str, Any]:
         """Addresses mean nothing in another process."""
-        return {"split": self.split, "seq_len": self.seq_len}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]  # it is made anew
+        return {**self.__dict__, "_reach": make_reach(self.split, self.seq_len + 1)}

@@ -1,0 +1,73 @@
+"""Stretches of a split's tokens, copied out of the maps of its shards.
+
+    tokens [start, stop) of the split  --cut where shards end-->  slices of maps  --joined-->  one run
+
+Where everything lies is computed for many batches at once; then each of them is a single join.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.data.dataset import TokenSplit
+from tokenmill.shards.layout import Tokens, numpy_dtype
+
+Numbers = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Stretches:
+    """Tokens from `starts[i]` up to `stops[i]`. Batch b is made of those from `edges[b]` up to `edges[b + 1]`."""
+
+    starts: Numbers
+    stops: Numbers
+    edges: Numbers
+
+
+@dataclass(frozen=True, slots=True)
+class Slices:
+    """The same, each within one shard: bytes of it."""
+
+    shards: Numbers
+    begins: Numbers
+    ends: Numbers
+    edges: Numbers
+
+
+def read(split: TokenSplit, wanted: Stretches, padding: bytes = b"") -> Iterator[Tokens]:
+    """The tokens of each batch, end to end, in memory of its own. `padding` is found behind the split's last token."""
+    slices = cut(split, wanted, len(padding))
+    maps = {
+        number: split.shard_bytes(number) if number < len(split.token_ends) else memoryview(padding)
+        for number in np.unique(slices.shards).tolist()
+    }
+    shards, begins, ends = slices.shards.tolist(), slices.begins.tolist(), slices.ends.tolist()
+    for first, last in pairwise(slices.edges.tolist()):
+        found = zip(shards[first:last], begins[first:last], ends[first:last], strict=True)
+        data = bytearray().join([maps[shard][begin:end] for shard, begin, end in found])
+        tokens: Any = np.frombuffer(data, numpy_dtype(split.dtype))
+        yield tokens
+
+
+def cut(split: TokenSplit, wanted: Stretches, padding_bytes: int = 0) -> Slices:
+    """Where the stretches lie. Padding counts as one more shard."""
+    itemsize = numpy_dtype(split.dtype).itemsize
+    shard_ends = np.array([*split.token_ends, split.num_tokens + padding_bytes // itemsize])
+    shard_begins = np.concatenate(([0], shard_ends[:-1]))
+    starts, stops, edges = wanted.starts, wanted.stops, wanted.edges
+    shards = shard_ends.searchsorted(starts, side="right")
+    counts = shard_ends.searchsorted(stops - 1, side="right") - shards + 1
+    if (counts != 1).any():
+        totals = np.concatenate(([0], np.cumsum(counts)))
+        shards = np.repeat(shards - totals[:-1], counts) + np.arange(totals[-1])
+        starts = np.maximum(np.repeat(starts, counts), shard_begins[shards])
+        stops = np.minimum(np.repeat(stops, counts), shard_ends[shards])
+        edges = totals[edges]
+    begins = shard_begins[shards]
+    return Slices(shards, (starts - begins) * itemsize, (stops - begins) * itemsize, edges)
