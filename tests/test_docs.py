@@ -51,6 +51,15 @@ def test_the_python_of_the_readme_runs(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("page", sorted((ROOT / "docs/how-to").glob("*.md")), ids=lambda page: page.stem)
+def test_the_python_of_a_how_to_runs(page: Path, tmp_path: Path) -> None:
+    (tmp_path / "corpus").mkdir()
+    write_parquet(tmp_path / "corpus/a.parquet", make_texts(400))
+    code = "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL))
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
 def test_the_commands_of_the_readme_run(tokenmill: Command, tmp_path: Path) -> None:
     (tmp_path / "corpus").mkdir()
     write_parquet(tmp_path / "corpus/a.parquet", make_texts(400))

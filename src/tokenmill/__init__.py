@@ -23,6 +23,7 @@ __all__ = [
     "plan",
     "prepare",
     "repair",
+    "stream",
     "verify",
 ]
 
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from tokenmill.layouts.exporting import export
     from tokenmill.layouts.importing import import_
     from tokenmill.repairing import repair
+    from tokenmill.streaming import stream
     from tokenmill.verifying import verify
 
 # Nothing heavy loads before it is used; `import tokenmill` stays cheap on a trainer node.
@@ -50,6 +52,7 @@ _HOMES = {
     "plan": "tokenmill.build.preview",
     "prepare": "tokenmill.build.prepare",
     "repair": "tokenmill.repairing",
+    "stream": "tokenmill.streaming",
     "verify": "tokenmill.verifying",
 }
 

@@ -3,6 +3,7 @@
     DataLoader        batches for this rank; prefetched, with a state. What a training loop wants
     IterableDataset   the same batches through the worker processes of torch.utils.data.DataLoader
     Dataset           samples by their number, for torch's samplers
+    TextDataset       batches straight from text, with worker processes or without
     make_get_batch    nanoGPT's get_batch(split)
     DataModule        the methods that Lightning calls, without Lightning
 
@@ -149,6 +150,55 @@ class Dataset(torch_data.Dataset):  # type: ignore[misc]  # torch is not type-ch
             raise IndexError(f"samples {places.min()} to {places.max()} of {count}")
         batch = as_tensors(self._stream.batch(self._stream.locate(places % count)))
         return [{name: rows[row] for name, rows in batch.items()} for row in range(len(places))]
+
+
+class TextDataset(torch_data.IterableDataset):  # type: ignore[misc]  # torch is not type-checked here
+    """`tokenmill.stream` for `torch.utils.data.DataLoader(..., batch_size=None, num_workers=W)`.
+
+    Rank and world size are found where they are not given. As with `IterableDataset`, what comes out is
+    the same for any W, every iteration begins at the same place, and the trainer says how many batches it
+    took. Each worker tokenises all of the text and makes every W-th batch: a second worker helps only
+    where the making of batches is the slow part.
+    """
+
+    def __init__(
+        self,
+        sources: str | Sequence[str],
+        tokenizer: str,
+        seq_len: int,
+        batch_size: int,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        **options: Any,
+    ) -> None:
+        from tokenmill.streaming import TextStream  # it loads what a trainer of a prepared dataset does not need
+
+        found = find_rank() if rank is None or world_size is None else (rank, world_size)
+        self._stream = TextStream(
+            sources,
+            tokenizer,
+            seq_len,
+            batch_size,
+            rank=found[0] if rank is None else rank,
+            world_size=found[1] if world_size is None else world_size,
+            **options,
+        )
+
+    def __iter__(self) -> Iterator[Tensors]:
+        info = torch_data.get_worker_info()
+        worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
+        return map(as_tensors, self._stream.share(worker, workers))
+
+    def state_dict(self, steps: int) -> dict[str, Any]:
+        """The state after so many batches of one iteration. A resume reads from where this iteration began."""
+        stream = self._stream
+        seen = stream.samples_seen + steps * stream.batch_size * stream.world_size
+        return {**stream.state_dict(), "samples_seen": seen}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Let iterations begin there. Call it before workers start."""
+        self._stream.load_state_dict(state)
 
 
 def make_get_batch(

@@ -25,13 +25,8 @@ class Windows:
     """Fixed-length samples of a split, each of `seq_len` inputs and their targets."""
 
     def __init__(self, split: TokenSplit, seq_len: int) -> None:
-        if seq_len < 1:
-            raise RecipeError(f"seq_len is {seq_len}", hint="give a positive number of tokens")
-        if split.num_tokens <= seq_len:
-            raise RecipeError(
-                f"{split.num_tokens} tokens make no sample of seq_len {seq_len}, which takes {seq_len + 1}",
-                hint="use a smaller seq_len or more text",
-            )
+        check_seq_len(seq_len)
+        check_tokens(split.num_tokens, seq_len)
         self.split = split
         self.seq_len = seq_len
         self.dtype = numpy_dtype(split.dtype)
@@ -83,3 +78,17 @@ class Windows:
     def __getstate__(self) -> dict[str, Any]:
         """Addresses mean nothing in another process."""
         return {**self.__dict__, "_reach": make_reach(self.split, self.seq_len + 1)}
+
+
+def check_seq_len(seq_len: int) -> None:
+    if seq_len < 1:
+        raise RecipeError(f"seq_len is {seq_len}", hint="give a positive number of tokens")
+
+
+def check_tokens(num_tokens: int, seq_len: int) -> None:
+    """Raise unless so many tokens make a sample."""
+    if num_tokens <= seq_len:
+        raise RecipeError(
+            f"{num_tokens} tokens make no sample of seq_len {seq_len}, which takes {seq_len + 1}",
+            hint="use a smaller seq_len or more text",
+        )

@@ -1,0 +1,248 @@
+"""stream: batches straight from text, the same that a loader gives on the prepared dataset.
+
+    sources -> plan -> [ unit -> documents -> tokens ] ... -> samples -> this rank's batches
+                          build/documents.py: what prepare writes
+
+Nothing is written. The samples have one global order and a step takes the next `world_size *
+batch_size` of them, as with the loader. How many tokens a unit has, only tokenising it tells: so
+every rank reads and encodes all of the text, and keeps its own samples.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill import records
+from tokenmill.build.check import check
+from tokenmill.build.epoch import Epoch, Mark, Texts
+from tokenmill.build.executor import make_request
+from tokenmill.build.inline import EngineHolder
+from tokenmill.build.setup import make_work, set_up
+from tokenmill.data.ahead import ahead
+from tokenmill.data.held import Held, HeldWindows
+from tokenmill.data.loader import STATE_VERSION, check_share, check_state
+from tokenmill.data.mixture import merge
+from tokenmill.data.order import make_key, permute
+from tokenmill.data.stream import Batch, Form, Numbers, WindowStream
+from tokenmill.data.windows import Windows, check_seq_len, check_tokens
+from tokenmill.errors import DatasetError, RecipeError, StateError
+from tokenmill.recipe import make_recipe
+from tokenmill.shards.layout import numpy_dtype
+from tokenmill.tokenizer.engine import open_engine
+
+_HINT = "stream the same sources with the same tokenizer, options, seq_len and shuffle"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cursor:
+    """Where to begin reading: an epoch, the samples of all epochs before it, and a unit in it."""
+
+    epoch: int = 0
+    samples_before: int = 0
+    mark: Mark = Mark()  # noqa: RUF009 - a frozen value
+
+
+class TextStream:
+    """Batches of `batch_size` samples of `seq_len` tokens straight from text, for one rank of `world_size`.
+
+    for batch in tokenmill.stream("corpus/*.parquet", "gpt2", seq_len=1024, batch_size=64):
+        batch["input_ids"], batch["labels"]
+
+    They are those of `DataLoader(order="sequential")` on the dataset that `prepare` makes of the same
+    sources, and `epochs`, `drop_last`, `fields`, `mask_borders`, `dtype` and `prefetch` mean the same.
+    `shuffle` shuffles samples among their neighbours: each run of so many is held in memory, and given
+    out in a seeded order.
+
+    `split` is the split to read. `held_out` says what share of the documents other splits get, like
+    {"val": 0.01}. The rest are fields of a recipe, as with `prepare`: `text_column`, `template`,
+    `documents`, `eot`, `min_chars`, `filter`, `seed`, ... Bad documents are dropped; `dropped` counts by
+    reason what was dropped of the text that this process has read, and `on_bad="fail"` stops there.
+    """
+
+    def __init__(
+        self,
+        sources: str | Sequence[str],
+        tokenizer: str,
+        seq_len: int,
+        batch_size: int,
+        *,
+        split: str = "train",
+        held_out: str | Mapping[str, float] | None = None,
+        shuffle: int | None = None,
+        rank: int = 0,
+        world_size: int = 1,
+        epochs: int | None = None,
+        drop_last: bool = True,
+        fields: tuple[str, ...] = (),
+        mask_borders: bool = False,
+        dtype: npt.DTypeLike | None = np.int64,
+        prefetch: int = 2,
+        **recipe: Any,
+    ) -> None:
+        check_seq_len(seq_len)
+        check_share(batch_size=batch_size, rank=rank, world_size=world_size, prefetch=prefetch)
+        if shuffle is not None and shuffle < 2:
+            raise RecipeError(f"shuffle is {shuffle}", hint="give the number of samples to shuffle at a time, or None")
+        given = (sources,) if isinstance(sources, str) else tuple(sources)
+        setup = set_up(make_recipe({"sources": given, "tokenizer": tokenizer, "split": held_out, **recipe}))
+        names = setup.recipe.splits
+        if split not in names:
+            raise RecipeError(
+                f"there is no split {split!r}, only {', '.join(names)}", hint='make one with held_out={"val": 0.01}'
+            )
+        self._form = Form(fields=fields, mask_borders=mask_borders, dtype=dtype)
+        self._form.label_dtype(numpy_dtype(setup.dtype))
+        self._spec = setup.spec
+        self._texts = Texts(plan=setup.plan, work=make_work(setup, scratch=None), split=names.index(split))
+        check(make_request(setup.plan), self._texts.work, self._spec, open_engine(self._spec))
+        self._identity = {
+            **{"fingerprint": setup.plan.fingerprint, "split": split, "packing": "concat", "seq_len": seq_len},
+            **(
+                {"order": "sequential", "seed": 0}
+                if shuffle is None
+                else {"order": "shuffled", "buffer": shuffle, "seed": setup.recipe.seed}
+            ),
+        }
+        self.seq_len, self.batch_size = seq_len, batch_size
+        self.rank, self.world_size = rank, world_size
+        self.epochs, self.drop_last = epochs, drop_last
+        self.prefetch = prefetch
+        self.samples_seen = 0
+        self.dropped: Counter[str] = Counter()
+        self._shuffle = shuffle
+        self._cursor = Cursor()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch in which the stream reads."""
+        return self._cursor.epoch
+
+    def __iter__(self) -> Iterator[Batch]:
+        """Batches from where the stream stands; a second iterator goes on where the first was left."""
+        for seen, cursor, batch in ahead(self._batches(), self.prefetch):
+            self.samples_seen, self._cursor = seen, cursor
+            yield batch
+
+    def share(self, worker: int, workers: int) -> Iterator[Batch]:
+        """The batches of every `workers`-th step; the stream itself stays where it is."""
+        return (batch for _, _, batch in self._batches(worker, workers))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the stream stands, as plain JSON. It is the same on all ranks.
+
+        A loader of the prepared dataset goes on from it, and the stream from a loader's: then it
+        reads from the beginning up to there, since only its own state has a cursor.
+        """
+        return {
+            "version": STATE_VERSION,
+            "stream": self._identity,
+            "samples_seen": self.samples_seen,
+            "cursor": dataclasses.asdict(self._cursor),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on where another stream of the same samples stood, whatever its ranks and batch size were."""
+        seen = check_state(state, self._identity, hint=_HINT)
+        cursor = Cursor() if state.get("cursor") is None else self._check_cursor(state["cursor"], seen)
+        self.samples_seen, self._cursor = seen, cursor
+
+    def _check_cursor(self, value: Any, seen: int) -> Cursor:
+        try:
+            cursor = records.convert(Cursor, value, where="cursor")
+        except DatasetError as error:
+            raise StateError(f"the state's {error.message}", hint="the state is damaged") from None
+        mark = cursor.mark
+        numbers = [cursor.epoch, cursor.samples_before, *dataclasses.astuple(mark)]
+        begin = self._first_needed(seen - cursor.samples_before)
+        if min(numbers) < 0 or mark.tokens > begin or mark.unit > len(self._texts.plan.units):
+            raise StateError(f"the state's cursor {value} does not lead to sample {seen}", hint="the state is damaged")
+        return cursor
+
+    def _batches(self, worker: int = 0, workers: int = 1) -> Iterator[tuple[int, Cursor, Batch]]:
+        """Batches from where the stream stands, each with samples seen and the cursor behind its step."""
+        step = self.batch_size * self.world_size
+        engine = EngineHolder(self._spec, open_engine(self._spec))
+        seen, cursor = self.samples_seen, self._cursor
+        epoch = Epoch(self._texts, cursor.mark, engine, self.dropped)
+        for number in count():
+            taken: list[tuple[Held, Numbers]] = []
+            missing = step
+            while missing and (self.epochs is None or cursor.epoch < self.epochs):
+                samples = self._take(epoch, cursor, seen - cursor.samples_before, missing)
+                taken.append((epoch.held, samples))
+                seen, missing = seen + len(samples), missing - len(samples)
+                if missing:
+                    cursor = self._next_epoch(epoch, cursor, seen)
+                    epoch = Epoch(self._texts, cursor.mark, engine, self.dropped)
+            if missing and (self.drop_last or missing == step):
+                return
+            token = self._first_needed(seen - cursor.samples_before)
+            cursor = dataclasses.replace(cursor, mark=epoch.mark_at(token))
+            if number % workers == worker and (batch := self._make_batch(taken)):
+                yield seen, cursor, batch
+            if missing:
+                return
+
+    def _take(self, epoch: Epoch, cursor: Cursor, first: int, num_samples: int) -> Numbers:
+        """So many samples of an epoch from a place in it on, as far as there are any. The epoch holds them."""
+        buffer = self._shuffle or 1
+        stop = -(-(first + num_samples) // buffer) * buffer
+        if not epoch.hold(self._first_needed(first), stop * self.seq_len + 1):
+            stop = (epoch.held.end - 1) // self.seq_len
+        places = np.arange(first, min(first + num_samples, stop))
+        if self._shuffle is None:
+            return places
+        samples = np.empty_like(places)
+        for run in np.unique(places // buffer).tolist():
+            mine, begin = places // buffer == run, run * buffer
+            key = make_key(self._identity, cursor.epoch, run)
+            samples[mine] = begin + permute(places[mine] - begin, min(buffer, stop - begin), key)
+        return samples
+
+    def _first_needed(self, place: int) -> int:
+        """The first token that a place in an epoch needs: of its sample, or of the run that it is shuffled with."""
+        return place // (self._shuffle or 1) * (self._shuffle or 1) * self.seq_len
+
+    def _next_epoch(self, epoch: Epoch, cursor: Cursor, seen: int) -> Cursor:
+        """The beginning of the epoch that has the next sample; the one before was read to its end."""
+        check_tokens(epoch.held.end, self.seq_len)
+        num_samples = (epoch.held.end - 1) // self.seq_len
+        if cursor.samples_before != cursor.epoch * num_samples:
+            raise StateError(
+                f"the state has {cursor.samples_before} samples before epoch {cursor.epoch}, "
+                f"but an epoch has {num_samples}",
+                hint="the state is damaged",
+            )
+        number = max(cursor.epoch + 1, seen // num_samples)
+        return Cursor(epoch=number, samples_before=number * num_samples)
+
+    def _windows(self, held: Held) -> WindowStream:
+        windows = cast("Windows", HeldWindows(held, self.seq_len))  # it has what batches are made with
+        return WindowStream(windows, {}, order="sequential", seed=0, form=self._form)
+
+    def _make_batch(self, taken: Sequence[tuple[Held, Numbers]]) -> Batch | None:
+        """This rank's samples of a step; None if it has none in the last one."""
+        parts: list[tuple[Numbers, Batch]] = []
+        first, begin = self.batch_size * self.rank, 0
+        rows = 0
+        for held, samples in taken:
+            mine = samples[max(0, first - begin) : max(0, first + self.batch_size - begin)]
+            begin += len(samples)
+            if len(mine):
+                parts.append((np.arange(rows, rows + len(mine)), self._windows(held).batch(mine * self.seq_len)))
+                rows += len(mine)
+        if not parts:
+            return None
+        return parts[0][1] if len(parts) == 1 else merge(parts, rows)
+
+
+# The public name is a verb: it reads, and what it gives is the stream.
+stream = TextStream

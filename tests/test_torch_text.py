@@ -1,0 +1,92 @@
+"""Straight from text through torch: the same batches, in the same order, whoever makes them."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from typing import Any
+
+import pytest
+import torch
+from torch.utils import data as torch_data
+
+import tokenmill
+import tokenmill.torch as adapters
+from conftest import make_texts, write_jsonl, write_parquet
+
+FIELDS = ("sample_index",)
+# torch warns of more workers than cores, which is what these tests want.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+
+@pytest.fixture(scope="module")
+def sources(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = tmp_path_factory.mktemp("torch-text")
+    write_jsonl(path / "a.jsonl", make_texts(60, seed=3, words=20))
+    write_parquet(path / "b.parquet", make_texts(60, seed=4, words=20), rows=9)
+    return str(path)
+
+
+def make(sources: str, **options: Any) -> adapters.TextDataset:
+    sizes = {"seq_len": 100, "batch_size": 7, "rank": 0, "world_size": 1, "unit_bytes": 1500, "fields": FIELDS}
+    return adapters.TextDataset(sources, "byte", **{**sizes, **options})
+
+
+def take(batches: Any, steps: int | None = None) -> list[dict[str, list[Any]]]:
+    return [{name: rows.tolist() for name, rows in batch.items()} for batch in itertools.islice(iter(batches), steps)]
+
+
+def through(dataset: adapters.TextDataset, workers: int, **options: Any) -> torch_data.DataLoader:
+    return torch_data.DataLoader(dataset, batch_size=None, num_workers=workers, **options)
+
+
+@pytest.mark.parametrize("workers", [0, 1, 3])
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_workers_make_the_batches_of_the_plain_stream(sources: str, workers: int, drop_last: bool) -> None:
+    everyone: list[int] = []
+    for rank in range(2):
+        options: dict[str, Any] = {"rank": rank, "world_size": 2, "epochs": 2, "drop_last": drop_last}
+        found = take(through(make(sources, **options), workers))
+        plain = tokenmill.stream(sources, "byte", 100, 7, unit_bytes=1500, fields=FIELDS, **options)
+        assert found == take(plain)
+        everyone += [index for batch in found for index in batch["sample_index"]]
+    count = max(everyone) + 1
+    assert 2 * count % 14, "the last step is a partial one, or this shows nothing"
+    assert len(everyone) == (2 * count // 14 * 14 if drop_last else 2 * count)
+    assert max(everyone.count(index) for index in range(count)) == 2
+
+
+def test_batches_are_tensors(sources: str) -> None:
+    batch = next(iter(make(sources)))
+    assert batch["input_ids"].dtype == batch["labels"].dtype == torch.int64
+    assert torch.equal(batch["input_ids"][:, 1:], batch["labels"][:, :-1])
+
+
+def test_a_state_says_how_many_batches_the_trainer_took(sources: str) -> None:
+    whole = take(make(sources), 20)
+    first = make(sources)
+    assert take(through(first, 2), 5) == take(first, 5) == whole[:5]
+    state = json.loads(json.dumps(first.state_dict(5)))
+    second = make(sources)
+    second.load_state_dict(state)
+    assert take(through(second, 3), 8) == whole[5:13]
+    stream = tokenmill.stream(sources, "byte", 100, 7, unit_bytes=1500, fields=FIELDS)
+    stream.load_state_dict(second.state_dict(8))
+    assert take(stream, 7) == whole[13:]
+    third = make(sources)
+    third.load_state_dict(stream.state_dict())
+    assert take(through(third, 1), 3) == take(stream, 3)
+
+
+def test_workers_that_are_spawned_read_the_sources_themselves(sources: str) -> None:
+    dataset = make(sources)
+    before = take(dataset, 3)  # the engine is loaded here
+    assert take(through(dataset, 1, multiprocessing_context="spawn"), 3) == before
+
+
+def test_rank_and_world_size_come_from_the_environment(sources: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "3")
+    found = take(make(sources, rank=None, world_size=None), 2)
+    assert found == take(make(sources, rank=1, world_size=3), 2)
+    assert found != take(make(sources, rank=0, world_size=3), 2)
