@@ -58,7 +58,7 @@ def _meta(source: Dataset) -> Mapping[str, bytes]:
     about = source.manifest.tokenizer
     if about["kind"] != "char":
         return {}
-    characters = json.loads(Folder(source.path).read(about["file"]))
+    characters = [chr(point) for point in json.loads(Folder(source.path).read(about["file"]))]
     meta = {
         "vocab_size": about["vocab_size"],
         "itos": dict(enumerate(characters)),

@@ -84,11 +84,16 @@ def check_free(folder: Folder, request: Request, *, what: str, beside: Collectio
                 f"{folder.path} holds another {what}:\n  {lines}",
                 hint="choose another output, or start this one over with --restart",
             )
-    elif names and not (names == [".build"] and set(folder.names(".build")) <= {"lock", "receipts", "quarantine"}):
+    elif names and not (names == [".build"] and _has_begun(folder)):
         raise OutputError(
             f"{folder.path} holds something else: {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}",
             hint="choose an output that is empty or does not exist",
         )
+
+
+def _has_begun(folder: Folder) -> bool:
+    """Whether nothing is there but what a transfer writes before it says what was asked for."""
+    return all(name in ("lock", "receipts", "quarantine") or is_temp(name) for name in folder.names(".build"))
 
 
 def start_over(folder: Folder) -> None:

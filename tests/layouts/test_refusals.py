@@ -1,0 +1,150 @@
+"""What cannot be done is refused before anything is written, with the reason and the way out."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from made import FEW, make_dataset
+
+import tokenmill
+from conftest import write_parquet
+from tokenmill.data.dataset import Dataset
+from tokenmill.errors import DatasetError, DiskFullError, OutputError, RecipeError
+from tokenmill.layouts.registry import parse_layout
+
+
+@pytest.fixture
+def few(tmp_path: Path) -> Dataset:
+    return make_dataset(tmp_path, FEW)
+
+
+def refused(kind: type[Exception], match: str, out: Path, *arguments: Any, **options: Any) -> None:
+    with pytest.raises(kind, match=match):
+        tokenmill.export(*arguments, out, **options)
+    assert not out.exists()
+
+
+def test_a_vocabulary_that_does_not_fit(tmp_path: Path) -> None:
+    wide = make_dataset(tmp_path, {"train": [[70_000]]}, dtype="uint32")
+    refused(RecipeError, "uint16", tmp_path / "out", wide, to="nanogpt")
+    refused(RecipeError, "uint16", tmp_path / "out", wide, to="templar", seq_len=1, templar_compat=True)
+
+
+@pytest.mark.parametrize("layout", ["nanogpt", "llmc", "templar", "olmo"])
+def test_documents_without_an_end_of_text(tmp_path: Path, layout: str) -> None:
+    write_parquet(tmp_path / "a.parquet", ["some text", "more"])
+    tokenmill.prepare(str(tmp_path / "a.parquet"), tmp_path / "data", eot="none", workers=1)
+    refused(RecipeError, "end of text", tmp_path / "out", tmp_path / "data", to=layout)
+
+
+def test_a_layout_that_the_build_could_not_be_exported_to_is_refused_before_the_build(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "a.parquet", ["some text"])
+    for options in ({"eot": "none", "layout": "nanogpt"}, {"layout": "nanogpt:seq_len=3"}, {"layout": "other"}):
+        with pytest.raises(RecipeError):
+            tokenmill.prepare(str(tmp_path / "a.parquet"), tmp_path / "data", workers=1, **options)
+    assert not (tmp_path / "data").exists()
+
+
+def test_shards_that_readers_cannot_seek_in(few: Dataset, tmp_path: Path) -> None:
+    refused(RecipeError, "2 GiB", tmp_path / "out", few, to="llmc", shard_size=2**30)
+
+
+def test_a_single_shard_has_no_room_for_training_and_validation(tmp_path: Path) -> None:
+    alone = make_dataset(tmp_path, {"train": FEW["train"]})
+    refused(RecipeError, "first shard", tmp_path / "out", alone, to="llmc")
+
+
+def test_a_split_that_the_layout_has_no_place_for(tmp_path: Path) -> None:
+    dataset = make_dataset(tmp_path, {**FEW, "test": [[1]]})
+    for layout in ("llmc", "templar"):
+        refused(RecipeError, "'test'", tmp_path / "out", dataset, to=layout)
+
+
+@pytest.mark.parametrize(
+    ("layout", "options", "match"),
+    [
+        ("nanogpt", {"seq_len": 4}, "does not apply"),
+        ("nanogpt", {"seed": 4}, "shuffled"),
+        ("nanogpt", {"order": "random"}, "not known"),
+        ("nanogpt", {"order": "shuffled", "seed": -1}, "out of range"),
+        ("templar", {"seq_len": 0}, "positive"),
+        ("templar", {"seq_len": 1000}, "no sample"),
+        ("llmc", {"shard_size": "many"}, "not a size"),
+        ("llmc", {"name": "../x"}, "no name"),
+        ("nope", {}, "no layout"),
+        ("nanogpt", {"nope": 1}, "no option"),
+    ],
+)
+def test_options_that_make_no_sense(
+    few: Dataset, tmp_path: Path, layout: str, options: dict[str, Any], match: str
+) -> None:
+    with pytest.raises((RecipeError, DatasetError), match=match):
+        tokenmill.export(few, tmp_path / "out", to=layout, **options)
+    assert not list(tmp_path.glob("out/*.bin"))
+
+
+@pytest.mark.parametrize("text", ["templar:seq_len", "templar:x=1", "templar:seq_len=1,seq_len=2", "templar:seq_len=x"])
+def test_a_layout_that_is_written_wrongly(text: str) -> None:
+    with pytest.raises(RecipeError):
+        parse_layout(text)
+
+
+def test_another_request_into_the_same_folder_shows_what_differs(few: Dataset, tmp_path: Path) -> None:
+    tokenmill.export(few, tmp_path / "out", to="llmc", shard_size=8)
+    with pytest.raises(OutputError, match=r"'shard_size': 8.*'shard_size': 9"):
+        tokenmill.export(few, tmp_path / "out", to="llmc", shard_size=9)
+    tokenmill.export(few, tmp_path / "out", to="nanogpt", restart=True)
+    assert sorted(os.listdir(tmp_path / "out")) == [".build", "train.bin", "val.bin"]
+
+
+def test_a_folder_that_holds_something_else(few: Dataset, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out/thesis.txt").write_text("mine")
+    for restart in (False, True):
+        with pytest.raises(OutputError, match=r"thesis\.txt"):
+            tokenmill.export(few, tmp_path / "out", to="nanogpt", restart=restart)
+    assert os.listdir(tmp_path / "out") == ["thesis.txt"]
+
+
+def test_a_disk_that_is_too_small(few: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from tokenmill.storage.fs import LocalFileSystem
+
+    monkeypatch.setattr(LocalFileSystem, "free_bytes", lambda *_: 1000)
+    with pytest.raises(DiskFullError, match="missing"):
+        tokenmill.export(few, tmp_path / "out", to="nanogpt")
+    assert not list(tmp_path.glob("out/*.bin"))
+
+
+def test_documents_are_not_guessed(few: Dataset, tmp_path: Path) -> None:
+    """Neither the file nor the caller says what ends a text."""
+    for layout in ("nanogpt", "templar", "llmc"):
+        tokenmill.export(few, tmp_path / layout, to=layout, **({"seq_len": 2} if layout == "templar" else {}))
+        with pytest.raises(DatasetError, match="where its documents end") as caught:
+            tokenmill.import_(tmp_path / layout, tmp_path / "back", layout=layout)
+        assert "--eot-id" in caught.value.hint
+        assert not (tmp_path / "back").exists()
+
+
+def test_ids_beyond_the_vocabulary(tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    np.array([3, 60_000, 50256], "<u2").tofile(tmp_path / "x/train.bin")
+    with pytest.raises(DatasetError, match="60000"):
+        tokenmill.import_(tmp_path / "x", tmp_path / "back", layout="nanogpt", tokenizer="gpt2")
+    assert not (tmp_path / "back/dataset.json").exists()
+
+
+def test_an_end_of_text_that_should_stand_first_and_does_not(tmp_path: Path) -> None:
+    tokenmill.export(make_dataset(tmp_path, {"train": [[1, 2], [3]]}), tmp_path / "out", to="datatrove")
+    with pytest.raises(DatasetError, match="stand first"):
+        tokenmill.import_(tmp_path / "out", tmp_path / "back", layout="datatrove", eot_id=1)
+
+
+def test_a_nanogpt_split_cannot_go_with_a_budget(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "a.parquet", ["some text"])
+    for options in ({"max_tokens": 5}, {"eot": "none"}, {"documents": "separator:x"}, {"eot": "prepend"}):
+        with pytest.raises(RecipeError, match="nanogpt"):
+            tokenmill.prepare(str(tmp_path / "a.parquet"), tmp_path / "o", split="nanogpt", workers=1, **options)
