@@ -75,7 +75,10 @@ def test_the_end_of_text_of_the_configuration_wins(tmp_path: Path, eos: Any) -> 
     assert spec.eot_id == 1
 
 
-@pytest.mark.parametrize("config", [{}, [], {"eos_token": None}, {"eos_token": "<unknown>"}, {"eos_token": {}}])
+@pytest.mark.parametrize(
+    "config",
+    [{}, [], *({"eos_token": eos} for eos in (None, "<unknown>", {}, ["<pad>"], {"content": {"content": "<pad>"}}))],
+)
 def test_a_configuration_that_names_no_known_token_is_passed_over(tmp_path: Path, config: Any) -> None:
     spec = resolve(str(save(tmp_path, special=["<pad>", "<|endoftext|>"], config=config)))
     assert spec.eot_id == 1
@@ -147,6 +150,7 @@ def test_a_file_that_is_not_there_is_an_error_and_no_search_on_the_hub(
         b'{"model": {"vocab": 7}}',
         b'{"model": {"vocab": ["a"]}}',
         b'{"model": {"vocab": [[]]}}',
+        b'{"model": {"vocab": [[7, 0.5]]}}',
         b'{"model": {"vocab": {"a": "x"}}}',
         b'{"model": {"vocab": {"a": null}}}',
         b'{"model": {"vocab": {"a": -5}}}',
@@ -154,6 +158,7 @@ def test_a_file_that_is_not_there_is_an_error_and_no_search_on_the_hub(
         b'{"model": {"vocab": {"a": 0}}, "added_tokens": [7]}',
         b'{"model": {"vocab": {"a": 0}}, "added_tokens": 7}',
         b'{"model": {"vocab": {"a": 0}}, "added_tokens": [{"content": "b", "id": "x"}]}',
+        b'{"model": {"vocab": {"a": 0}}, "added_tokens": [{"content": 7, "id": 1}]}',
         b'{"model": {"type": "BPE", "vocab": {"a": 0}}}',
         b'{"model": {"type": "Unheard", "vocab": {"a": 0}, "merges": []}}',
         b'{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["b c"]}}',

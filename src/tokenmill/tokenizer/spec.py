@@ -214,6 +214,8 @@ def _hf(name: str, content: bytes, config: bytes | None, eot_token: str | None) 
         ids = dict(vocab) if isinstance(vocab, dict) else {entry[0]: i for i, entry in enumerate(vocab)}
         if not all(type(number) is int for number in ids.values()):
             raise TypeError("an id is not a number")
+        if not all(isinstance(token, str) for token in (*ids, *added)):
+            raise TypeError("a token is not a text")
     except (ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError) as error:
         raise TokenizerError(
             f"{name} is not a tokenizer.json: {type(error).__name__}: {error}", hint="check the file"
@@ -241,7 +243,8 @@ def _configured_eos(config: bytes | None) -> str | None:
         eos = json.loads(config or b"{}").get("eos_token")
     except (ValueError, AttributeError):
         return None
-    return eos.get("content") if isinstance(eos, dict) else eos
+    content = eos.get("content") if isinstance(eos, dict) else eos
+    return content if isinstance(content, str) else None
 
 
 def _no_eot_token(name: str, eot_token: str | None) -> None:
