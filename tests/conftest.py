@@ -6,15 +6,18 @@ import hashlib
 import json
 import os
 import random
+import secrets
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+
+from s3 import Bucket, make_bucket, s3_server
 
 WORDS = [
     *("the", "mill", "turns", "raw", "text", "into", "tokens,", "数千の文書", "и", "слова,", "naïve", "café", "🙂"),
@@ -90,3 +93,19 @@ def tokenmill(tmp_path: Path) -> Command:
 
 def command(*arguments: Any) -> list[str]:
     return [sys.executable, "-c", "from tokenmill.cli import main; main()", *map(str, arguments)]
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[str]:
+    with s3_server() as endpoint:
+        yield endpoint
+
+
+@pytest.fixture
+def bucket(s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    """An empty bucket of a real S3 server, which the environment leads to."""
+    found = make_bucket(s3_endpoint, f"b-{secrets.token_hex(6)}")
+    for name, value in found.environment.items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path / "cache"))
+    return found

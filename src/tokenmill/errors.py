@@ -9,7 +9,8 @@
     ├── ParityError               1    the engine and its reference disagree on a document
     ├── StorageError              1    a write or a read of the output failed
     │   ├── DiskFullError         1    no space left; says how much is missing
-    │   └── DeterminismError      1    the same unit gave other bytes
+    │   ├── DeterminismError      1    the same unit gave other bytes
+    │   └── ObjectChangedError    1    an object was replaced while it was read
     ├── BadDocumentError          1    a bad document under --on-bad fail
     ├── BuildError                1    units failed, or the books do not balance
     │   └── DamagedPieceError     1    a finished unit's file changed before the commit
@@ -69,6 +70,10 @@ class DiskFullError(StorageError):
 
 
 class DeterminismError(StorageError):
+    pass
+
+
+class ObjectChangedError(StorageError):
     pass
 
 

@@ -30,7 +30,7 @@ EXPANSION = 4
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """One file to read: what it is, how its text is found, and what pins it."""
+    """One file to read: what it is, how its text is found, and what pins it: its time, or its etag in a store."""
 
     name: str
     kind: str
@@ -39,6 +39,11 @@ class Source:
     modified: int
     split: str
     text: dict[str, Any]
+    etag: str = ""
+
+    def pin(self) -> str:
+        """What must not change between the plan and the reading, in words."""
+        return f"{self.bytes} bytes and {f'etag {self.etag}' if self.etag else f'time {self.modified}'}"
 
     def identity(self) -> dict[str, Any]:
         """Source without what a copy of the same file would not share."""

@@ -31,8 +31,9 @@ from tokenmill.cores import resolve_workers
 from tokenmill.errors import DatasetError, DeterminismError
 from tokenmill.manifest import Manifest
 from tokenmill.planning import Plan
-from tokenmill.storage import Digest, Folder, local_folder
+from tokenmill.storage import Digest, Folder, open_folder
 from tokenmill.storage.lock import locked
+from tokenmill.storage.places import ready
 from tokenmill.tokenizer.spec import TokenizerSpec, from_dataset
 from tokenmill.verifying import Problem, strays, verify_folder
 
@@ -44,7 +45,7 @@ def repair(
 
     A dataset that was made with a filter runs that function again, so it must be named here.
     """
-    return repair_folder(local_folder(path), workers=resolve_workers(workers), filter=filter)
+    return repair_folder(open_folder(path), workers=resolve_workers(workers), filter=filter)
 
 
 def repair_folder(folder: Folder, *, workers: int, filter: str | None = None) -> tuple[Problem, ...]:
@@ -59,6 +60,7 @@ def repair_folder(folder: Folder, *, workers: int, filter: str | None = None) ->
         found, problems = None, (Problem(manifests.NAME, error.message),)
     if problems:
         plan, job = reopen(folder, filter)
+        folder, _ = ready(folder)
         with locked(folder):
             _repair(folder, plan, job, found, problems, workers)
     elif found is not None:

@@ -1,5 +1,7 @@
 """Plain JSON values to dataclasses, strictly: right fields of the right types, or an error that names the place.
 
+Only a field that has a default may be missing: records of before it was there stay readable.
+
 Each type is looked at once and becomes a function; where a value is wrong, the place is put
 together on the way out, so that right values cost nothing for it.
 """
@@ -74,17 +76,18 @@ def _converter(kind: Any) -> Converter:
 
 def _dataclass(kind: type) -> Converter:
     fields = {name: _converter(hint) for name, hint in sorted(typing.get_type_hints(kind).items())}
+    needed = {field.name for field in dataclasses.fields(kind) if field.default is dataclasses.MISSING}
 
     def build(value: Any) -> Any:
         if type(value) is not dict:
             raise _WrongError(f"expected an object, found {type(value).__name__}")
-        if value.keys() != fields.keys():
-            missing, unknown = sorted(fields.keys() - value.keys()), sorted(value.keys() - fields.keys())
+        if not needed <= value.keys() <= fields.keys():
+            missing, unknown = sorted(needed - value.keys()), sorted(value.keys() - fields.keys())
             raise _WrongError(f"missing fields {missing}, unknown fields {unknown}")
         found = {}
-        for name, converter in fields.items():
+        for name in fields if len(value) == len(fields) else sorted(value):
             try:
-                found[name] = converter(value[name])
+                found[name] = fields[name](value[name])
             except _WrongError as wrong:
                 raise wrong.inside(f".{name}") from None
         return kind(**found)

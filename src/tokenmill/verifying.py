@@ -25,7 +25,8 @@ from tokenmill.cores import resolve_workers
 from tokenmill.errors import BuildError, DatasetError, StorageError, TokenmillError
 from tokenmill.manifest import Manifest, Shard
 from tokenmill.shards.reader import check_index, check_structure
-from tokenmill.storage import Digest, Folder, local_folder
+from tokenmill.sources.places import open_file
+from tokenmill.storage import Digest, Folder, open_folder
 from tokenmill.storage.mapped import fast_digest
 from tokenmill.storage.temporary import temporary_folder
 from tokenmill.tokenizer.engine import open_engine
@@ -70,9 +71,7 @@ def verify(
 
     `source` tokenises sources again; if the dataset was made with a filter, it must be named.
     """
-    return verify_folder(
-        local_folder(path), quick=quick, source=source, threads=resolve_workers(workers), filter=filter
-    )
+    return verify_folder(open_folder(path), quick=quick, source=source, threads=resolve_workers(workers), filter=filter)
 
 
 def verify_folder(
@@ -221,7 +220,7 @@ def _same(folder: Folder, shard: str, offset: int, fresh: Folder, piece: str) ->
     """Whether a piece stands in a shard at this byte; receipts that do not fit the manifest may speak of no shard."""
     if folder.stat(shard) is None:
         return False
-    with open(folder.at(shard), "rb") as ours, open(fresh.at(piece), "rb") as theirs:
+    with open_file(folder.at(shard)) as ours, open(fresh.at(piece), "rb") as theirs:
         ours.seek(offset)
         while block := theirs.read(1 << 20):
             if ours.read(len(block)) != block:

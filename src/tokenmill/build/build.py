@@ -29,7 +29,8 @@ from tokenmill.manifest import Manifest
 from tokenmill.recipe import Recipe
 from tokenmill.storage import Folder
 from tokenmill.storage.lock import locked
-from tokenmill.storage.log import EventLog
+from tokenmill.storage.log import open_log
+from tokenmill.storage.places import ready
 from tokenmill.storage.scratch import scratch_corner
 from tokenmill.storage.space import require_space
 from tokenmill.tokenizer.spec import TokenizerSpec
@@ -57,7 +58,10 @@ def build(
         state.tidy(folder, setup.recipe.splits, local)
         return done, True
     folder.make(".build")
-    with locked(folder), EventLog(folder, ".build/events.jsonl") as log:
+    folder, note = ready(folder)
+    if note:
+        progress.tell("note", message=note)
+    with locked(folder), open_log(folder, ".build/events.jsonl") as log:
         progress.log_to(log)
         if local is not None:
             try:

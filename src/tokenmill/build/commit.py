@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -110,7 +111,7 @@ def check_books(plan: Plan, receipts: Sequence[Receipt], result: Manifest) -> No
 def _commit_split(
     folder: Folder, split: str, pieces: Sequence[Shard], target: int, dtype: str, intact: Mapping[str, Digest]
 ) -> Split:
-    shards = []
+    shards, links = [], []
     if pieces:
         folder.make(split)
     for index, group in enumerate(group_pieces(pieces, target)):
@@ -118,9 +119,11 @@ def _commit_split(
         if f"{name}.bin" in intact and f"{name}.idx" in intact:
             shards.append(_keep(group, name, intact))
         elif len(group) == 1:
-            shards.append(_link(folder, group[0], name))
+            links += [(f"{group[0].name}{ending}", f"{name}{ending}") for ending in (".bin", ".idx")]
+            shards.append(replace(group[0], name=name))
         else:
             shards.append(_join(folder, group, name, dtype))
+    folder.link_all(links)
     if pieces:
         folder.sync(split)
     return Split(
@@ -138,12 +141,6 @@ def _keep(pieces: Sequence[Shard], name: str, intact: Mapping[str, Digest]) -> S
         bin=intact[f"{name}.bin"],
         idx=intact[f"{name}.idx"],
     )
-
-
-def _link(folder: Folder, piece: Shard, name: str) -> Shard:
-    for ending in (".bin", ".idx"):
-        folder.link(f"{piece.name}{ending}", f"{name}{ending}")
-    return Shard(name=name, tokens=piece.tokens, documents=piece.documents, bin=piece.bin, idx=piece.idx)
 
 
 def _join(folder: Folder, pieces: Sequence[Shard], name: str, dtype: str) -> Shard:

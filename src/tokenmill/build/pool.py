@@ -22,6 +22,7 @@ from tokenmill.build.crew import Crew, Message
 from tokenmill.build.executor import MAX_TRIES, Checked, Failure, Listener, Request, is_final
 from tokenmill.build.task import Task, Work
 from tokenmill.storage import Folder
+from tokenmill.storage.places import to_record
 from tokenmill.tokenizer.spec import TokenizerSpec
 
 
@@ -36,7 +37,7 @@ class Pool:
         crew.brief(
             {
                 "path": sys.path,
-                "output": folder.path,
+                "output": to_record(folder),
                 "work": dataclasses.asdict(work),
                 "tokenizer": spec.describe(),
             }

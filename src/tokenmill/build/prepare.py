@@ -16,7 +16,7 @@ from tokenmill.build.crew import Crew
 from tokenmill.cores import resolve_workers
 from tokenmill.errors import RecipeError
 from tokenmill.manifest import Manifest
-from tokenmill.storage import local_folder
+from tokenmill.storage import local_folder, open_folder
 
 if TYPE_CHECKING:
     from tokenmill.build.progress import Watcher
@@ -63,10 +63,10 @@ def prepare(
         raise RecipeError("no output is given", hint="add -o OUT")
     if wait and restart:
         raise RecipeError("each one who waits would start the build over", hint="start it over first, without waiting")
-    folder = local_folder(output)
+    folder = open_folder(output, spool=scratch)
     count = resolve_workers(workers)
     # Who only waits needs no workers; who builds in the end hires them then.
-    early = count > 1 and not wait and not os.path.exists(folder.at(manifests.NAME))
+    early = count > 1 and not wait and not folder.exists(manifests.NAME)
     crew = Crew(count) if early else None
     try:
         from tokenmill.build.beside import check_layout, export_beside
@@ -91,8 +91,9 @@ def prepare(
             )
             if layout is None:
                 return *done, None
-            beside = export_beside(folder.path, layout, workers=count, scratch=scratch, restart=restart, watch=watch)
-            return *done, beside
+            return *done, export_beside(
+                folder.path, layout, workers=count, scratch=scratch, restart=restart, watch=watch
+            )
 
         def tell(message: str) -> None:
             if watch is not None:

@@ -15,7 +15,7 @@ from tokenmill.build.setup import make_work, set_up
 from tokenmill.cores import resolve_workers
 from tokenmill.errors import DatasetError
 from tokenmill.recipe import make_recipe
-from tokenmill.storage import Folder, local_folder
+from tokenmill.storage import Folder, local_folder, open_folder
 from tokenmill.tokenizer.engine import open_engine
 
 PLACES = 48
@@ -56,12 +56,12 @@ def plan(
     """Files, units, tokens with an error bar, disk, memory and time of a build that is not started."""
     given = (sources,) if isinstance(sources, str) else tuple(sources)
     wanted = make_recipe({"sources": given, **recipe}, config=config)
-    setup = set_up(wanted, output=None if output is None else os.path.abspath(output))
+    folder = open_folder(output) if output is not None else None
+    setup = set_up(wanted, output=None if folder is None else folder.path)
     count = resolve_workers(workers)
     work = make_work(setup, scratch=None, only_look=True)
     expected = check(make_request(setup.plan, PLACES), work, setup.spec, open_engine(setup.spec)).estimate
     share = min(1.0, wanted.max_tokens / expected.tokens) if wanted.max_tokens and expected.tokens else 1.0
-    folder = local_folder(output) if output is not None else None
     standing = (0, False, ()) if folder is None or restart else _standing(folder, setup.plan.fingerprint)
     done, finished, conflict = standing
     needed = 0 if finished else round(expected.output_bytes * share)

@@ -159,8 +159,7 @@ def start_over(folder: Folder) -> None:
         for name in folder.names(parent):
             if _SHARD_FILE.fullmatch(name):
                 folder.remove(f"{parent}/{name}")
-        with contextlib.suppress(OSError):  # something else is in it, or it was never there
-            folder.fs.rmdir(folder.at(parent))
+        folder.remove_empty(parent)  # something else may be in it
     for name in manifests.TOKENIZER_FILES if splits else ():
         folder.remove(name)
     for name in folder.names(".build"):
@@ -233,8 +232,7 @@ def distrust(folder: Folder) -> None:
 
 def bytes_done(folder: Folder) -> int:
     """How much of the output is there already."""
-    sizes = (folder.stat(f"{PIECES}/{name}") for name in folder.names(PIECES))
-    return sum(found.size for found in sizes if found is not None)
+    return sum(folder.sizes(PIECES).values())
 
 
 def sweep(folder: Folder, splits: Iterable[str]) -> None:
@@ -245,9 +243,8 @@ def sweep(folder: Folder, splits: Iterable[str]) -> None:
 
 def clean_up(folder: Folder, local: Folder | None) -> None:
     """After the manifest: pieces have become shards, and their own names are not needed any more."""
-    for name in folder.names(PIECES):
-        if not name.endswith(PROVENANCE_SUFFIX):
-            folder.remove_tree(f"{PIECES}/{name}")
+    pieces = [name for name in folder.names(PIECES) if not name.endswith(PROVENANCE_SUFFIX)]
+    folder.remove_all([f"{PIECES}/{name}" for name in pieces])
     folder.remove_tree(CLEAN)
     if local is not None:
         local.remove_tree("")
@@ -290,9 +287,8 @@ def _differences(found: Manifest, plan: Plan) -> list[str]:
 
 def _check_pins(before: tuple[Source, ...], now: tuple[Source, ...]) -> None:
     for was, found in zip(before, now, strict=True):
-        if was.modified != found.modified:
+        if (was.modified, was.etag) != (found.modified, found.etag):
             raise SourceChangedError(
-                f"source {was.name} changed since the plan was made: it had {was.bytes} bytes and time "
-                f"{was.modified}, now {found.bytes} bytes and time {found.modified}",
+                f"source {was.name} changed since the plan was made: it had {was.pin()}, now {found.pin()}",
                 hint="put the old file back, or start over with --restart",
             )

@@ -31,7 +31,7 @@ from tokenmill.build.receipt import Receipt
 from tokenmill.build.task import Task, Work
 from tokenmill.build.unit import begin_unit
 from tokenmill.sources.startup import start_without_pandas
-from tokenmill.storage import Folder
+from tokenmill.storage.places import from_record
 from tokenmill.tokenizer.engine import open_engine
 from tokenmill.tokenizer.spec import from_dataset
 
@@ -86,7 +86,7 @@ def _serve(line: _Line) -> None:
     briefing = line.hear()
     sys.path[:] = briefing["path"]
     work = records.convert(Work, briefing["work"], where="work")
-    folder = Folder(briefing["output"])
+    folder = from_record(briefing["output"])
     name = briefing["tokenizer"]["file"]
     try:
         spec = from_dataset(briefing["tokenizer"], folder.read(name) if name else None)

@@ -7,7 +7,6 @@ import json
 import signal
 import sys
 import traceback
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -83,7 +82,7 @@ Example:
   tokenmill bench data/owt --seq-len 2048 --batch-size 32
 """
 
-Dataset = Annotated[Path, typer.Argument(metavar="OUT", help="a dataset's folder", show_default=False)]
+Dataset = Annotated[str, typer.Argument(metavar="OUT", help="a dataset's folder or URL", show_default=False)]
 Filter = Annotated[
     str | None, typer.Option(metavar="MODULE:FUNCTION", help="the filter that the dataset was made with, if any")
 ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
 from tokenmill.data.dataset import open as open_dataset
@@ -11,7 +10,7 @@ from tokenmill.data.loader import DataLoader
 from tokenmill.errors import RecipeError
 
 
-def measure(path: Path, *, split: str, seq_len: int, batch_size: int, seconds: float) -> dict[str, Any]:
+def measure(path: str, *, split: str, seq_len: int, batch_size: int, seconds: float) -> dict[str, Any]:
     """Rates of a shuffled loader over so many seconds, and how long its first batch took from opening on."""
     begin = time.perf_counter()
     dataset = open_dataset(path)
@@ -28,7 +27,7 @@ def measure(path: Path, *, split: str, seq_len: int, batch_size: int, seconds: f
         now = time.perf_counter()
     rate = count / (now - first)
     return {
-        "path": str(path),
+        "path": path,
         "split": split,
         "seq_len": seq_len,
         "batch_size": batch_size,

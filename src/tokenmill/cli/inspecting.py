@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from tokenmill.data.dataset import open as open_dataset
 from tokenmill.errors import RecipeError
-from tokenmill.storage import Folder
+from tokenmill.storage import open_folder
 
 
-def describe(path: Path) -> dict[str, Any]:
+def describe(path: str) -> dict[str, Any]:
     """A dataset in numbers."""
     dataset = open_dataset(path)
     manifest = dataset.manifest
@@ -33,7 +32,7 @@ def describe(path: Path) -> dict[str, Any]:
     }
 
 
-def first_texts(path: Path, split: str, count: int) -> list[str]:
+def first_texts(path: str, split: str, count: int) -> list[str]:
     """The first documents of a split, decoded."""
     from tokenmill.tokenizer.engine import open_engine
     from tokenmill.tokenizer.spec import from_dataset
@@ -42,7 +41,7 @@ def first_texts(path: Path, split: str, count: int) -> list[str]:
     if split not in dataset.splits:
         raise RecipeError(f"there is no split {split!r}", hint=f"there are {', '.join(dataset.splits)}")
     description = dataset.manifest.tokenizer
-    content = Folder(dataset.path).read(description["file"]) if description["file"] else None
+    content = open_folder(dataset.path).read(description["file"]) if description["file"] else None
     engine = open_engine(from_dataset(description, content))
     documents = (dataset[split].document(i) for i in range(min(count, dataset[split].num_documents)))
     return [engine.decode(tokens[tokens != description["eot_id"]]) for tokens in documents]

@@ -6,13 +6,13 @@ control characters escaped.
 
 from __future__ import annotations
 
-import os
 import sys
 import time
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tokenmill.sizes import format_bytes, format_count, format_seconds
+from tokenmill.storage import open_folder
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -231,7 +231,7 @@ def report(report: Report) -> None:
     else:
         for problem in report.problems:
             print(f"bad: {printable(problem.file)}: {printable(problem.what)}")
-        can_repair = os.path.exists(os.path.join(report.path, ".build"))
+        can_repair = open_folder(report.path).exists(".build")
         hint = "tokenmill repair restores the files" if can_repair else "prepare it again with --restart"
         error(f"{len(report.problems)} problems in {report.path}", hint)
 

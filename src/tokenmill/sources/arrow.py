@@ -11,7 +11,9 @@ from tokenmill.planning import Extent, Source
 from tokenmill.sources.batch import Batch
 from tokenmill.sources.columns import Rule, rule_columns
 from tokenmill.sources.parquet import MAX_BATCH_ROWS, check_text_column, table_batch
+from tokenmill.sources.places import open_file
 from tokenmill.sources.streams import explained
+from tokenmill.storage.urls import is_url
 
 
 def columns(path: str) -> list[str]:
@@ -20,7 +22,7 @@ def columns(path: str) -> list[str]:
 
 
 def extent(path: str, rule: Rule) -> Extent:
-    """Text bytes of every record batch; the file is mapped, so its texts are not read."""
+    """Text bytes of every record batch; the file is mapped, so its texts are not read; an object's are."""
     with _batches(path) as (schema, batches):
         for name in rule_columns(rule):
             check_text_column(schema.field(name), rule, path)
@@ -69,7 +71,7 @@ def _check(batch: pa.RecordBatch, path: str, number: int) -> None:
 def _batches(path: str) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
     """Schema and record batches of an Arrow stream or file."""
     with explained(path):
-        mapped = pa.memory_map(path)
+        mapped = open_file(path) if is_url(path) else pa.memory_map(path)
     with mapped:
         with explained(path):
             is_file = mapped.read(6) == b"ARROW1"

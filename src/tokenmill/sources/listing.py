@@ -1,4 +1,4 @@
-"""Finding sources: files, folders and globs become a table of pinned files in a fixed order.
+"""Finding sources: files, folders, globs and URLs of them become a table of pinned files in a fixed order.
 
 Names are relative to the folder that holds all of them, so the same corpus in another place
 has the same names. A folder gives the files of kinds that tokenmill knows; a file that is
@@ -7,17 +7,20 @@ named, or matched by a glob, is text if its ending says nothing else.
 
 from __future__ import annotations
 
+import contextlib
 import glob
 import os
-import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
-from tokenmill.errors import RecipeError, SourceChangedError, SourceError
+from tokenmill.errors import RecipeError, SourceError
 from tokenmill.planning import EXPANSION, Extent, Source
-from tokenmill.sources import arrow, jsonl, parquet
+from tokenmill.sources import arrow, jsonl, parquet, places
 from tokenmill.sources.columns import Rule, find_rule, unseen_rule
+from tokenmill.storage.urls import is_url
 
 if TYPE_CHECKING:  # workers read sources too, and need not load what checks recipes
     from tokenmill.recipe import Recipe
@@ -31,6 +34,7 @@ KINDS = {
     ".text": "text",
 }
 COMPRESSIONS = {".gz": "gz", ".zst": "zst"}
+_REQUESTS_AT_ONCE = 16
 _ARCHIVES = (".zip", ".tar", ".tgz", ".7z", ".rar", ".bz2", ".xz")
 
 
@@ -60,42 +64,29 @@ def list_sources(recipe: Recipe, *, output: str | None = None) -> Listing:
                 raise RecipeError(f"{path} is a source and a validation source", hint="name it once")
     root = _root(list(found))
     sources, extents = [], []
-    for path in sorted(found, key=lambda path: os.fsencode(os.path.relpath(path, root))):
-        source, extent = _describe(path, root, found[path], recipe)
-        sources.append(source)
-        extents.append(extent)
+    ordered = sorted(found, key=lambda path: os.fsencode(_name(path, root)))
+    # Objects are asked for side by side: each answer takes its time, whatever its size.
+    with ThreadPoolExecutor(_REQUESTS_AT_ONCE) if is_url(root) else contextlib.nullcontext() as pool:
+        describe = partial(_describe, root=root, splits=found, recipe=recipe)
+        for source, extent in pool.map(describe, ordered) if pool else map(describe, ordered):
+            sources.append(source)
+            extents.append(extent)
     return Listing(root, tuple(sources), tuple(extents))
 
 
-def check_unchanged(path: str, source: Source) -> None:
-    """Raise `SourceChangedError` unless the file is still the one that the plan pinned."""
-    try:
-        found = os.stat(path)
-    except OSError as error:
-        raise SourceError(f"cannot read {path}: {error.strerror}", hint="bring it back, then run again") from None
-    if (found.st_size, max(0, found.st_mtime_ns)) != (source.bytes, source.modified):
-        raise SourceChangedError(
-            f"{path} changed since the plan was made: it had {source.bytes} bytes and time {source.modified}, "
-            f"now {found.st_size} bytes and time {found.st_mtime_ns}",
-            hint="put the old file back, or start over with --restart",
-        )
+def _name(path: str, root: str) -> str:
+    return path.removeprefix(f"{root}/") if is_url(root) else os.path.relpath(path, root)
 
 
 def _expand(arguments: Sequence[str], *, any_ending: bool) -> Iterator[str]:
     for argument in arguments:
         path = os.path.abspath(os.path.expanduser(argument))
-        if "://" in argument:
-            raise RecipeError(
-                f"{argument.partition('://')[0]}:// sources are not read by this version: local files only",
-                hint="copy the source to a local disk first",
-            )
-        if os.path.isdir(path):
+        if is_url(argument):
+            yield from _expand_url(argument, any_ending=any_ending)
+        elif os.path.isdir(path):
             files = list(_walk(path, any_ending=any_ending))
             if not files:
-                raise RecipeError(
-                    f"{argument} holds no files of a known kind ({', '.join(KINDS)}, also with .gz or .zst)",
-                    hint="name the files with a glob, or say --documents files",
-                )
+                raise _no_files(argument)
             yield from files
         elif os.path.exists(path):
             yield path
@@ -108,13 +99,39 @@ def _expand(arguments: Sequence[str], *, any_ending: bool) -> Iterator[str]:
             yield from matches
 
 
+def _expand_url(argument: str, *, any_ending: bool) -> Iterator[str]:
+    """The objects that a URL names, by the rules of folders and files."""
+    found, is_prefix = places.expand(argument)
+    if not found:
+        raise RecipeError(f"no source matches {argument!r}", hint="check the URL; quote globs")
+    if is_prefix:
+        known = [path for path in found if _is_wanted(path.removeprefix(argument), any_ending=any_ending)]
+        if not known:
+            raise _no_files(argument)
+        found = known
+    yield from sorted(found)
+
+
+def _no_files(argument: str) -> RecipeError:
+    return RecipeError(
+        f"{argument} holds no files of a known kind ({', '.join(KINDS)}, also with .gz or .zst)",
+        hint="name the files with a glob, or say --documents files",
+    )
+
+
 def _walk(folder: str, *, any_ending: bool) -> Iterator[str]:
     for parent, folders, files in os.walk(folder):
         folders[:] = sorted(name for name in folders if not name.startswith((".", "__pycache__")))
         for name in files:
-            known = kind_of(name)[0] is not None or any_ending
-            if known and not name.startswith((".", "cache-")):
+            if _is_wanted(name, any_ending=any_ending):
                 yield os.path.join(parent, name)
+
+
+def _is_wanted(name: str, *, any_ending: bool) -> bool:
+    """Whether a file in a folder is a source: not hidden, and of a known kind."""
+    *folders, last = name.split("/")
+    is_hidden = last.startswith((".", "cache-")) or any(part.startswith((".", "__pycache__")) for part in folders)
+    return not is_hidden and (any_ending or kind_of(last)[0] is not None)
 
 
 def _hidden(match: str, pattern: str) -> bool:
@@ -128,17 +145,13 @@ def kind_of(name: str) -> tuple[str | None, str]:
     return KINDS.get(os.path.splitext(stem)[1] if compression else ending), compression
 
 
-def _describe(path: str, root: str, split: str, recipe: Recipe) -> tuple[Source, Extent]:
-    name = os.path.relpath(path, root)
+def _describe(path: str, *, root: str, splits: Mapping[str, str], recipe: Recipe) -> tuple[Source, Extent]:
+    name = _name(path, root)
     try:
         name.encode()
-        found = os.stat(path)
     except UnicodeEncodeError:
         raise SourceError(f"the name of {path!r} is not UTF-8", hint="rename the file") from None
-    except OSError as error:
-        raise SourceError(f"cannot read {path}: {error.strerror}", hint="check the path") from None
-    if not stat.S_ISREG(found.st_mode):
-        raise SourceError(f"{path} is not a plain file", hint="tokenmill reads no pipes or devices")
+    found = places.find(path)
     if path.lower().removesuffix(".gz").removesuffix(".zst").endswith(_ARCHIVES):
         raise RecipeError(f"{path}: archives are not read", hint="unpack it first")
     kind, compression = kind_of(path)
@@ -158,10 +171,11 @@ def _describe(path: str, root: str, split: str, recipe: Recipe) -> tuple[Source,
         name=name.replace(os.sep, "/"),
         kind=kind,
         compression=compression,
-        bytes=found.st_size,
-        modified=max(0, found.st_mtime_ns),
-        split=split,
+        bytes=found.bytes,
+        modified=found.modified,
+        split=splits[path],
         text=rule,
+        etag=found.etag,
     )
     return source, _extent(path, source, recipe)
 
@@ -184,4 +198,6 @@ def _columns(path: str, kind: str, compression: str) -> list[str]:
 
 
 def _root(paths: list[str]) -> str:
+    if any(is_url(path) for path in paths):
+        return places.common_root(paths)
     return os.path.dirname(paths[0]) if len(paths) == 1 else os.path.commonpath([os.path.dirname(p) for p in paths])

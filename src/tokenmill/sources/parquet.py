@@ -14,6 +14,7 @@ from tokenmill.errors import RecipeError
 from tokenmill.planning import Extent, Source
 from tokenmill.sources.batch import BATCH_BYTES, Batch, Skip, judged_batch, make_batch
 from tokenmill.sources.columns import Rule, row_text, rule_columns
+from tokenmill.sources.places import open_file
 from tokenmill.sources.streams import explained
 
 # A text that stands in the file once may stand in the column a million times, so the file's size bounds nothing.
@@ -131,6 +132,9 @@ def check_text_column(field: pa.Field, rule: Rule, path: str) -> None:
 @contextlib.contextmanager
 def _open(path: str) -> Iterator[pq.ParquetFile]:
     with explained(path):
-        file = pq.ParquetFile(path, buffer_size=BATCH_BYTES, pre_buffer=False)
-    with file:
-        yield file
+        place = open_file(path)
+    with place:
+        with explained(path):
+            file = pq.ParquetFile(place, buffer_size=BATCH_BYTES, pre_buffer=False)
+        with file:
+            yield file

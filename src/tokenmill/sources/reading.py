@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from tokenmill.planning import Source, Unit
 from tokenmill.sources import arrow, jsonl, parquet, text
 from tokenmill.sources.batch import BATCH_BYTES, Batch, even
-from tokenmill.sources.listing import check_unchanged
+from tokenmill.sources.places import check_unchanged, pinned
 
 
 def read_unit(
@@ -30,7 +30,8 @@ def read_unit(
     def read() -> Iterator[Batch]:
         for index, (path, source) in enumerate(zip(paths, sources, strict=True), start=unit.source):
             check_unchanged(path, source)
-            yield from _read_source(path, index, source, unit, documents, limit, batch_bytes)
+            with pinned(path, source):
+                yield from _read_source(path, index, source, unit, documents, limit, batch_bytes)
             check_unchanged(path, source)
 
     return even(read(), max_documents=max_documents, max_bytes=batch_bytes)

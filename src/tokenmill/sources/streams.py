@@ -9,6 +9,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from tokenmill.errors import SourceError
+from tokenmill.sources.places import open_file
 
 CODECS = {"gz": "gzip", "zst": "zstd"}
 
@@ -25,7 +26,7 @@ class Stream(Protocol):
 def open_stream(path: str, compression: str, *, start: int = 0) -> Iterator[Stream]:
     """A source as a stream of its text's bytes. A plain one may start anywhere."""
     with explained(path):
-        file = pa.OSFile(path, "rb")
+        file = open_file(path)
     with file:
         if compression:
             if not file.size():

@@ -7,9 +7,16 @@ space     enough room before the work
 mapped    hashing without a copy, for verify
 lock      one builder per output, at most, most of the time
 log       events.jsonl, which may lose its last line
+places    a path or a URL -> a folder
+
+In an object store, which is loaded only for a URL:
+urls      which URLs are taken              profile   keys that are not in the environment
+store     single requests, retried          remote    ranges in order, fetched ahead
+objects   a folder of objects
 """
 
-from tokenmill.storage.folder import Digest, Folder, Output, local_folder
+from tokenmill.storage.folder import Digest, Folder, Output
+from tokenmill.storage.places import local_folder, open_folder
 from tokenmill.storage.scratch import ScratchOutput
 
-__all__ = ["Digest", "Folder", "Output", "ScratchOutput", "local_folder"]
+__all__ = ["Digest", "Folder", "Output", "ScratchOutput", "local_folder", "open_folder"]

@@ -19,15 +19,13 @@ import re
 import secrets
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ClassVar, Protocol
 
-from tokenmill.errors import DatasetError, DeterminismError, DiskFullError, RecipeError, StorageError
+from tokenmill.errors import DatasetError, DeterminismError, DiskFullError, StorageError
 from tokenmill.storage.fs import LOCAL, FileStat, FileSystem
 
 BLOCK = 1 << 20
 TEMP_SUFFIX = ".tmp"
-# One slash is enough: pathlib has taken the other one away by the time that a path comes here.
-_SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _TEMP_NAME = re.compile(r".+\.[0-9a-f]{12}\.tmp")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
@@ -57,6 +55,8 @@ class Folder:
 
     path: str
     fs: FileSystem = field(default=LOCAL, repr=False)
+
+    is_local: ClassVar[bool] = True
 
     def at(self, name: str) -> str:
         return os.path.join(self.path, name)
@@ -133,6 +133,30 @@ class Folder:
         """Give a published file a second name, which must not be taken by another content."""
         self._take_name(self.at(name), new, None, lambda: False, keep=True)
 
+    def link_all(self, pairs: Sequence[tuple[str, str]]) -> None:
+        for name, new in pairs:
+            self.link(name, new)
+
+    def claim(self, name: str, data: bytes) -> bool:
+        """Publish a small file if nobody has, without its durability; False if somebody was quicker."""
+        output = self.create(name)
+        try:
+            output.write(data)
+            temp, _ = output.settle()
+            self.fs.link(temp, self.at(name))
+        except (FileExistsError, FileNotFoundError):  # another one was quicker, or swept our temp file
+            return False
+        except OSError:
+            self.replace(name, data)  # no links here: the name was free a moment ago
+        finally:
+            output.discard()
+        return True
+
+    def touch(self, name: str) -> None:
+        """Show that a file's owner lives."""
+        with contextlib.suppress(OSError):
+            self.fs.touch(self.at(name))
+
     def sync(self, name: str) -> None:
         """Make the names inside a folder durable."""
         with explained(self.at(name)):
@@ -157,6 +181,11 @@ class Folder:
             return []
         except OSError as error:
             raise _storage_error(error, self.at(name)) from None
+
+    def sizes(self, name: str) -> dict[str, int]:
+        """The files of a folder, and how large each is."""
+        found = ((child, self.stat(os.path.join(name, child))) for child in self.names(name))
+        return {child: stat.size for child, stat in found if stat is not None and stat.is_file}
 
     def read(self, name: str, *, max_bytes: int = 1 << 30) -> bytes:
         """All of a small file."""
@@ -226,13 +255,23 @@ class Folder:
         with contextlib.suppress(FileNotFoundError), explained(self.at(name), but=(FileNotFoundError,)):
             self.fs.rmdir(self.at(name))
 
+    def remove_all(self, names: Sequence[str]) -> None:
+        for name in names:
+            self.remove_tree(name)
+
+    def remove_empty(self, name: str) -> None:
+        """Remove a folder if nothing is in it."""
+        with contextlib.suppress(OSError):
+            self.fs.rmdir(self.at(name))
+
     def sweep(self, name: str = "") -> None:
         """Remove temp files that a dead writer left."""
         for child in self.names(name):
             if is_temp(child):
                 self.remove(os.path.join(name, child))
 
-    def free_bytes(self) -> int:
+    def free_bytes(self) -> int | None:
+        """How much can still be written; None if nobody knows."""
         path = self.path
         while path and not self._is_there(path):
             path = os.path.dirname(path)
@@ -360,16 +399,6 @@ class DirectOutput:
             self._fd = None
         with contextlib.suppress(OSError):
             self._fs.unlink(self._temp)
-
-
-def local_folder(path: str | os.PathLike[str]) -> Folder:
-    """The folder at a path of this machine."""
-    text = os.fspath(path)
-    if _SCHEME.match(text):
-        raise RecipeError(
-            f"{text.partition(':')[0]}:// is neither read nor written by this version", hint="give a local folder"
-        )
-    return Folder(os.path.abspath(text))
 
 
 def is_temp(name: str) -> bool:

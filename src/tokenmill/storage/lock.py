@@ -61,21 +61,7 @@ def locked(folder: Folder, *, patience: float | None = PATIENCE_SECONDS) -> Iter
 
 
 def _acquire(folder: Folder, me: Holder) -> bool:
-    if folder.exists(LOCK):
-        return False
-    output = folder.create(LOCK)
-    try:
-        output.write(records.seal(me))
-        temp, _ = output.settle()
-        folder.fs.link(temp, folder.at(LOCK))
-    except (FileExistsError, FileNotFoundError):  # another one was quicker, or swept our temp file
-        return False
-    except OSError:
-        # No links here: the name was free a moment ago, and the lock need not be perfect.
-        folder.replace(LOCK, records.seal(me))
-    finally:
-        output.discard()
-    return _holder(folder) == me
+    return not folder.exists(LOCK) and folder.claim(LOCK, records.seal(me)) and _holder(folder) == me
 
 
 def _break_if_dead(folder: Folder, patience: float | None) -> None:
@@ -140,8 +126,8 @@ def _heart(holder: Holder) -> str:
 def _beat(folder: Folder, held: threading.Event, stop: threading.Event) -> None:
     held.wait()
     while not stop.wait(HEARTBEAT_SECONDS):
-        with contextlib.suppress(OSError):
-            folder.fs.touch(folder.at(LOCK))
+        with contextlib.suppress(StorageError):
+            folder.touch(LOCK)
 
 
 def _machine() -> str:

@@ -1,14 +1,21 @@
-"""An append-only log of events. Nothing depends on it, so it is not synced."""
+"""An append-only log of events. Nothing depends on it, so it is not synced.
+
+An object cannot grow, so the log of a remote folder is held in memory and put now and then.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import time
 from types import TracebackType
 from typing import Any
 
 from tokenmill import records
-from tokenmill.errors import StorageError
+from tokenmill.errors import DatasetError, StorageError
 from tokenmill.storage.folder import Folder, explained, write_all
+
+_PUT_SECONDS = 60.0
+_MAX_BYTES = 1 << 28
 
 
 class EventLog:
@@ -32,3 +39,34 @@ class EventLog:
     ) -> None:
         with contextlib.suppress(OSError):
             self._fs.close(self._fd)
+
+
+class RemoteLog(EventLog):
+    """A log that is put to its folder every minute, and at the end."""
+
+    def __init__(self, folder: Folder, name: str) -> None:
+        self._folder = folder
+        self._name = name
+        self._lines = bytearray()
+        with contextlib.suppress(DatasetError):  # there is none yet
+            self._lines += folder.read(name, max_bytes=_MAX_BYTES)
+        self._put_at = time.monotonic()
+
+    def add(self, event: dict[str, Any]) -> None:
+        self._lines += records.canonical(event) + b"\n"
+        if time.monotonic() - self._put_at > _PUT_SECONDS:
+            self._put()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._put()
+
+    def _put(self) -> None:
+        self._put_at = time.monotonic()
+        with contextlib.suppress(StorageError):
+            self._folder.replace(self._name, bytes(self._lines))
+
+
+def open_log(folder: Folder, name: str) -> EventLog:
+    return EventLog(folder, name) if folder.is_local else RemoteLog(folder, name)

@@ -21,8 +21,11 @@ from tokenmill.storage.folder import TEMP_SUFFIX, Digest, DirectOutput, Folder, 
 
 
 def scratch_corner(scratch: str | None, target: Folder) -> Folder | None:
-    """A corner of the scratch disk for this target alone; None where there is no scratch disk."""
-    if scratch is None:
+    """A corner of the scratch disk for this target alone; None where there is no scratch disk.
+
+    What goes to an object store is on a disk of this machine first anyway.
+    """
+    if scratch is None or not target.is_local:
         return None
     return Folder(os.path.join(scratch, f"tokenmill-{records.digest(target.path)[:12]}"), target.fs)
 

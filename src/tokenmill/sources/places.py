@@ -1,0 +1,128 @@
+"""Where a source's bytes are: on this machine or in an object store. Nothing else of `sources` knows.
+
+find    size and etag or time, which pin it        open_file   a file for Arrow, read at any place
+expand  a prefix or a pattern -> URLs              check_unchanged   is it still the one that was planned?
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import stat
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from tokenmill.errors import ObjectChangedError, RecipeError, SourceChangedError, SourceError
+from tokenmill.planning import Source
+from tokenmill.storage.urls import Url, is_url, parse_url
+
+_PATTERN = re.compile(r"[*?[]")
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """What tells a file from what it may become. An object's time says nothing that its etag does not."""
+
+    bytes: int
+    modified: int
+    etag: str
+
+
+def find(path: str) -> Pin:
+    """The file at a path or URL, as it is now."""
+    if is_url(path):
+        url = parse_url(path)
+        found = _store(url).find(url.key)
+        if found is None:
+            raise SourceError(f"cannot read {path}: it is not there", hint="bring it back, then run again")
+        return Pin(found.size, 0, found.etag)
+    try:
+        local = os.stat(path)
+    except OSError as error:
+        raise SourceError(f"cannot read {path}: {error.strerror}", hint="bring it back, then run again") from None
+    if not stat.S_ISREG(local.st_mode):
+        raise SourceError(f"{path} is not a plain file", hint="tokenmill reads no pipes or devices")
+    return Pin(local.st_size, max(0, local.st_mtime_ns), "")
+
+
+def check_unchanged(path: str, source: Source) -> None:
+    """Raise `SourceChangedError` unless the file is still the one that the plan pinned."""
+    found = find(path)
+    if found != Pin(source.bytes, source.modified, source.etag):
+        raise changed(path, source, found)
+
+
+def changed(path: str, source: Source, found: Pin) -> SourceChangedError:
+    now = f"{found.bytes} bytes and {f'etag {found.etag}' if found.etag else f'time {found.modified}'}"
+    return SourceChangedError(
+        f"{path} changed since the plan was made: it had {source.pin()}, now {now}",
+        hint="put the old file back, or start over with --restart",
+    )
+
+
+@contextlib.contextmanager
+def pinned(path: str, source: Source) -> Iterator[None]:
+    """An object that is replaced while it is read is a source that changed."""
+    try:
+        yield
+    except ObjectChangedError:
+        raise changed(path, source, find(path)) from None
+
+
+def open_file(path: str) -> pa.NativeFile:
+    """A file that Arrow reads at any place. All reads of an object are of the one that is there now."""
+    if not is_url(path):
+        return pa.OSFile(path, "rb")
+    from tokenmill.storage.remote import RemoteFile
+
+    url = parse_url(path)
+    found = find(path)
+    return pa.PythonFile(RemoteFile(_store(url), url.key, found.bytes, found.etag), mode="r")
+
+
+def expand(argument: str) -> tuple[list[str], bool]:
+    """The objects that a URL names, and whether it was a prefix, of which not everything need be a source."""
+    url = parse_url(argument)
+    store = _store(url)
+    if not _PATTERN.search(url.key):
+        if url.key and store.find(url.key) is not None:
+            return [str(url)], False
+        return [store.at(found.key) for found in store.under(url.key) if found.size], True
+    fixed = _PATTERN.split(url.key)[0].rpartition("/")[0]
+    wanted = _regex(url.key)
+    keys = [found.key for found in store.under(fixed) if wanted.fullmatch(found.key)]
+    return [store.at(key) for key in keys if "/." not in f"/{key[len(fixed) :].lstrip('/')}" or "/." in url.key], False
+
+
+def common_root(paths: list[str]) -> str:
+    """The URL that all of these lie under."""
+    if not all(is_url(path) for path in paths):
+        raise RecipeError("some sources are local files, others URLs", hint="copy them to one place first")
+    urls = [parse_url(path) for path in paths]
+    if len({url.root for url in urls}) > 1:
+        raise RecipeError("the sources are in several buckets", hint="copy them to one bucket first")
+    folders = [url.key.rpartition("/")[0] for url in urls]
+    shared = os.path.commonpath(folders) if all(folders) else ""
+    return str(Url(urls[0].scheme, urls[0].bucket, shared))
+
+
+def _store(url: Url) -> Any:
+    from tokenmill.storage.store import open_store
+
+    return open_store(Url(url.scheme, url.bucket, ""))
+
+
+def _regex(pattern: str) -> re.Pattern[str]:
+    """A glob as a regular expression: `*` stays inside of a part of the key, `**` does not."""
+    text = ""
+    for part in re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]*\])", pattern):
+        known = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+        if part.startswith("[") and part.endswith("]"):
+            text += f"[^{part[2:-1]}]" if part[1:2] == "!" else part
+        else:
+            text += known.get(part, re.escape(part))
+    return re.compile(text, re.DOTALL)

@@ -1,0 +1,115 @@
+"""Reading objects: ranges in order, the next ones on their way while this one is used.
+
+asked for     [ read ][ read ][ read ]
+fetched       [ range     ][ range     ][ range     ]...      a few ahead, as long as reads follow each other
+"""
+
+from __future__ import annotations
+
+import io
+from collections import deque
+from collections.abc import Generator
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # whoever has a store has loaded it
+    from tokenmill.storage.store import Store
+
+RANGE_BYTES = 4 << 20
+RANGES_AHEAD = 3
+_FIRST_BYTES = 1 << 16
+
+
+def stream(store: Store, key: str, start: int, stop: int, etag: str) -> Generator[memoryview]:
+    """The bytes of an object from one place to another, range by range."""
+    waiting: deque[Future[Any]] = deque()
+    at = start
+    try:
+        while at < stop or waiting:
+            while at < stop and len(waiting) <= RANGES_AHEAD:
+                end = min(at + RANGE_BYTES, stop)
+                waiting.append(store.pool.submit(store.fetch, key, at, end, etag))
+                at = end
+            yield memoryview(waiting.popleft().result())
+    finally:
+        for future in waiting:
+            future.cancel()
+
+
+class RemoteFile(io.RawIOBase):
+    """An object as a file that can only be read. Reads that follow each other are fetched ahead of time."""
+
+    def __init__(self, store: Store, key: str, size: int, etag: str) -> None:
+        self._store = store
+        self._key = key
+        self._size = size
+        self._etag = etag
+        self._at = 0
+        self._end = 0  # of what was asked for last
+        self._held: deque[tuple[int, int, Future[Any]]] = deque()
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def tell(self) -> int:
+        return self._at
+
+    def size(self) -> int:
+        return self._size
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        self._at = max(0, base + offset)
+        return self._at
+
+    def read(self, size: int = -1) -> bytes:
+        stop = self._size if size < 0 else min(self._size, self._at + size)
+        if stop <= self._at:
+            return b""
+        parts = self._parts(self._at, stop)
+        self._at = stop
+        return bytes(parts[0]) if len(parts) == 1 else b"".join(parts)
+
+    def readinto(self, buffer: Any) -> int:
+        view = memoryview(buffer).cast("B")
+        stop = min(self._size, self._at + len(view))
+        done = 0
+        for part in self._parts(self._at, stop) if stop > self._at else ():
+            view[done : done + len(part)] = part
+            done += len(part)
+        self._at += done
+        return done
+
+    def close(self) -> None:
+        self._forget()
+        super().close()
+
+    def _parts(self, start: int, stop: int) -> list[memoryview]:
+        """The bytes [start, stop), in pieces."""
+        follows = start == self._end and start > 0
+        while self._held and (self._held[0][1] <= start or self._held[0][0] > start):
+            self._held.popleft()[2].cancel()
+        held_to = self._held[-1][1] if self._held else start
+        # A single read fetches little more than it wants; the second one in a row is taken for a stream.
+        wanted = min(self._size, stop + RANGES_AHEAD * RANGE_BYTES if follows else max(stop, start + _FIRST_BYTES))
+        while held_to < (wanted if follows or held_to < stop else stop):
+            end = min(wanted, held_to + RANGE_BYTES)
+            self._held.append(
+                (held_to, end, self._store.pool.submit(self._store.fetch, self._key, held_to, end, self._etag))
+            )
+            held_to = end
+        self._end = stop
+        parts = []
+        for first, last, future in self._held:
+            if first >= stop:
+                break
+            parts.append(memoryview(future.result())[max(start, first) - first : min(stop, last) - first])
+        return parts
+
+    def _forget(self) -> None:
+        for _, _, future in self._held:
+            future.cancel()
+        self._held.clear()

@@ -1,0 +1,269 @@
+"""An object store: the few requests that tokenmill makes of it, with errors of ours.
+
+The only module that imports obstore, which retries what a server refuses for a moment. An answer
+that breaks off in its middle is asked for again here, from the object as it was (its etag).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import random
+import re
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+import obstore
+from obstore import exceptions as answers
+from obstore.store import AzureStore, GCSStore, S3Store
+
+from tokenmill.errors import DatasetError, ObjectChangedError, StorageError
+from tokenmill.storage.profile import s3_settings
+from tokenmill.storage.urls import Url
+
+if TYPE_CHECKING:
+    from obstore.store import S3Config
+
+T = TypeVar("T")
+
+PART_BYTES = 8 << 20
+# An upload has at most 10,000 parts.
+_MAX_PARTS = 9_000
+_PARTS_AT_ONCE = 4
+_REQUESTS_AT_ONCE = 16
+_TRIES = 6
+_CLIENT = {"connect_timeout": "10s", "read_timeout": "60s", "timeout": "10m"}
+_RETRY = {
+    "max_retries": 6,
+    "retry_timeout": timedelta(minutes=3),
+    "backoff": {"init_backoff": timedelta(milliseconds=50), "max_backoff": timedelta(seconds=10), "base": 2},
+}
+# What a second try would not change.
+_FINAL = (
+    answers.AlreadyExistsError,
+    answers.PreconditionError,
+    answers.PermissionDeniedError,
+    answers.UnauthenticatedError,
+    answers.InvalidPathError,
+    answers.NotSupportedError,
+    FileNotFoundError,
+    ValueError,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An object as it stands. `sha256` is what its writer said of it, empty if it said nothing."""
+
+    key: str
+    size: int
+    etag: str
+    modified: int
+    sha256: str = ""
+
+
+@functools.cache
+def open_store(root: Url) -> Store:
+    """The store of a bucket: one for each process, since it keeps its connections."""
+    return Store(root)
+
+
+class Store:
+    """A bucket and the connections to it."""
+
+    def __init__(self, root: Url) -> None:
+        self.root = root.root
+        self._process = os.getpid()
+        self._store = _connect(root)
+        self.pool = ThreadPoolExecutor(_REQUESTS_AT_ONCE, thread_name_prefix="tokenmill-store")
+
+    def find(self, key: str) -> Found | None:
+        """An object; None if there is none."""
+        try:
+            answer = self._ask(key, lambda: obstore.get(self._store, key, options={"head": True}))
+        except FileNotFoundError:
+            return None
+        said = answer.attributes.get("sha256", "")
+        return _found(answer.meta, said if isinstance(said, str) else "")
+
+    def fetch(self, key: str, start: int, stop: int, etag: str) -> obstore.Bytes:
+        """Bytes [start, stop) of an object that must still be the one with this etag."""
+
+        def ask() -> obstore.Bytes:
+            options: Any = {"range": (start, stop), **({"if_match": etag} if etag else {})}
+            data = obstore.get(self._store, key, options=options).bytes()
+            if len(data) != stop - start:
+                raise answers.GenericError(f"{len(data)} bytes came for [{start}, {stop})")
+            return data
+
+        try:
+            return self._ask(key, ask)
+        except answers.PreconditionError:
+            raise ObjectChangedError(
+                f"{self.at(key)} changed while it was read", hint="does another process write there?"
+            ) from None
+        except FileNotFoundError:
+            raise StorageError(f"{self.at(key)} is gone", hint="does another process work there?") from None
+
+    def read(self, key: str, max_bytes: int) -> bytes | None:
+        """All of a small object, in one request; None if there is none."""
+
+        def ask() -> bytes | int:
+            answer = obstore.get(self._store, key)
+            size = answer.meta["size"]
+            return size if size > max_bytes else bytes(answer.bytes())
+
+        try:
+            found = self._ask(key, ask)
+        except FileNotFoundError:
+            return None
+        if isinstance(found, int):
+            raise DatasetError(f"{self.at(key)} has {found} bytes, too many", hint="the object is damaged")
+        return found
+
+    def put(self, key: str, data: bytes | Path, *, sha256: str = "") -> None:
+        """Put an object in place of whatever is there, large ones in parts."""
+        size = len(data) if isinstance(data, bytes) else data.stat().st_size
+        part = max(PART_BYTES, size // _MAX_PARTS + 1)
+        said = {"sha256": sha256} if sha256 else None
+
+        def ask() -> object:
+            # An empty file cannot be sent in parts, and a small one is one request.
+            content = data if isinstance(data, bytes) or size > part else data.read_bytes()
+            return obstore.put(
+                self._store, key, content, attributes=said, chunk_size=part, max_concurrency=_PARTS_AT_ONCE
+            )
+
+        self._must(key, ask)
+
+    def put_stream(self, key: str, blocks: Callable[[], Iterator[bytes | memoryview]], *, sha256: str = "") -> None:
+        """Put an object whose bytes come from elsewhere; a second try asks for them again."""
+        said = {"sha256": sha256} if sha256 else None
+        self._must(key, lambda: obstore.put(self._store, key, map(bytes, blocks()), attributes=said))
+
+    def put_new(self, key: str, data: bytes, *, sha256: str = "") -> bool:
+        """Put an object where none is; False if there is one. After any error, nobody knows whether it was put."""
+        said = {"sha256": sha256} if sha256 else None
+        try:
+            with self._explained(key):
+                obstore.put(self._store, key, data, attributes=said, mode="create")
+        except (answers.AlreadyExistsError, answers.PreconditionError):
+            return False
+        return True
+
+    def put_over(self, key: str, data: bytes, etag: str) -> bool:
+        """Put an object in place of the one with this etag; False if that one is not there any more."""
+        try:
+            with self._explained(key):
+                obstore.put(self._store, key, data, mode={"e_tag": etag})
+        except (answers.PreconditionError, FileNotFoundError):
+            return False
+        return True
+
+    def copy(self, key: str, new: str) -> None:
+        """Copy an object inside of the store; `FileNotFoundError` if there is none."""
+        self._ask(key, lambda: obstore.copy(self._store, key, new))
+
+    def delete(self, keys: Sequence[str]) -> None:
+        if keys:
+            with contextlib.suppress(FileNotFoundError):
+                self._ask(keys[0], lambda: obstore.delete(self._store, list(keys)))
+
+    def under(self, prefix: str) -> list[Found]:
+        """Every object below a prefix, which ends where a part of its keys does."""
+        found = self._must(prefix, lambda: obstore.list(self._store, prefix or None).collect())
+        return [_found(meta) for meta in found]
+
+    def children(self, prefix: str) -> tuple[list[str], list[Found]]:
+        """Prefixes and objects right below a prefix."""
+        found = self._must(prefix, lambda: obstore.list_with_delimiter(self._store, prefix or None))
+        return list(found["common_prefixes"]), [_found(meta) for meta in found["objects"]]
+
+    def has_children(self, prefix: str) -> bool:
+        """Whether anything is below a prefix, without listing all of it."""
+        return self._must(prefix, lambda: any(obstore.list(self._store, prefix or None, chunk_size=1)))
+
+    def at(self, key: str) -> str:
+        return f"{self.root}/{key}"
+
+    def _must(self, key: str, ask: Callable[[], T]) -> T:
+        """What fails for the want of a bucket only."""
+        try:
+            return self._ask(key, ask)
+        except FileNotFoundError:
+            raise StorageError(f"{self.root} is not there", hint="make the bucket first") from None
+
+    def _ask(self, key: str, ask: Callable[[], T]) -> T:
+        """Ask until there is an answer; what may be asked twice only."""
+        for attempt in range(1, _TRIES + 1):
+            with self._explained(key, patient=attempt < _TRIES):
+                return ask()
+            time.sleep(random.uniform(0.5, 1) * 0.05 * 2**attempt)
+        raise AssertionError("the last try returns or raises")
+
+    @contextlib.contextmanager
+    def _explained(self, key: str, *, patient: bool = False) -> Iterator[None]:
+        """Errors as ours, but for those that the caller judges; those that may pass are swallowed if `patient`."""
+        if self._process != os.getpid():
+            raise StorageError(
+                f"{self.root} cannot be reached from a forked process",
+                hint="start processes with the spawn method, or open the dataset in each of them",
+            )
+        try:
+            yield
+        except (answers.AlreadyExistsError, answers.PreconditionError, FileNotFoundError):
+            raise
+        except (answers.BaseError, OSError, ValueError) as error:
+            if patient and not isinstance(error, _FINAL):
+                return
+            raise StorageError(f"{self.at(key)}: {_reason(error)}", hint=_hint(error)) from None
+
+
+def _connect(root: Url) -> Any:
+    """A client, with the credentials that the environment or a profile holds."""
+    options: Any = {"client_options": dict(_CLIENT), "retry_config": _RETRY}
+    try:
+        if root.scheme == "gs":
+            return GCSStore(root.bucket, **options)
+        if root.scheme == "az":
+            return AzureStore(root.bucket, **options)
+        settings = {"checksum_algorithm": "SHA256", **s3_settings()}
+        if settings.pop("allow_http", False):
+            options["client_options"]["allow_http"] = True
+        # The store itself compares what arrives with this.
+        return S3Store(root.bucket, config=cast("S3Config", settings), **options)
+    except (answers.BaseError, ValueError) as error:
+        raise StorageError(f"{root.root}: {_reason(error)}", hint=_hint(error)) from None
+
+
+def _found(meta: Any, sha256: str = "") -> Found:
+    modified = int(meta["last_modified"].timestamp() * 1_000_000_000)
+    return Found(meta["path"], meta["size"], meta["e_tag"] or "", modified, sha256)
+
+
+def _reason(error: BaseException) -> str:
+    """What a server or a connection said, in one line. An answer may repeat who asked, so little of it is kept."""
+    text = " ".join(str(error).partition("Debug source:")[0].split())
+    said = re.search(r"<Code>([\w.-]+)</Code>", text)
+    return f"{text.partition('<')[0][:300].rstrip(' :')}{f': {said[1]}' if said else ''}"
+
+
+def _hint(error: BaseException) -> str:
+    if isinstance(error, answers.PermissionDeniedError | answers.UnauthenticatedError):
+        return "check the credentials (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE) and their rights"
+    return "check the network, the endpoint and the credentials; the same command goes on"
+
+
+def all_at_once(asks: Sequence[Callable[[], T]]) -> list[T]:
+    """The answers to several questions, asked side by side; the first error is raised when all are through."""
+    if len(asks) <= 1:
+        return [ask() for ask in asks]
+    with ThreadPoolExecutor(min(len(asks), _REQUESTS_AT_ONCE), thread_name_prefix="tokenmill-asks") as pool:
+        waiting = [pool.submit(ask) for ask in asks]
+    return [future.result() for future in waiting]

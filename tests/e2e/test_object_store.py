@@ -1,0 +1,153 @@
+"""From and to an object store: the same commands, the same bytes. Against a real S3 server."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+import tokenmill as library
+from conftest import Command, command, make_texts, tree
+from s3 import Bucket
+from tokenmill.errors import BuildError, OutputError, RecipeError, SourceChangedError
+from tokenmill.recipe import make_recipe
+from tokenmill.sources.listing import list_sources
+from tokenmill.storage.objects import ObjectFolder
+
+RECIPE = {"tokenizer": "byte", "unit_bytes": "40kB", "split": "val=0.05"}
+
+
+@pytest.fixture
+def remote(corpus: Path, bucket: Bucket) -> Bucket:
+    """The corpus, with a compressed file more, in a bucket."""
+    lines = b"".join(json.dumps({"text": text}).encode() + b"\n" for text in make_texts(40, seed=7))
+    (corpus / "sub").mkdir()
+    (corpus / "sub" / "d.jsonl.gz").write_bytes(gzip.compress(lines, mtime=0))
+    for file in corpus.rglob("*"):
+        if file.is_file():
+            bucket.put(f"corpus/{file.relative_to(corpus)}", file.read_bytes())
+    bucket.put("corpus/.hidden/x.jsonl", b"{}")
+    bucket.put("corpus/picture.png", b"no text")
+    return bucket
+
+
+def test_a_bucket_gives_the_bytes_that_a_disk_gives(remote: Bucket, corpus: Path, tmp_path: Path) -> None:
+    library.prepare(str(corpus), tmp_path / "out", workers=1, **RECIPE)
+    result = library.prepare(f"{remote.url}/corpus", f"{remote.url}/out", workers=1, **RECIPE)
+    assert remote.tree("out") == tree(tmp_path / "out")
+    assert not result.already_complete
+    assert library.prepare(f"{remote.url}/corpus/", f"{remote.url}/out", workers=1, **RECIPE).already_complete
+    library.prepare(f"{remote.url}/corpus", tmp_path / "down", workers=1, **RECIPE)
+    assert tree(tmp_path / "down") == tree(tmp_path / "out")
+    assert not [key for key in remote.listed() if key.endswith(".tmp")]
+
+
+def test_the_commands_take_urls(remote: Bucket, tokenmill: Command) -> None:
+    out = f"{remote.url}/out"
+    planned = json.loads(tokenmill("plan", f"{remote.url}/corpus", "-o", out, "--json", "--tokenizer", "byte").stdout)
+    assert planned["files"] == 4
+    assert planned["disk_free"] is None
+    tokenmill("prepare", f"{remote.url}/corpus/**/*.jsonl*", "-o", out, "--tokenizer", "byte", "-j", "2")
+    assert "ok: " in tokenmill("verify", out, "--source", "all").stdout
+    before = remote.tree("out")
+    remote.delete("out/train/00000.bin")
+    remote.put("out/train/00000.idx", b"damaged")
+    failed = tokenmill("verify", out, code=4)
+    assert "train/00000.bin" in failed.stdout
+    assert "tokenmill repair" in failed.stderr
+    tokenmill("repair", out)
+    assert remote.tree("out") == before
+
+
+def test_a_killed_build_goes_on_to_the_same_bytes(remote: Bucket, corpus: Path, tmp_path: Path) -> None:
+    library.prepare(str(corpus), tmp_path / "out", workers=1, **RECIPE)
+    arguments = ["--tokenizer", "byte", "--unit-bytes", "40kB", "--split", "val=0.05", "-j", "1"]
+    process = subprocess.Popen(command("prepare", f"{remote.url}/corpus", "-o", f"{remote.url}/out", *arguments))
+    while process.poll() is None and len(remote.listed("out/.build/receipts/")) < 2:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert "out/dataset.json" not in remote.listed()
+    done = len(remote.listed("out/.build/receipts/"))
+    events: list[dict[str, object]] = []
+    library.prepare(f"{remote.url}/corpus", f"{remote.url}/out", workers=1, watch=events.append, **RECIPE)
+    assert [event["units"] for event in events if event["kind"] == "resume"] == [done]
+    assert remote.tree("out") == tree(tmp_path / "out")
+    assert not list((tmp_path / "cache").rglob("*.tmp")), "the next build sweeps the spool"
+
+
+def test_a_build_can_be_started_over(remote: Bucket) -> None:
+    out = f"{remote.url}/out"
+    library.prepare(f"{remote.url}/corpus", out, workers=1, **RECIPE)
+    with pytest.raises(OutputError, match="another recipe"):
+        library.prepare(f"{remote.url}/corpus/*.txt", out, workers=1, **RECIPE)
+    library.prepare(f"{remote.url}/corpus/*.txt", out, workers=1, restart=True, **RECIPE)
+    assert library.verify(out).ok
+    remote.put("other/file", b"x")
+    with pytest.raises(OutputError, match="something else: file"):
+        library.prepare(f"{remote.url}/corpus", f"{remote.url}/other", workers=1, **RECIPE)
+
+
+def test_prefixes_files_and_patterns_name_sources(remote: Bucket) -> None:
+    def names(*sources: str) -> list[str]:
+        return [source.name for source in list_sources(make_recipe({"sources": sources})).sources]
+
+    url = f"{remote.url}/corpus"
+    assert names(url) == names(f"{url}/") == ["a.parquet", "b.jsonl", "c.txt", "sub/d.jsonl.gz"]
+    assert names(f"{url}/a.parquet") == ["a.parquet"]
+    assert names(f"{url}/*.jsonl", f"{url}/c.txt") == ["b.jsonl", "c.txt"]
+    assert names(f"{url}/**/*.jsonl*") == ["b.jsonl", "sub/d.jsonl.gz"]
+    assert names(f"{url}/.hidden/*") == ["x.jsonl"]
+    assert names(f"{url}/[ab].*") == ["a.parquet", "b.jsonl"]
+    for wrong, said in [(f"{url}/nothing", "no source"), (f"{url}/*.csv", "no source"), (f"{url}/pic", "no source")]:
+        with pytest.raises(RecipeError, match=said):
+            names(wrong)
+    with pytest.raises(RecipeError, match="local files, others URLs"):
+        names(url, __file__)
+
+
+def test_a_source_that_is_replaced_shows_both_etags(remote: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between the plan and its reading: the replacement has the same size."""
+    out, source = f"{remote.url}/out", f"{remote.url}/corpus/b.jsonl"
+    data = remote.get("corpus/b.jsonl")
+    made = ObjectFolder.make
+
+    def make(self: ObjectFolder, name: str = "") -> None:
+        if name == ".build":  # the plan is made, and nothing has been read
+            remote.put("corpus/b.jsonl", data.replace(b"mill", b"till"))
+        made(self, name)
+
+    monkeypatch.setattr(ObjectFolder, "make", make)
+    with pytest.raises((SourceChangedError, BuildError), match=r"etag .*, now .* etag ") as caught:
+        library.prepare(source, out, workers=1, **RECIPE)
+    assert f"{len(data)} bytes" in caught.value.message
+    monkeypatch.undo()
+
+
+def test_no_secret_is_in_any_output(remote: Bucket, tokenmill: Command, tmp_path: Path) -> None:
+    secrets = [remote.environment["AWS_SECRET_ACCESS_KEY"], remote.environment["AWS_ACCESS_KEY_ID"]]
+    done = [
+        tokenmill("prepare", f"{remote.url}/corpus", "-o", f"{remote.url}/out", "--tokenizer", "byte", "-v"),
+        tokenmill("prepare", f"{remote.url}/corpus", "-o", f"{remote.url}-x/out", "-v", code=1),
+    ]
+    printed = "".join(run.stdout + run.stderr for run in done)
+    stored = b"".join(remote.get(key) for key in remote.listed("o"))
+    for secret in secrets:
+        assert secret not in printed
+        assert secret.encode() not in stored
+        assert not [path for path in tmp_path.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
+
+
+def test_two_builders_at_once_make_one_dataset(remote: Bucket, corpus: Path, tmp_path: Path) -> None:
+    library.prepare(str(corpus), tmp_path / "out", workers=1, **RECIPE)
+    arguments = ["--tokenizer", "byte", "--unit-bytes", "40kB", "--split", "val=0.05", "-j", "1", "--wait", "-q"]
+    line = command("prepare", f"{remote.url}/corpus", "-o", f"{remote.url}/out", *arguments)
+    both = [subprocess.Popen(line, env={**os.environ, "PYTHONUNBUFFERED": "1"}) for _ in range(2)]
+    assert [process.wait(120) for process in both] == [0, 0]
+    assert remote.tree("out") == tree(tmp_path / "out")

@@ -1,0 +1,191 @@
+"""A folder in an object store behaves like one on a disk, by the store's own rules. Against a real S3 server."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from s3 import Bucket
+from tokenmill.errors import DatasetError, DeterminismError, LockedError, ObjectChangedError, StorageError
+from tokenmill.storage import Digest, Folder, open_folder
+from tokenmill.storage.lock import LOCK, locked
+from tokenmill.storage.log import open_log
+from tokenmill.storage.mapped import fast_digest
+from tokenmill.storage.objects import ObjectFolder
+from tokenmill.storage.places import from_record, ready, to_record
+from tokenmill.storage.remote import RANGE_BYTES, RemoteFile
+from tokenmill.storage.store import PART_BYTES
+
+
+@pytest.fixture
+def folder(bucket: Bucket) -> Folder:
+    return open_folder(f"{bucket.url}/out")
+
+
+def digest_of(data: bytes) -> Digest:
+    return Digest(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+
+
+def publish(folder: Folder, name: str, *blocks: bytes, claimed: bool = False) -> Digest:
+    output = folder.create(name)
+    for block in blocks:
+        output.write(block)
+    return folder.publish([output], claimed=lambda: claimed)[name]
+
+
+def spool(folder: Folder) -> list[str]:
+    assert isinstance(folder, ObjectFolder)
+    return os.listdir(folder.spool)
+
+
+def test_a_file_grows_on_this_machine_and_appears_whole(folder: Folder, bucket: Bucket) -> None:
+    output = folder.create("train/00000.bin")
+    output.write(b"some ")
+    assert bucket.listed() == []
+    output.write(b"tokens")
+    assert folder.publish([output]) == {"train/00000.bin": digest_of(b"some tokens")}
+    assert bucket.get("out/train/00000.bin") == b"some tokens"
+    assert spool(folder) == []
+
+
+def test_a_large_file_goes_in_parts_and_comes_back_in_ranges(folder: Folder, bucket: Bucket) -> None:
+    data = os.urandom(PART_BYTES + RANGE_BYTES + 12345)
+    assert publish(folder, "big.bin", data) == digest_of(data)
+    assert "-" in bucket.client().head_object(Bucket=bucket.name, Key="out/big.bin")["ETag"], "it came in parts"
+    assert folder.digest("big.bin") == fast_digest(folder, "big.bin") == digest_of(data)
+    assert b"".join(folder.blocks("big.bin")) == data
+    assert folder.head("big.bin", 10) == data[:10]
+
+
+def test_the_same_bytes_again_are_success(folder: Folder) -> None:
+    assert publish(folder, "a", b"x") == publish(folder, "a", b"x", claimed=True)
+    assert folder.write("b", b"x") == folder.write("b", b"x", claimed=lambda: True)
+
+
+def test_a_leftover_of_other_bytes_goes_to_quarantine(folder: Folder, bucket: Bucket) -> None:
+    publish(folder, "a", b"old")
+    folder.write("b", b"old")
+    publish(folder, "a", b"new")
+    folder.write("b", b"new")
+    assert (folder.read("a"), folder.read("b")) == (b"new", b"new")
+    kept = bucket.listed("out/.build/quarantine/")
+    assert [bucket.get(key) for key in kept] == [b"old", b"old"]
+
+
+def test_other_bytes_under_a_receipt_stop_the_build(folder: Folder) -> None:
+    publish(folder, "a", b"old")
+    folder.write("b", b"old")
+    with pytest.raises(DeterminismError, match="exists with other bytes"):
+        publish(folder, "a", b"new", claimed=True)
+    with pytest.raises(DeterminismError, match="exists with other bytes"):
+        folder.write("b", b"new", claimed=lambda: True)
+    assert (folder.read("a"), folder.read("b")) == (b"old", b"old")
+
+
+def test_a_link_is_a_copy_inside_of_the_store(folder: Folder, bucket: Bucket) -> None:
+    publish(folder, ".build/pieces/a.bin", b"tokens")
+    folder.link_all([(".build/pieces/a.bin", "train/00000.bin"), (".build/pieces/a.bin", "train/00001.bin")])
+    folder.link(".build/pieces/a.bin", "train/00000.bin")
+    assert bucket.get("out/train/00000.bin") == bucket.get("out/train/00001.bin") == b"tokens"
+    bucket.put("out/train/00000.bin", b"tokenz")
+    folder.link(".build/pieces/a.bin", "train/00000.bin")
+    assert folder.read("train/00000.bin") == b"tokens"
+    with pytest.raises(StorageError, match="is gone"):
+        folder.link("nothing", "x")
+
+
+def test_names_sizes_and_kinds_are_those_of_a_folder(folder: Folder) -> None:
+    assert folder.stat("") is None
+    assert folder.names() == []
+    for name in ("dataset.json", ".build/plan.json", ".build/receipts/000000.json"):
+        folder.write(name, b"12345")
+    assert folder.names() == [".build", "dataset.json"]
+    assert folder.names(".build") == ["plan.json", "receipts"]
+    assert folder.sizes(".build/receipts") == {"000000.json": 5}
+    assert folder.exists(".build")
+    assert not folder.exists(".buil")
+    found = folder.stat("dataset.json")
+    assert found is not None and found.is_file and found.size == 5
+    folder.remove_tree(".build")
+    folder.remove("nothing")
+    assert folder.names() == ["dataset.json"]
+
+
+def test_what_is_missing_or_too_large_is_a_dataset_error(folder: Folder) -> None:
+    folder.write("a", b"12345")
+    for ask in (lambda: folder.read("b"), lambda: folder.head("b", 1), lambda: list(folder.blocks("b"))):
+        with pytest.raises(DatasetError, match=r"s3://.*/out/b is missing"):
+            ask()
+    with pytest.raises(DatasetError, match="5 bytes, too many"):
+        folder.read("a", max_bytes=4)
+
+
+def test_a_bucket_that_is_not_there_is_named(bucket: Bucket) -> None:
+    nowhere = open_folder(f"{bucket.url}-nowhere/out")
+    with pytest.raises(StorageError, match=f"{bucket.url}-nowhere"):
+        nowhere.replace("a", b"x")
+
+
+def test_one_builder_holds_the_lock_and_shows_that_it_lives(folder: Folder) -> None:
+    with locked(folder):
+        with pytest.raises(LockedError, match="is being built by process"), locked(folder):
+            raise AssertionError("two have it")
+        before = folder.read(LOCK)
+        folder.touch(LOCK)
+        assert folder.read(LOCK) == before
+    assert not folder.exists(LOCK)
+    folder.touch(LOCK)
+    assert not folder.exists(LOCK), "a heartbeat brings no lock back"
+
+
+def test_the_log_goes_on_where_the_last_one_ended(folder: Folder) -> None:
+    for number in range(2):
+        with open_log(folder, ".build/events.jsonl") as log:
+            log.add({"number": number})
+    assert folder.read(".build/events.jsonl") == b'{"number":0}\n{"number":1}\n'
+
+
+def test_a_folder_goes_to_another_process_as_plain_data(folder: Folder, tmp_path: Path) -> None:
+    assert from_record(to_record(folder)) == folder
+    assert from_record(to_record(Folder(str(tmp_path)))) == Folder(str(tmp_path))
+
+
+def test_a_store_with_conditions_takes_more_than_one_writer(folder: Folder, bucket: Bucket) -> None:
+    probed, note = ready(folder)
+    assert (probed, note) == (folder, "")
+    assert bucket.listed() == [], "the probe leaves nothing"
+
+
+def test_reads_at_any_place_give_the_bytes_that_are_there(folder: Folder) -> None:
+    data = os.urandom(3 * RANGE_BYTES + 77)
+    publish(folder, "a", data)
+    assert isinstance(folder, ObjectFolder)
+    found = folder.store.find(folder.key("a"))
+    assert found is not None
+    with RemoteFile(folder.store, found.key, found.size, found.etag) as file:
+        for at, size in [(0, 10), (10, 100), (110, RANGE_BYTES), (5, 5), (len(data) - 3, 10), (len(data), 4), (200, 0)]:
+            file.seek(at)
+            assert file.read(size) == data[at : at + size], (at, size)
+        file.seek(0)
+        parts = [file.read(1_000_003) for _ in range(len(data) // 1_000_003 + 1)]
+        assert b"".join(parts) == data
+        file.seek(-7, 2)
+        buffer = bytearray(10)
+        assert file.readinto(buffer) == 7
+        assert buffer[:7] == data[-7:]
+
+
+def test_an_object_that_is_replaced_while_it_is_read_is_noticed(folder: Folder, bucket: Bucket) -> None:
+    publish(folder, "a", bytes(2 * RANGE_BYTES))
+    assert isinstance(folder, ObjectFolder)
+    found = folder.store.find(folder.key("a"))
+    assert found is not None
+    with RemoteFile(folder.store, found.key, found.size, found.etag) as file:
+        assert file.read(4) == bytes(4)
+        bucket.put("out/a", b"x" * found.size)
+        file.seek(RANGE_BYTES)
+        with pytest.raises(ObjectChangedError):
+            file.read(4)

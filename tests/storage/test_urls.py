@@ -1,0 +1,103 @@
+"""Which URLs are taken."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tokenmill.errors import RecipeError
+from tokenmill.storage.profile import s3_settings
+from tokenmill.storage.urls import Url, is_url, parse_url
+
+
+@pytest.mark.parametrize(
+    ("text", "url"),
+    [
+        ("s3://bucket", Url("s3", "bucket", "")),
+        ("s3://bucket/", Url("s3", "bucket", "")),
+        ("s3://my.bucket-1/a/b c/d.parquet", Url("s3", "my.bucket-1", "a/b c/d.parquet")),
+        ("gs://bucket/a/*.jsonl", Url("gs", "bucket", "a/*.jsonl")),
+        ("az://container/a/part-?.jsonl", Url("az", "container", "a/part-?.jsonl")),
+    ],
+)
+def test_a_url_names_a_bucket_and_a_key(text: str, url: Url) -> None:
+    assert is_url(text)
+    assert parse_url(text) == url
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "s3://KEY:SECRET@bucket/a",
+        "s3://SECRET@bucket",
+        "s3://bucket/a?token=SECRET",
+        "s3://bucket/a#SECRET",
+        "s3://bucket/s3://SECRET/a",
+        "simplecache::s3://SECRET/a",
+        "s3::https://SECRET/a",
+        "s3:/bucket/SECRET",
+        "s3:///SECRET",
+        "s3://bucket//SECRET",
+        "s3://bucket/../SECRET",
+        "s3://bucket/a\nSECRET",
+        "https://bucket/SECRET",
+        "file:///SECRET",
+        "memory://SECRET",
+        "S3://bucket/SECRET",
+    ],
+)
+def test_any_other_url_is_refused_without_showing_it(text: str) -> None:
+    assert is_url(text)
+    with pytest.raises(RecipeError) as refused:
+        parse_url(text)
+    assert "SECRET" not in f"{refused.value} {refused.value.hint}"
+
+
+def test_local_paths_are_no_urls() -> None:
+    assert not any(is_url(path) for path in ("a/b", "/a", "C:/x", "./s3", "a:b", "x.y/s3://"))
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    (tmp_path / "config").write_text("[default]\nregion = eu-west-1\n[profile lab]\nendpoint_url = http://minio:9000\n")
+    (tmp_path / "credentials").write_text(
+        "[default]\naws_access_key_id = one\naws_secret_access_key = two\n"
+        "[lab]\naws_access_key_id = three\naws_secret_access_key = four\naws_session_token = five\n"
+    )
+    return tmp_path
+
+
+def test_keys_come_from_the_default_profile(home: Path) -> None:
+    assert s3_settings() == {"access_key_id": "one", "secret_access_key": "two", "region": "eu-west-1"}
+
+
+def test_a_profile_is_named_by_the_environment(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_PROFILE", "lab")
+    assert s3_settings() == {
+        "access_key_id": "three",
+        "secret_access_key": "four",
+        "session_token": "five",
+        "endpoint": "http://minio:9000",
+        "allow_http": True,
+    }
+
+
+def test_keys_of_the_environment_win_over_profiles(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "https://r2.example")
+    assert s3_settings() == {"endpoint": "https://r2.example", "allow_http": False}
+
+
+@pytest.mark.parametrize(("name", "said"), [("nobody", "no AWS profile"), ("bare", "no keys of its own")])
+def test_a_profile_without_keys_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch, name: str, said: str) -> None:
+    (home / "config").write_text("[profile bare]\nregion = x\nsso_session = corp\n")
+    monkeypatch.setenv("AWS_PROFILE", name)
+    with pytest.raises(RecipeError, match=said):
+        s3_settings()
