@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -27,12 +27,12 @@ from tokenmill.build.executor import make_request
 from tokenmill.build.inline import EngineHolder
 from tokenmill.build.setup import make_work, set_up
 from tokenmill.data.ahead import ahead
-from tokenmill.data.held import Held, HeldWindows
+from tokenmill.data.held import Held
 from tokenmill.data.loader import STATE_VERSION, check_share, check_state
 from tokenmill.data.mixture import merge
 from tokenmill.data.order import make_key, permute
-from tokenmill.data.stream import Batch, Form, Numbers, WindowStream
-from tokenmill.data.windows import Windows, check_seq_len, check_tokens
+from tokenmill.data.stream import Batch, Form, Numbers, WindowLayout
+from tokenmill.data.windows import check_seq_len, check_tokens
 from tokenmill.errors import DatasetError, RecipeError, StateError
 from tokenmill.recipe import make_recipe
 from tokenmill.shards.layout import numpy_dtype
@@ -98,8 +98,11 @@ class TextStream:
             raise RecipeError(
                 f"there is no split {split!r}, only {', '.join(names)}", hint='make one with held_out={"val": 0.01}'
             )
-        self._form = Form(fields=fields, mask_borders=mask_borders, dtype=dtype)
-        self._form.label_dtype(numpy_dtype(setup.dtype))
+        if "part" in fields:
+            raise RecipeError("field 'part' of a single stream", hint="only a Mixture has parts")
+        form = Form(fields=fields, mask_borders=mask_borders, dtype=dtype)
+        self._layout = WindowLayout(form, numpy_dtype(setup.dtype))
+        self._with_index = "sample_index" in fields
         self._spec = setup.spec
         self._texts = Texts(plan=setup.plan, work=make_work(setup, scratch=None), split=names.index(split))
         check(make_request(setup.plan), self._texts.work, self._spec, open_engine(self._spec))
@@ -224,10 +227,6 @@ class TextStream:
         number = max(cursor.epoch + 1, seen // num_samples)
         return Cursor(epoch=number, samples_before=number * num_samples)
 
-    def _windows(self, held: Held) -> WindowStream:
-        windows = cast("Windows", HeldWindows(held, self.seq_len))  # it has what batches are made with
-        return WindowStream(windows, {}, order="sequential", seed=0, form=self._form)
-
     def _make_batch(self, taken: Sequence[tuple[Held, Numbers]]) -> Batch | None:
         """This rank's samples of a step; None if it has none in the last one."""
         parts: list[tuple[Numbers, Batch]] = []
@@ -237,11 +236,19 @@ class TextStream:
             mine = samples[max(0, first - begin) : max(0, first + self.batch_size - begin)]
             begin += len(samples)
             if len(mine):
-                parts.append((np.arange(rows, rows + len(mine)), self._windows(held).batch(mine * self.seq_len)))
+                parts.append((np.arange(rows, rows + len(mine)), self._window_batch(held, mine)))
                 rows += len(mine)
         if not parts:
             return None
         return parts[0][1] if len(parts) == 1 else merge(parts, rows)
+
+    def _window_batch(self, held: Held, samples: Numbers) -> Batch:
+        starts = samples * self.seq_len
+        rows = held.gather(starts, self.seq_len + 1)
+        batch = self._layout.batch(held, starts, rows, held.document_at(starts))
+        if self._with_index:
+            batch["sample_index"] = samples
+        return batch
 
 
 # The public name is a verb: it reads, and what it gives is the stream.

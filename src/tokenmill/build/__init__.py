@@ -2,7 +2,7 @@
 
 prepare   hires a crew, then builds         build      all of it in order
 setup     recipe -> sources, tokenizer, plan
-check     a look before the work
+check     a look before the work            epoch      units -> tokens in memory, for a stream
 documents text -> kept documents' tokens    unit       one unit -> pieces + receipt
 executor  what runs units: inline, pool     crew       worker processes
 budget    an exact number of tokens         commit     receipts -> shards -> manifest

@@ -4,17 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.data.dataset import TokenSplit
 from tokenmill.shards.layout import Tokens
 
 Numbers = npt.NDArray[np.int64]
 
 RUN_FIELDS = frozenset({"positions", "document_ids", "cu_seqlens"})
+
+
+class DocumentIndex(Protocol):
+    """Where the documents of a split lie among its tokens."""
+
+    @property
+    def eot(self) -> str: ...
+
+    @property
+    def eot_id(self) -> int | None: ...
+
+    def document_at(self, tokens: Numbers) -> Numbers:
+        """The documents in which these tokens lie."""
+
+    def document_starts(self, documents: Numbers) -> Numbers:
+        """The first tokens of these documents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +40,7 @@ class Borders:
     columns: Numbers
 
 
-def find_borders(split: TokenSplit, rows: Tokens, starts: Numbers) -> Borders:
+def find_borders(split: DocumentIndex, rows: Tokens, starts: Numbers) -> Borders:
     """The borders in rows of tokens that begin at `starts` of the split.
 
     Where documents have an end of text, there are as many of these as documents, so the tokens

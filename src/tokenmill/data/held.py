@@ -6,7 +6,7 @@ split     ........[ 7 | 8    | 9 ][ 10 | 11 ].......
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -46,6 +46,12 @@ class Held:
         found: Numbers = self.starts[documents - self.first_document]
         return found
 
+    def gather(self, starts: Numbers, width: int) -> Tokens:
+        """A row of `width` tokens for each of these starts."""
+        rows: Any = np.lib.stride_tricks.sliding_window_view(self.tokens, width)
+        found: Tokens = rows[starts - self.first_token]
+        return found
+
     def extend(self, parts: Sequence[tuple[Tokens, Numbers]]) -> Held:
         """The same with more documents behind: their tokens end to end, and how many each has."""
         lengths = np.concatenate([np.zeros(0, np.int64), *(lengths for _, lengths in parts)])
@@ -70,24 +76,3 @@ class Held:
             starts=self.starts[documents:],
             first_document=self.first_document + documents,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class HeldWindows:
-    """The samples of `seq_len` inputs and a last target that lie in a stretch."""
-
-    split: Held
-    seq_len: int
-
-    @property
-    def dtype(self) -> np.dtype[np.uint16] | np.dtype[np.int32]:
-        return self.split.tokens.dtype
-
-    def gather(self, starts: Numbers) -> Tokens:
-        """A row for each of these starts, as stored."""
-        rows: Any = np.lib.stride_tricks.sliding_window_view(self.split.tokens, self.seq_len + 1)
-        found: Tokens = rows[starts - self.split.first_token]
-        return found
-
-    def gather_batches(self, starts: Numbers) -> Iterator[Tokens]:
-        return map(self.gather, starts)
