@@ -11,6 +11,7 @@ import pytest
 
 from conftest import Command, make_texts, write_parquet
 
+COMMANDS = ("prepare", "plan", "verify", "repair", "inspect", "bench", "export", "import", "consolidate")
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -19,7 +20,7 @@ def test_the_readme_is_short() -> None:
     assert len(README.splitlines()) <= 150
 
 
-@pytest.mark.parametrize("command", ["prepare", "plan", "verify", "repair", "inspect", "bench"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_the_command_reference_names_the_options_that_there_are(tokenmill: Command, command: str) -> None:
     page = (ROOT / "docs/cli.md").read_text(encoding="utf-8")
     (section,) = re.findall(rf"## tokenmill {command}\n(.*?)(?=\n## |\Z)", page, re.DOTALL)
@@ -30,7 +31,7 @@ def test_the_command_reference_names_the_options_that_there_are(tokenmill: Comma
     assert options[0] == options[1], "run make docs"
 
 
-@pytest.mark.parametrize("command", ["prepare", "plan", "verify", "repair", "inspect", "bench"])
+@pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_explains_itself_with_an_example(tokenmill: Command, command: str) -> None:
     shown = tokenmill(command, "--help").stdout
     assert f"tokenmill {command} " in shown
@@ -69,7 +70,7 @@ def test_the_commands_of_the_readme_run(tokenmill: Command, tmp_path: Path) -> N
     (tmp_path / "chat.jsonl.zst").write_bytes(zstandard.compress(chat))
     lines = [line for block in re.findall(r"```sh\n(.*?)```", README, re.DOTALL) for line in block.splitlines()]
     commands = [line.partition("#")[0].strip() for line in lines if line.startswith("tokenmill ")]
-    assert len(commands) == 7
+    assert len(commands) == 9
     # The first block and the second one prepare the same folder with two recipes.
     for group in (commands[:2], [*commands[2:4], *commands[4:]]):
         subprocess.run(["rm", "-rf", tmp_path / "data"], check=True)
