@@ -25,6 +25,7 @@ bench-loader: $(VENV)/.bench .venv-peers/.done
 	$(BIN)/python benchmarks/loader.py $(ARGS)
 
 crash: $(VENV)/.test
+	-$(PIP) --group crash
 	$(BIN)/python tests/crash/run.py $(ARGS)
 
 interop: $(VENV)/.core

@@ -19,7 +19,7 @@ from lab.report import Row, table
 
 MODULES = (
     *("powercut", "kills", "faults", "native", "disks", "races", "seeded"),
-    *("damage", "fuzz", "inputs", "bombs", "specials", "leaks"),
+    *("damage", "fuzz", "guided", "inputs", "bombs", "specials", "leaks"),
 )
 
 

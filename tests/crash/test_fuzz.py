@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lab import fuzz, hostile
+from lab import fuzz, guided, hostile
 from lab.mutate import body_of, reseal
 
 from tokenmill import records
@@ -33,6 +33,13 @@ def test_records_of_a_stranger_make_no_command_fall_over_or_leave_the_dataset() 
     assert not row.wrong, "\n".join(row.wrong)
     assert row.hangs == 0
     assert row.tried == 80
+
+
+@pytest.mark.skipif(bool(guided.why_not()), reason=guided.why_not())
+def test_what_finds_its_own_way_into_a_reader_gives_a_right_value_or_a_typed_error() -> None:
+    row = guided.guided(500, names=("receipt", "index"))
+    assert not row.wrong, "\n".join(row.wrong)
+    assert row.tried >= 1000
 
 
 numbers = st.integers(-1, 2**62 - 1)

@@ -15,8 +15,9 @@ kills      SIGKILL at every operation                      faults     errors fro
 native     errors of the kernel, by strace                 disks      disks that are full
 races      eight at once, stopped ones, stale locks        damage     what verify and repair must notice and mend
 fuzz       records, recipes and tokenizers, changed        hostile    datasets that a stranger wrote
-inputs     sources, changed                                bombs      small on the disk, huge in memory
-specials   special strings in texts                        leaks      secrets, searched for everywhere
+guided     records again, led by the code they reach       inputs     sources, changed
+bombs      small on the disk, huge in memory               specials   special strings in texts
+leaks      secrets, searched for everywhere
 
 Each experiment is a function that gives a `Row`. The tests run it small; `run.py` runs it large.
 """

@@ -72,7 +72,7 @@ def readers(seed: int, names: tuple[str, ...]) -> Iterator[Point]:
         yield point
 
 
-def _sealed_files(path: Path) -> dict[str, bytes]:
+def sealed_files(path: Path) -> dict[str, bytes]:
     """One valid record of each kind."""
     if not (path / "world").exists():
         world = make_world(path / "world", "budget", tokenizer="char", documents=6, unit_bytes=300, max_tokens=300)
@@ -89,11 +89,12 @@ def _sealed_files(path: Path) -> dict[str, bytes]:
     }
 
 
-def _record(name: str, read: Callable[[bytes], Any]) -> Callable[[Path], Try]:
+def _record(name: str) -> Callable[[Path], Try]:
     """A reader of sealed records: half of the changes break the seal, the others are sealed again."""
+    read = SEALED[name]
 
     def make(path: Path) -> Try:
-        files = _sealed_files(path)
+        files = sealed_files(path)
         sealed, others = files[name], list(files.values())
         body = body_of(sealed)
         assert reseal(body) == sealed, "the seal is made in another way than we think"
@@ -124,7 +125,7 @@ def _read_manifest(data: bytes) -> None:
 
 def _index(path: Path) -> Try:
     """Indexes of tokens: any bytes, and arrays that do not fit each other under a header that does."""
-    _sealed_files(path)
+    sealed_files(path)
     files = [file.read_bytes() for file in sorted((path / "out").glob("*/*.idx"))]
     sizes = [file.stat().st_size for file in sorted((path / "out").glob("*/*.bin"))]
 
@@ -140,14 +141,16 @@ def _index(path: Path) -> Try:
         elif kind < 0.3:
             check_index(memoryview(data), shard, "uint16", where="x.idx")
         else:
-            header, lengths = parse_index(memoryview(data), bin_bytes=bin_bytes, where="x.idx")
-            assert len(data) == index_bytes(header.num_documents) and (lengths >= 0).all(), (
-                "a bad index was let through"
-            )
-            total = int(lengths.sum(dtype=np.int64)) * numpy_dtype(header.dtype).itemsize
-            assert total == bin_bytes, f"an index of {total} bytes was let through for {bin_bytes}"
+            read_index(data, bin_bytes)
 
     return attempt
+
+
+def read_index(data: bytes, bin_bytes: int) -> None:
+    header, lengths = parse_index(memoryview(data), bin_bytes=bin_bytes, where="x.idx")
+    assert len(data) == index_bytes(header.num_documents) and (lengths >= 0).all(), "a bad index was let through"
+    total = int(lengths.sum(dtype=np.int64)) * numpy_dtype(header.dtype).itemsize
+    assert total == bin_bytes, f"an index of {total} bytes was let through for {bin_bytes}"
 
 
 def _arrays(chance: random.Random, valid: bytes) -> bytes:
@@ -242,13 +245,16 @@ def _tokenizer(make: Callable[[Path], Path], *, suffix: str = "") -> Callable[[P
     return prepare
 
 
+SEALED: dict[str, Callable[[bytes], object]] = {
+    "manifest": _read_manifest,
+    "plan": lambda data: records.unseal(Plan, data, where="plan.json"),
+    "job": lambda data: records.unseal(Job, data, where="job.json"),
+    "receipt": lambda data: records.unseal(Receipt, data, where="receipt"),
+    "clean": lambda data: records.unseal(Clean, data, where="clean.json"),
+    "holder": lambda data: records.unseal(Holder, data, where="lock"),
+}
 READERS: dict[str, Callable[[Path], Try]] = {
-    "manifest": _record("manifest", _read_manifest),
-    "plan": _record("plan", lambda data: records.unseal(Plan, data, where="plan.json")),
-    "job": _record("job", lambda data: records.unseal(Job, data, where="job.json")),
-    "receipt": _record("receipt", lambda data: records.unseal(Receipt, data, where="receipt")),
-    "clean": _record("clean", lambda data: records.unseal(Clean, data, where="clean.json")),
-    "holder": _record("holder", lambda data: records.unseal(Holder, data, where="lock")),
+    **{name: _record(name) for name in SEALED},
     "index": _index,
     "size": _size,
     "recipe": _recipe,
