@@ -24,6 +24,7 @@ from tokenmill.data.dataset import Dataset
 from tokenmill.data.mixture import Mixture, MixtureStream, check_reach, limit_of
 from tokenmill.data.order import Order
 from tokenmill.data.packed import open_packed
+from tokenmill.data.paging import release
 from tokenmill.data.stream import Batch, Form, Numbers, Stream, WindowStream
 from tokenmill.data.windows import Windows
 from tokenmill.errors import RecipeError, StateError
@@ -79,7 +80,7 @@ class DataLoader:
         form = Form(fields=fields, mask_borders=mask_borders, dtype=dtype)
         opened = dataset if isinstance(dataset, Dataset | Mixture) else datasets.open(dataset)
         self.stream = open_stream(opened, seq_len, split=split, order=order, seed=seed, form=form, packing=packing)
-        check_share(batch_size=batch_size, rank=rank, world_size=world_size, prefetch=prefetch)
+        _check(batch_size=batch_size, rank=rank, world_size=world_size, prefetch=prefetch)
         self.seq_len, self.batch_size = seq_len, batch_size
         self.rank, self.world_size = rank, world_size
         self.epochs, self.drop_last = epochs, drop_last
@@ -109,8 +110,25 @@ class DataLoader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where another loader of the same stream stood, whatever its ranks and batch size were."""
-        hint = "open the same dataset with the same seed, order, packing and seq_len"
-        self.samples_seen = check_state(state, self.stream.identity, hint=hint)
+        if state.get("version") != STATE_VERSION:
+            raise StateError(
+                f"the state has version {state.get('version')!r}, this loader {STATE_VERSION}",
+                hint="use the tokenmill that wrote it",
+            )
+        found, mine = state.get("stream"), self.stream.identity
+        if found != mine:
+            theirs = found if isinstance(found, dict) else {}
+            names = sorted({*mine, *theirs})
+            pairs = [(name, theirs.get(name), mine.get(name)) for name in names]
+            raise StateError(
+                "the state belongs to another stream:\n  "
+                + "\n  ".join(f"{name}: the state has {a!r}, this loader {b!r}" for name, a, b in pairs if a != b),
+                hint="open the same dataset with the same seed, order, packing and seq_len",
+            )
+        seen = state.get("samples_seen")
+        if type(seen) is not int or seen < 0:
+            raise StateError(f"samples_seen is {seen!r}", hint="the state is damaged")
+        self.samples_seen = seen
 
     def _batches(self, seen: int) -> Iterator[tuple[int, Batch]]:
         """Batches from a sample on, each with the number of samples that all ranks will have seen by then."""
@@ -121,9 +139,14 @@ class DataLoader:
         left = max(0, min(ends) - seen) // step if ends else None
         chunks = self._locate_chunks(seen + mine, step, left)
         coming = next(chunks, None)
+        expected = self._expect(coming)
         while coming is not None:
+            for _ in expected:
+                pass
             located, coming = coming, next(chunks, None)
+            expected = self._expect(coming)
             for batch in self.stream.batches(located):
+                next(expected, None)  # a little with each batch, so that none waits for it
                 seen += step
                 yield seen, batch
         if last is None or seen + step <= last:
@@ -133,10 +156,13 @@ class DataLoader:
             if len(rest):
                 yield last, self.stream.batch(self.stream.locate(rest))
 
+    def _expect(self, located: Numbers | None) -> Iterator[None]:
+        return iter(()) if located is None else self.stream.expect(list(located))
+
     def _locate_chunks(self, first: Numbers, step: int, left: int | None) -> Iterator[Numbers]:
         """The samples of the steps that are left, from the one with these places on; those of some steps at a time."""
         chunk = max(1, _CHUNK_TOKENS // (self.batch_size * self.seq_len))
-        done = 0
+        done = others_bytes = 0
         for power in count():
             steps = min(_STEPS, 1 << power)
             if left is not None:
@@ -148,6 +174,7 @@ class DataLoader:
             located = located.reshape(*places.shape, *located.shape[1:])
             done += steps
             for begin in range(0, steps, chunk):
+                others_bytes = release(self.stream.maps(), others_bytes)
                 yield located[begin : begin + chunk]
 
 
@@ -198,29 +225,7 @@ def _open_part(
     return open_packed(dataset, split, packing, seq_len, identity, order=order, seed=seed, form=form)
 
 
-def check_state(state: dict[str, Any], mine: dict[str, Any], *, hint: str) -> int:
-    """The samples seen of a state that belongs to the stream with this identity; else `StateError`."""
-    if state.get("version") != STATE_VERSION:
-        raise StateError(
-            f"the state has version {state.get('version')!r}, this loader {STATE_VERSION}",
-            hint="use the tokenmill that wrote it",
-        )
-    found = state.get("stream")
-    if found != mine:
-        theirs = found if isinstance(found, dict) else {}
-        pairs = [(name, theirs.get(name), mine.get(name)) for name in sorted({*mine, *theirs})]
-        raise StateError(
-            "the state belongs to another stream:\n  "
-            + "\n  ".join(f"{name}: the state has {a!r}, this loader {b!r}" for name, a, b in pairs if a != b),
-            hint=hint,
-        )
-    seen = state.get("samples_seen")
-    if type(seen) is not int or seen < 0:
-        raise StateError(f"samples_seen is {seen!r}", hint="the state is damaged")
-    return seen
-
-
-def check_share(*, batch_size: int, rank: int, world_size: int, prefetch: int) -> None:
+def _check(*, batch_size: int, rank: int, world_size: int, prefetch: int) -> None:
     if batch_size < 1:
         raise RecipeError(f"batch_size is {batch_size}", hint="give a positive number of samples")
     if not 0 <= rank < world_size:

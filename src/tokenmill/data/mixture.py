@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tokenmill.data.dataset import Dataset
 from tokenmill.data.dataset import open as open_dataset
@@ -111,12 +113,21 @@ class MixtureStream:
             located[mine, 1] = self.streams[part].locate(located[mine, 1])
         return located
 
+    def expect(self, batches: Sequence[Numbers]) -> Iterator[None]:
+        parts, places = np.concatenate(batches).T
+        for part in np.unique(parts).tolist():
+            mine = places[parts == part]
+            yield from self.streams[part].expect(np.array_split(mine, len(batches)))
+
+    def maps(self) -> Iterable[npt.NDArray[Any]]:
+        return chain.from_iterable(stream.maps() for stream in self.streams)
+
     def batch(self, located: Numbers) -> Batch:
         found = []
         for part in np.unique(located[:, 0]).tolist():
             rows = np.flatnonzero(located[:, 0] == part)
             found.append((rows, self.streams[part].batch(located[rows, 1])))
-        merged = found[0][1] if len(found) == 1 else merge(found, len(located))
+        merged = found[0][1] if len(found) == 1 else _merge(found, len(located))
         if self._names_part:
             merged["part"] = located[:, 0].astype(np.int8)
         return merged
@@ -182,7 +193,7 @@ def _find(eras: Sequence[Era], part: int, number: int) -> int | None:
     return None
 
 
-def merge(found: Sequence[tuple[Numbers, Batch]], num_rows: int) -> Batch:
+def _merge(found: Sequence[tuple[Numbers, Batch]], num_rows: int) -> Batch:
     """One batch of those of the parts, each with the rows that are its."""
     merged: Batch = {}
     seq_len = found[0][1]["input_ids"].shape[1]

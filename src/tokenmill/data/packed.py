@@ -8,7 +8,7 @@ positions  0 1 2 3 4 0 1 2 0 1
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
@@ -20,6 +20,7 @@ from tokenmill.data.borders import RUN_FIELDS, Runs, fill_fields
 from tokenmill.data.dataset import Dataset, TokenSplit
 from tokenmill.data.order import Order
 from tokenmill.data.packing import Packing, Spec, check_packing, open_packing
+from tokenmill.data.paging import read_ahead
 from tokenmill.data.stream import IGNORED, Batch, Form, Numbers, check_order, in_order, lay_out
 from tokenmill.data.stretches import Stretches, read
 from tokenmill.errors import RecipeError
@@ -97,6 +98,18 @@ class PackedStream:
     def locate(self, places: Numbers) -> Numbers:
         """The numbers of the rows."""
         return in_order(places, self.num_samples, self._order, self.identity)
+
+    def expect(self, batches: Sequence[Numbers]) -> Iterator[None]:
+        return read_ahead(self._split, batches, self._find)
+
+    def maps(self) -> Iterable[npt.NDArray[Any]]:
+        rows = self.packing.rows
+        return (*self._split.maps(), rows.borders, rows.starts, rows.spans)
+
+    def _find(self, located: Numbers) -> Stretches:
+        """The tokens of some rows, without padding."""
+        segments = find_segments(self.packing, located)
+        return Stretches(segments.starts, segments.starts + segments.spans, segments.borders)
 
     def batch(self, located: Numbers) -> Batch:
         return next(self.batches(located[None]))

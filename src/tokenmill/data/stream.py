@@ -7,15 +7,16 @@ Both are pure functions. Who takes which places, and when, is the loader's busin
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.data.borders import RUN_FIELDS, DocumentIndex, fill_fields, find_borders, find_runs
+from tokenmill.data.borders import RUN_FIELDS, fill_fields, find_borders, find_runs
 from tokenmill.data.order import ORDERS, Order, draw, make_key, permute
+from tokenmill.data.paging import read_ahead
 from tokenmill.data.windows import Windows
 from tokenmill.errors import RecipeError
 from tokenmill.shards.layout import Tokens
@@ -39,6 +40,12 @@ class Stream(Protocol):
 
     def locate(self, places: Numbers) -> Numbers:
         """What stands at these places of the global order, which has no end. Quicker for many than for a few."""
+
+    def expect(self, batches: Sequence[Numbers]) -> Iterator[None]:
+        """These will be asked for soon. With each step, the system begins to read what is not in memory of another."""
+
+    def maps(self) -> Iterable[npt.NDArray[Any]]:
+        """The files that are mapped by now."""
 
     def batch(self, located: Numbers) -> Batch:
         """A row for each of them."""
@@ -77,7 +84,8 @@ class WindowStream:
         self.windows = windows
         self._order = check_order(order)
         self._form = form
-        self._layout = WindowLayout(form, windows.dtype)
+        self._dtype = form.label_dtype(windows.dtype)
+        self._run_fields = RUN_FIELDS & set(form.fields)
 
     @property
     def num_samples(self) -> int:
@@ -90,40 +98,34 @@ class WindowStream:
             return draw(places, windows.split.num_tokens - windows.seq_len, make_key(self.identity))
         return in_order(places, self.num_samples, self._order, self.identity) * windows.seq_len
 
+    def expect(self, batches: Sequence[Numbers]) -> Iterator[None]:
+        windows = self.windows
+        return read_ahead(windows.split, batches, lambda starts: windows.stretches(starts[None]))
+
+    def maps(self) -> Iterable[npt.NDArray[Any]]:
+        return self.windows.split.maps()
+
     def batch(self, located: Numbers) -> Batch:
         return next(self.batches(located[None]))
 
     def batches(self, located: Numbers) -> Iterator[Batch]:
         documents = located
-        if "document_ids" in self._form.fields:
+        if "document_ids" in self._run_fields:
             documents = self.windows.split.document_at(located.ravel()).reshape(located.shape)
         return map(self._form_batch, located, self.windows.gather_batches(located), documents)
 
     def _form_batch(self, starts: Numbers, stored: Tokens, documents: Numbers) -> Batch:
         """What trainers want of rows as they are stored, which begin at these tokens and in these documents."""
-        batch = self._layout.batch(self.windows.split, starts, stored, documents)
-        if "sample_index" in self._form.fields:
-            batch["sample_index"] = starts if self._order == "random" else starts // self.windows.seq_len
-        return batch
-
-
-class WindowLayout:
-    """How rows of windows become batches of a form; `stored` is the dtype that they have before."""
-
-    def __init__(self, form: Form, stored: np.dtype[Any]) -> None:
-        self._dtype = form.label_dtype(stored)
-        self._masked = form.mask_borders
-        self._run_fields = RUN_FIELDS & set(form.fields)
-
-    def batch(self, split: DocumentIndex, starts: Numbers, stored: Tokens, documents: Numbers) -> Batch:
-        """The batch of rows that begin at these tokens of a split, and in these documents."""
-        batch = lay_out(stored, self._dtype, self._run_fields, masked=self._masked)
-        if self._masked or self._run_fields:
-            borders = find_borders(split, stored, starts)
-            if self._masked:
+        windows, form = self.windows, self._form
+        batch = lay_out(stored, self._dtype, self._run_fields, masked=form.mask_borders)
+        if form.mask_borders or self._run_fields:
+            borders = find_borders(windows.split, stored, starts)
+            if form.mask_borders:
                 batch["labels"][borders.rows, borders.columns - 1] = IGNORED
             if self._run_fields:
-                fill_fields(batch, self._run_fields, find_runs(borders, documents, stored.shape[1] - 1))
+                fill_fields(batch, self._run_fields, find_runs(borders, documents, windows.seq_len))
+        if "sample_index" in form.fields:
+            batch["sample_index"] = starts if self._order == "random" else starts // windows.seq_len
         return batch
 
 

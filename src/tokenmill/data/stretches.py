@@ -38,6 +38,7 @@ class Slices:
     begins: Numbers
     ends: Numbers
     edges: Numbers
+    itemsize: int
 
 
 def read(split: TokenSplit, wanted: Stretches, padding: bytes = b"") -> Iterator[Tokens]:
@@ -70,4 +71,4 @@ def cut(split: TokenSplit, wanted: Stretches, padding_bytes: int = 0) -> Slices:
         stops = np.minimum(np.repeat(stops, counts), shard_ends[shards])
         edges = totals[edges]
     begins = shard_begins[shards]
-    return Slices(shards, (starts - begins) * itemsize, (stops - begins) * itemsize, edges)
+    return Slices(shards, (starts - begins) * itemsize, (stops - begins) * itemsize, edges, itemsize)
