@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import os
 from collections.abc import Iterator
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -161,6 +161,14 @@ class TokenSplit:
         if number not in self._bytes:
             self._bytes[number] = self._map(number)[0].data.cast("B")
         return self._bytes[number]
+
+    def shard_place(self, number: int) -> tuple[str, int]:
+        """The file of a shard, and the byte at which its tokens begin."""
+        return self._place(number)
+
+    def maps(self) -> Iterator[npt.NDArray[Any]]:
+        """All that is mapped by now, of whatever kind."""
+        return chain.from_iterable(list(self._maps.values()))
 
     def document_at(self, tokens: Starts) -> Starts:
         """The documents in which these tokens lie."""

@@ -80,7 +80,7 @@ class DataLoader:
         form = Form(fields=fields, mask_borders=mask_borders, dtype=dtype)
         opened = dataset if isinstance(dataset, Dataset | Mixture) else datasets.open(dataset)
         self.stream = open_stream(opened, seq_len, split=split, order=order, seed=seed, form=form, packing=packing)
-        _check(batch_size=batch_size, rank=rank, world_size=world_size, prefetch=prefetch)
+        check_share(batch_size=batch_size, rank=rank, world_size=world_size, prefetch=prefetch)
         self.seq_len, self.batch_size = seq_len, batch_size
         self.rank, self.world_size = rank, world_size
         self.epochs, self.drop_last = epochs, drop_last
@@ -110,25 +110,8 @@ class DataLoader:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where another loader of the same stream stood, whatever its ranks and batch size were."""
-        if state.get("version") != STATE_VERSION:
-            raise StateError(
-                f"the state has version {state.get('version')!r}, this loader {STATE_VERSION}",
-                hint="use the tokenmill that wrote it",
-            )
-        found, mine = state.get("stream"), self.stream.identity
-        if found != mine:
-            theirs = found if isinstance(found, dict) else {}
-            names = sorted({*mine, *theirs})
-            pairs = [(name, theirs.get(name), mine.get(name)) for name in names]
-            raise StateError(
-                "the state belongs to another stream:\n  "
-                + "\n  ".join(f"{name}: the state has {a!r}, this loader {b!r}" for name, a, b in pairs if a != b),
-                hint="open the same dataset with the same seed, order, packing and seq_len",
-            )
-        seen = state.get("samples_seen")
-        if type(seen) is not int or seen < 0:
-            raise StateError(f"samples_seen is {seen!r}", hint="the state is damaged")
-        self.samples_seen = seen
+        hint = "open the same dataset with the same seed, order, packing and seq_len"
+        self.samples_seen = check_state(state, self.stream.identity, hint=hint)
 
     def _batches(self, seen: int) -> Iterator[tuple[int, Batch]]:
         """Batches from a sample on, each with the number of samples that all ranks will have seen by then."""
@@ -225,7 +208,29 @@ def _open_part(
     return open_packed(dataset, split, packing, seq_len, identity, order=order, seed=seed, form=form)
 
 
-def _check(*, batch_size: int, rank: int, world_size: int, prefetch: int) -> None:
+def check_state(state: dict[str, Any], mine: dict[str, Any], *, hint: str) -> int:
+    """The samples seen of a state that belongs to the stream with this identity; else `StateError`."""
+    if state.get("version") != STATE_VERSION:
+        raise StateError(
+            f"the state has version {state.get('version')!r}, this loader {STATE_VERSION}",
+            hint="use the tokenmill that wrote it",
+        )
+    found = state.get("stream")
+    if found != mine:
+        theirs = found if isinstance(found, dict) else {}
+        pairs = [(name, theirs.get(name), mine.get(name)) for name in sorted({*mine, *theirs})]
+        raise StateError(
+            "the state belongs to another stream:\n  "
+            + "\n  ".join(f"{name}: the state has {a!r}, this loader {b!r}" for name, a, b in pairs if a != b),
+            hint=hint,
+        )
+    seen = state.get("samples_seen")
+    if type(seen) is not int or seen < 0:
+        raise StateError(f"samples_seen is {seen!r}", hint="the state is damaged")
+    return seen
+
+
+def check_share(*, batch_size: int, rank: int, world_size: int, prefetch: int) -> None:
     if batch_size < 1:
         raise RecipeError(f"batch_size is {batch_size}", hint="give a positive number of samples")
     if not 0 <= rank < world_size:

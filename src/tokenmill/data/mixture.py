@@ -127,7 +127,7 @@ class MixtureStream:
         for part in np.unique(located[:, 0]).tolist():
             rows = np.flatnonzero(located[:, 0] == part)
             found.append((rows, self.streams[part].batch(located[rows, 1])))
-        merged = found[0][1] if len(found) == 1 else _merge(found, len(located))
+        merged = found[0][1] if len(found) == 1 else merge(found, len(located))
         if self._names_part:
             merged["part"] = located[:, 0].astype(np.int8)
         return merged
@@ -193,7 +193,7 @@ def _find(eras: Sequence[Era], part: int, number: int) -> int | None:
     return None
 
 
-def _merge(found: Sequence[tuple[Numbers, Batch]], num_rows: int) -> Batch:
+def merge(found: Sequence[tuple[Numbers, Batch]], num_rows: int) -> Batch:
     """One batch of those of the parts, each with the rows that are its."""
     merged: Batch = {}
     seq_len = found[0][1]["input_ids"].shape[1]

@@ -83,7 +83,10 @@ def _find_runs(split: TokenSplit, wanted: Stretches) -> Iterator[tuple[int, int,
     for number in np.unique(slices.shards).tolist():
         mine = slices.shards == number
         path, offset = split.shard_place(number)
-        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            descriptor = os.open(path, os.O_RDONLY)
+        except OSError:
+            continue  # whoever reads it will say what is wrong; a shard of a URL may not be here yet
         try:
             for begin, end in merge(slices.begins[mine] + offset, slices.ends[mine] + offset, block_bytes):
                 yield descriptor, begin, end

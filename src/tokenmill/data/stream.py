@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.data.borders import RUN_FIELDS, fill_fields, find_borders, find_runs
+from tokenmill.data.borders import RUN_FIELDS, DocumentIndex, fill_fields, find_borders, find_runs
 from tokenmill.data.order import ORDERS, Order, draw, make_key, permute
 from tokenmill.data.paging import read_ahead
 from tokenmill.data.windows import Windows
@@ -84,8 +84,7 @@ class WindowStream:
         self.windows = windows
         self._order = check_order(order)
         self._form = form
-        self._dtype = form.label_dtype(windows.dtype)
-        self._run_fields = RUN_FIELDS & set(form.fields)
+        self._layout = WindowLayout(form, windows.dtype)
 
     @property
     def num_samples(self) -> int:
@@ -110,22 +109,35 @@ class WindowStream:
 
     def batches(self, located: Numbers) -> Iterator[Batch]:
         documents = located
-        if "document_ids" in self._run_fields:
+        if "document_ids" in self._form.fields:
             documents = self.windows.split.document_at(located.ravel()).reshape(located.shape)
         return map(self._form_batch, located, self.windows.gather_batches(located), documents)
 
     def _form_batch(self, starts: Numbers, stored: Tokens, documents: Numbers) -> Batch:
         """What trainers want of rows as they are stored, which begin at these tokens and in these documents."""
-        windows, form = self.windows, self._form
-        batch = lay_out(stored, self._dtype, self._run_fields, masked=form.mask_borders)
-        if form.mask_borders or self._run_fields:
-            borders = find_borders(windows.split, stored, starts)
-            if form.mask_borders:
+        batch = self._layout.batch(self.windows.split, starts, stored, documents)
+        if "sample_index" in self._form.fields:
+            batch["sample_index"] = starts if self._order == "random" else starts // self.windows.seq_len
+        return batch
+
+
+class WindowLayout:
+    """How rows of windows become batches of a form; `stored` is the dtype that they have before."""
+
+    def __init__(self, form: Form, stored: np.dtype[Any]) -> None:
+        self._dtype = form.label_dtype(stored)
+        self._masked = form.mask_borders
+        self._run_fields = RUN_FIELDS & set(form.fields)
+
+    def batch(self, split: DocumentIndex, starts: Numbers, stored: Tokens, documents: Numbers) -> Batch:
+        """The batch of rows that begin at these tokens of a split, and in these documents."""
+        batch = lay_out(stored, self._dtype, self._run_fields, masked=self._masked)
+        if self._masked or self._run_fields:
+            borders = find_borders(split, stored, starts)
+            if self._masked:
                 batch["labels"][borders.rows, borders.columns - 1] = IGNORED
             if self._run_fields:
-                fill_fields(batch, self._run_fields, find_runs(borders, documents, windows.seq_len))
-        if "sample_index" in form.fields:
-            batch["sample_index"] = starts if self._order == "random" else starts // windows.seq_len
+                fill_fields(batch, self._run_fields, find_runs(borders, documents, stored.shape[1] - 1))
         return batch
 
 
