@@ -106,14 +106,11 @@ class TextStream:
         self._spec = setup.spec
         self._texts = Texts(plan=setup.plan, work=make_work(setup, scratch=None), split=names.index(split))
         check(make_request(setup.plan), self._texts.work, self._spec, open_engine(self._spec))
-        self._identity = {
-            **{"fingerprint": setup.plan.fingerprint, "split": split, "packing": "concat", "seq_len": seq_len},
-            **(
-                {"order": "sequential", "seed": 0}
-                if shuffle is None
-                else {"order": "shuffled", "buffer": shuffle, "seed": setup.recipe.seed}
-            ),
-        }
+        # That of a sequential loader on the prepared dataset, so that the states are the same.
+        self._identity: dict[str, Any] = {"fingerprint": setup.plan.fingerprint, "split": split, "packing": "concat"}
+        self._identity |= {"seq_len": seq_len, "order": "sequential", "seed": 0}
+        if shuffle is not None:
+            self._identity |= {"order": "shuffled", "buffer": shuffle, "seed": setup.recipe.seed}
         self.seq_len, self.batch_size = seq_len, batch_size
         self.rank, self.world_size = rank, world_size
         self.epochs, self.drop_last = epochs, drop_last

@@ -70,7 +70,8 @@ class Epoch:
             have += len(part.tokens)
             if have <= begin:  # on the way to a far sample, nothing piles up
                 self.held, came = self.held.extend(came).since(begin), []
-        self.held = self.held.extend(came).since(begin)
+        if came:
+            self.held = self.held.extend(came).since(begin)
         while len(self._marks) > 1 and self._marks[1].tokens <= begin:
             del self._marks[0]
         return have >= end
