@@ -14,7 +14,7 @@ def describe(path: str) -> dict[str, Any]:
     dataset = open_dataset(path)
     manifest = dataset.manifest
     return {
-        "path": dataset.path,
+        "path": open_folder(path).path,
         "fingerprint": manifest.fingerprint,
         "tokenizer": manifest.tokenizer,
         "parity": manifest.parity,

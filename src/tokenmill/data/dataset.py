@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +16,7 @@ from tokenmill.errors import DatasetError
 from tokenmill.manifest import Manifest, Shard
 from tokenmill.shards.layout import Tokens, numpy_dtype
 from tokenmill.shards.reader import check_structure, document_starts, map_tokens
-from tokenmill.storage import Folder, local_folder
+from tokenmill.storage import Folder, open_folder
 
 if TYPE_CHECKING:
     from tokenmill.data.windows import Windows
@@ -32,12 +32,20 @@ def open(
     layout: str | None = None,
     dtype: str | None = None,
     eot_id: int | None = None,
+    cache: str | os.PathLike[str] | None = None,
+    cache_bytes: int | str | None = None,
 ) -> Dataset:
-    """Open a dataset folder, or token files of another layout as they are. What is neither is a `DatasetError`.
+    """Open a dataset's folder or URL, or token files of another layout as they are. Anything else is a `DatasetError`.
 
-    `layout`, `dtype` and `eot_id` tell what files of another layout do not tell themselves.
+    `layout`, `dtype` and `eot_id` tell what files of another layout do not tell themselves. The shards of a URL are
+    copied to the folder `cache` as they are needed (TOKENMILL_CACHE, ~/.cache/tokenmill by default), which takes up to
+    `cache_bytes` (TOKENMILL_CACHE_BYTES).
     """
-    folder = local_folder(path)
+    folder = open_folder(path)
+    if not folder.is_local:
+        from tokenmill.data.remote import open_remote
+
+        return Dataset(*open_remote(folder, cache=cache, cache_bytes=cache_bytes))
     if layout is None and folder.exists(manifests.NAME):
         return Dataset(folder, manifests.load(folder))
     from tokenmill.data.bare import Hints, open_bare
@@ -46,7 +54,7 @@ def open(
 
 
 class Dataset:
-    """A finished dataset: `dataset["train"]` is a split."""
+    """A finished dataset: `dataset["train"]` is a split. `path` is where its files are on this machine."""
 
     def __init__(self, folder: Folder, manifest: Manifest) -> None:
         self.path = folder.path
@@ -218,10 +226,22 @@ class TokenSplit:
         if number not in self._maps:
             shard = self._shards[number]
             base = self._folder.at(shard.name)
+            self._forget(self._folder.need([f"{shard.name}.bin", f"{shard.name}.idx"]))
             check_structure(self._folder, shard, self.dtype)
             starts = document_starts(f"{base}.idx", shard.documents)
             self._maps[number] = (map_tokens(f"{base}.bin", self.dtype), starts)
         return self._maps[number]
+
+    def keeps(self, numbers: Iterable[int]) -> frozenset[int]:
+        """Those of some shards that are still mapped."""
+        return frozenset(number for number in numbers if number in self._maps)
+
+    def _forget(self, names: Sequence[str]) -> None:
+        """Unmap shards whose files are gone, so that they take no room on the disk."""
+        for number, shard in enumerate(self._shards) if names else ():
+            if shard.name in names:
+                self._maps.pop(number, None)
+                self._bytes.pop(number, None)
 
 
 def _last_up_to(starts: Starts, offsets: Starts) -> Starts:

@@ -66,7 +66,7 @@ class Windows:
         """A reach that has these shards, and those that were asked for before."""
         asked, reach = frozenset(np.unique(shards).tolist()), self._reach
         if not asked <= reach.tokens.keys():
-            reach = self._reach = make_reach(self.split, self.seq_len + 1, asked | reach.tokens.keys())
+            reach = self._reach = make_reach(self.split, self.seq_len + 1, asked | self.split.keeps(reach.tokens))
         return reach
 
     def stretches(self, starts: Numbers) -> Stretches:

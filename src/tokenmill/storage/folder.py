@@ -4,9 +4,8 @@
     write   all of it, hashed in memory on its way
     publish fsync, close, link to the final name without overwriting, unlink temp, fsync the folder
 
-A file under its final name is therefore whole, or it is a leftover of a power cut, which the
-digests in receipts and manifest tell apart. `publish` takes several files at once, so that
-they share the folder's fsync.
+A file under its final name is therefore whole, or it is a leftover of a power cut, which the digests in
+receipts and manifest tell apart. `publish` takes several files at once, so that they share the folder's fsync.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ import hashlib
 import os
 import re
 import secrets
+import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
@@ -25,6 +25,7 @@ from tokenmill.errors import DatasetError, DeterminismError, DiskFullError, Stor
 from tokenmill.storage.fs import LOCAL, FileStat, FileSystem
 
 BLOCK = 1 << 20
+_LARGE = 4 << 20
 TEMP_SUFFIX = ".tmp"
 _TEMP_NAME = re.compile(r".+\.[0-9a-f]{12}\.tmp")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -133,8 +134,8 @@ class Folder:
         """Give a published file a second name, which must not be taken by another content."""
         self._take_name(self.at(name), new, None, lambda: False, keep=True)
 
-    def link_all(self, pairs: Sequence[tuple[str, str]]) -> None:
-        for name, new in pairs:
+    def link_all(self, names: Sequence[tuple[str, str]]) -> None:
+        for name, new in names:
             self.link(name, new)
 
     def claim(self, name: str, data: bytes) -> bool:
@@ -156,6 +157,10 @@ class Folder:
         """Show that a file's owner lives."""
         with contextlib.suppress(OSError):
             self.fs.touch(self.at(name))
+
+    def need(self, names: Sequence[str]) -> list[str]:
+        """Have the files of a shard here, if they come from elsewhere; gives the shards that made room for them."""
+        return []
 
     def sync(self, name: str) -> None:
         """Make the names inside a folder durable."""
@@ -373,8 +378,8 @@ class DirectOutput:
     def write(self, data: bytes | memoryview) -> int:
         assert self._fd is not None, "written after it was settled"
         view = memoryview(data).cast("B")
-        self._sha.update(view)
-        write_all(self._fs, self._fd, view, self._temp)
+        with _beside(self._sha.update, view):
+            write_all(self._fs, self._fd, view, self._temp)
         self._size += len(view)
         return len(view)
 
@@ -415,6 +420,21 @@ def write_all(fs: FileSystem, fd: int, view: memoryview, path: str) -> None:
         if count <= 0:
             raise StorageError(f"{path}: a write made no progress at byte {done}", hint="check the drive")
         done += count
+
+
+@contextlib.contextmanager
+def _beside(hash: Callable[[memoryview], object], view: memoryview) -> Iterator[None]:
+    """Hash a block while it is written: neither holds the interpreter, so a large one takes the longer of the two."""
+    if len(view) < _LARGE:
+        hash(view)
+        yield
+        return
+    hashing = threading.Thread(target=hash, args=(view,))
+    hashing.start()
+    try:
+        yield
+    finally:
+        hashing.join()
 
 
 @contextlib.contextmanager

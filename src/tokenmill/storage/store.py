@@ -83,6 +83,10 @@ class Store:
         self._store = _connect(root)
         self.pool = ThreadPoolExecutor(_REQUESTS_AT_ONCE, thread_name_prefix="tokenmill-store")
 
+    def is_usable(self) -> bool:
+        """Whether this is the process that opened it: connections do not survive a fork."""
+        return self._process == os.getpid()
+
     def find(self, key: str) -> Found | None:
         """An object; None if there is none."""
         try:
@@ -210,7 +214,7 @@ class Store:
     @contextlib.contextmanager
     def _explained(self, key: str, *, patient: bool = False) -> Iterator[None]:
         """Errors as ours, but for those that the caller judges; those that may pass are swallowed if `patient`."""
-        if self._process != os.getpid():
+        if not self.is_usable():
             raise StorageError(
                 f"{self.root} cannot be reached from a forked process",
                 hint="start processes with the spawn method, or open the dataset in each of them",

@@ -1,0 +1,174 @@
+"""Datasets in an object store: opened and read through copies on this machine. Against a real S3 server."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import tokenmill
+from conftest import make_texts, write_parquet
+from s3 import Bucket
+from tokenmill.errors import DatasetError, RecipeError, StorageError
+
+READ = """
+import sys, tokenmill
+train = tokenmill.open(sys.argv[1])["train"]
+print(int(train.tokens(0, train.num_tokens).sum()))
+"""
+
+
+@pytest.fixture
+def local(tmp_path: Path) -> Path:
+    write_parquet(tmp_path / "a.parquet", make_texts(600, seed=5), rows=40)
+    tokenmill.prepare(str(tmp_path / "a.parquet"), tmp_path / "local", tokenizer="byte", unit_bytes="40kB", workers=1)
+    return tmp_path / "local"
+
+
+@pytest.fixture
+def remote(local: Path, bucket: Bucket) -> Bucket:
+    for file in local.rglob("*"):
+        if file.is_file() and ".build" not in file.parts:
+            bucket.put(f"ds/{file.relative_to(local)}", file.read_bytes())
+    return bucket
+
+
+def copies(cache: Path) -> list[str]:
+    return sorted(path.name for path in cache.rglob("*.bin") if path.parent.name == "train")
+
+
+def shard_bytes(local: Path) -> int:
+    return sum(path.stat().st_size for path in (local / "train").iterdir()) // len(copies(local.parent / "local"))
+
+
+def test_a_remote_dataset_reads_like_a_local_one(remote: Bucket, local: Path, tmp_path: Path) -> None:
+    here, there = tokenmill.open(local)["train"], tokenmill.open(f"{remote.url}/ds")["train"]
+    assert there.num_tokens == here.num_tokens
+    assert copies(tmp_path / "cache") == [], "nothing is copied before it is read"
+    np.testing.assert_array_equal(there.tokens(5, here.num_tokens), here.tokens(5, here.num_tokens))
+    np.testing.assert_array_equal(there.document(600), here.document(600))
+    assert copies(tmp_path / "cache") == copies(tmp_path / "local")
+
+
+def test_loaders_give_the_same_batches(remote: Bucket, local: Path) -> None:
+    for packing in ("concat", "best_fit"):
+        pair = [
+            tokenmill.DataLoader(place, 64, 8, packing=packing, epochs=1) for place in (str(local), f"{remote.url}/ds")
+        ]
+        for one, other in zip(*pair, strict=True):
+            np.testing.assert_array_equal(one["input_ids"], other["input_ids"])
+
+
+def test_the_next_shards_arrive_while_one_is_read(remote: Bucket, tmp_path: Path) -> None:
+    tokenmill.open(f"{remote.url}/ds")["train"].tokens(0, 1)
+    deadline = time.monotonic() + 20
+    while "00002.bin" not in copies(tmp_path / "cache"):
+        assert time.monotonic() < deadline, copies(tmp_path / "cache")
+        time.sleep(0.01)
+
+
+def test_a_small_cache_holds_what_is_read_now(remote: Bucket, local: Path, tmp_path: Path) -> None:
+    limit = 3 * shard_bytes(local)
+    here = tokenmill.open(local)["train"]
+    there = tokenmill.open(f"{remote.url}/ds", cache_bytes=limit)["train"]
+    for start in range(0, here.num_tokens - 100, 5_000):
+        np.testing.assert_array_equal(there.tokens(start, start + 100), here.tokens(start, start + 100))
+        held = sum(path.stat().st_size for path in (tmp_path / "cache").rglob("train/*.[bi][id][nx]"))
+        assert held <= limit
+    del there  # what one dataset uses, another one must not remove
+    shuffled = tokenmill.DataLoader(tokenmill.open(f"{remote.url}/ds", cache_bytes=limit), 64, 8, epochs=1)
+    for one, other in zip(shuffled, tokenmill.DataLoader(local, 64, 8, epochs=1), strict=True):
+        np.testing.assert_array_equal(one["input_ids"], other["input_ids"])
+
+
+def test_a_cache_that_is_too_small_for_a_shard_says_so(remote: Bucket) -> None:
+    with pytest.raises(StorageError, match=r"and the cache takes 1\.00 KB"):
+        tokenmill.open(f"{remote.url}/ds", cache_bytes="1kB")["train"].tokens(0, 1)
+    with pytest.raises(RecipeError, match="not a size"):
+        tokenmill.open(f"{remote.url}/ds", cache_bytes="much")
+
+
+def test_what_cannot_be_had_again_stays(remote: Bucket, local: Path, tmp_path: Path) -> None:
+    """An older dataset is gone from its store; its copies are the last ones."""
+    limit = 2 * shard_bytes(local)
+    for name in remote.listed("ds/"):
+        remote.put(name.replace("ds/", "old/"), remote.get(name))
+    tokenmill.open(f"{remote.url}/old", cache_bytes=limit)["train"].tokens(0, 1)
+    time.sleep(0.2)
+    before = copies(tmp_path / "cache")
+    for name in remote.listed("old/"):
+        remote.delete(name)
+    there = tokenmill.open(f"{remote.url}/ds", cache_bytes=limit)["train"]
+    with pytest.raises(StorageError, match="cannot be had again"):
+        there.tokens(0, there.num_tokens)
+    for name in before:
+        assert name in copies(tmp_path / "cache")
+
+
+def test_wrong_bytes_are_never_taken(remote: Bucket, tmp_path: Path) -> None:
+    data = remote.get("ds/train/00000.bin")
+    remote.put("ds/train/00000.bin", data[:-1] + bytes([data[-1] ^ 1]))
+    with pytest.raises(DatasetError, match="has the sha256"):
+        tokenmill.open(f"{remote.url}/ds")["train"].tokens(0, 1)
+    assert "00000.bin" not in copies(tmp_path / "cache")
+
+
+def test_what_a_killed_process_left_is_gone_on_with(remote: Bucket, local: Path, tmp_path: Path) -> None:
+    tokenmill.open(f"{remote.url}/ds")
+    (entry,) = (tmp_path / "cache" / "datasets").glob("*/origin.json")
+    (entry.parent / "train").mkdir()
+    data = (local / "train" / "00000.bin").read_bytes()
+    (entry.parent / "train" / "00000.bin.part").write_bytes(data[:1000])
+    (entry.parent / "train" / "00001.bin.part").write_bytes(b"torn" * 10)
+    here, there = tokenmill.open(local)["train"], tokenmill.open(f"{remote.url}/ds")["train"]
+    np.testing.assert_array_equal(there.tokens(0, there.num_tokens), here.tokens(0, here.num_tokens))
+    assert not list(entry.parent.rglob("*.part"))
+
+
+def test_the_ranks_of_a_node_share_one_cache_and_outlive_each_other(remote: Bucket, local: Path) -> None:
+    line = [sys.executable, "-c", READ, f"{remote.url}/ds"]
+    ranks = [subprocess.Popen(line, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    ranks[0].send_signal(signal.SIGKILL)
+    train = tokenmill.open(local)["train"]
+    wanted = str(int(train.tokens(0, train.num_tokens).sum()))
+    outputs = [rank.communicate(timeout=60)[0].strip() for rank in ranks]
+    assert outputs[1:] == [wanted] * 3
+
+
+@pytest.mark.filterwarnings("ignore:.*fork")  # newer Pythons warn of it, and trainers do it
+def test_a_remote_split_goes_to_spawned_and_forked_processes(remote: Bucket, local: Path, tmp_path: Path) -> None:
+    opened = tokenmill.open(f"{remote.url}/ds")
+    again = pickle.loads(pickle.dumps(opened))["train"]
+    here = tokenmill.open(local)["train"]
+    np.testing.assert_array_equal(again.tokens(0, 100), here.tokens(0, 100))
+    pid = os.fork()
+    if pid == 0:  # connections do not survive a fork: a process of its own fetches
+        train = opened["train"]
+        found = [int(train.tokens(0, train.num_tokens).sum()), train.num_tokens]
+        (tmp_path / "child.json").write_text(json.dumps(found))
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert json.loads((tmp_path / "child.json").read_text()) == [
+        int(here.tokens(0, here.num_tokens).sum()),
+        here.num_tokens,
+    ]
+
+
+def test_a_local_dataset_needs_no_object_stores(local: Path) -> None:
+    code = f"import tokenmill, sys; tokenmill.open({str(local)!r})['train'].tokens(0, 5); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {name.partition(".")[0] for name in done.stdout.split()}
+    assert not {"obstore", "pyarrow", "pydantic"} & loaded
+
+
+def test_what_is_no_dataset_is_told_with_its_url(bucket: Bucket) -> None:
+    with pytest.raises(DatasetError, match=f"{bucket.url}/nothing is not a dataset"):
+        tokenmill.open(f"{bucket.url}/nothing")
