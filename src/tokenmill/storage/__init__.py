@@ -3,6 +3,7 @@
 fs        the seam: single operations on files, replaceable by a crash lab
 folder    durable, exclusive, hashed writes; everything else is built on it
 scratch   local-first writing for slow targets
+beside    hashing while a large block is written
 space     enough room before the work
 mapped    hashing without a copy, for verify
 lock      one builder per output, at most, most of the time

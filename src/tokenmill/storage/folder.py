@@ -16,16 +16,15 @@ import hashlib
 import os
 import re
 import secrets
-import threading
 from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 from tokenmill.errors import DatasetError, DeterminismError, DiskFullError, StorageError
+from tokenmill.storage.beside import hashed_beside
 from tokenmill.storage.fs import LOCAL, FileStat, FileSystem
 
 BLOCK = 1 << 20
-_LARGE = 4 << 20
 TEMP_SUFFIX = ".tmp"
 _TEMP_NAME = re.compile(r".+\.[0-9a-f]{12}\.tmp")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
@@ -377,8 +376,7 @@ class DirectOutput:
 
     def write(self, data: bytes | memoryview) -> int:
         assert self._fd is not None, "written after it was settled"
-        view = memoryview(data).cast("B")
-        with _beside(self._sha.update, view):
+        with hashed_beside(self._sha.update, memoryview(data).cast("B")) as view:
             write_all(self._fs, self._fd, view, self._temp)
         self._size += len(view)
         return len(view)
@@ -420,21 +418,6 @@ def write_all(fs: FileSystem, fd: int, view: memoryview, path: str) -> None:
         if count <= 0:
             raise StorageError(f"{path}: a write made no progress at byte {done}", hint="check the drive")
         done += count
-
-
-@contextlib.contextmanager
-def _beside(hash: Callable[[memoryview], object], view: memoryview) -> Iterator[None]:
-    """Hash a block while it is written: neither holds the interpreter, so a large one takes the longer of the two."""
-    if len(view) < _LARGE:
-        hash(view)
-        yield
-        return
-    hashing = threading.Thread(target=hash, args=(view,))
-    hashing.start()
-    try:
-        yield
-    finally:
-        hashing.join()
 
 
 @contextlib.contextmanager
