@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from tokenmill import records
 from tokenmill.build.check import check
-from tokenmill.build.epoch import Epoch, Mark, Texts
+from tokenmill.build.epoch import START, Epoch, Mark, Texts
 from tokenmill.build.executor import make_request
 from tokenmill.build.inline import EngineHolder
 from tokenmill.build.setup import make_work, set_up
@@ -45,9 +45,12 @@ _HINT = "stream the same sources with the same tokenizer, options, seq_len and s
 class Cursor:
     """Where to begin reading: an epoch, the samples of all epochs before it, and a unit in it."""
 
-    epoch: int = 0
-    samples_before: int = 0
-    mark: Mark = Mark()  # noqa: RUF009 - a frozen value
+    epoch: int
+    samples_before: int
+    mark: Mark
+
+
+BEGINNING = Cursor(epoch=0, samples_before=0, mark=START)
 
 
 class TextStream:
@@ -118,7 +121,7 @@ class TextStream:
         self.samples_seen = 0
         self.dropped: Counter[str] = Counter()
         self._shuffle = shuffle
-        self._cursor = Cursor()
+        self._cursor = BEGINNING
 
     @property
     def epoch(self) -> int:
@@ -151,7 +154,7 @@ class TextStream:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where another stream of the same samples stood, whatever its ranks and batch size were."""
         seen = check_state(state, self._identity, hint=_HINT)
-        cursor = Cursor() if state.get("cursor") is None else self._check_cursor(state["cursor"], seen)
+        cursor = BEGINNING if state.get("cursor") is None else self._check_cursor(state["cursor"], seen)
         self.samples_seen, self._cursor = seen, cursor
 
     def _check_cursor(self, value: Any, seen: int) -> Cursor:
@@ -222,7 +225,7 @@ class TextStream:
                 hint="the state is damaged",
             )
         number = max(cursor.epoch + 1, seen // num_samples)
-        return Cursor(epoch=number, samples_before=number * num_samples)
+        return Cursor(epoch=number, samples_before=number * num_samples, mark=START)
 
     def _make_batch(self, taken: Sequence[tuple[Held, Numbers]]) -> Batch | None:
         """This rank's samples of a step; None if it has none in the last one."""

@@ -28,10 +28,13 @@ from tokenmill.tokenizer.encoded import Engine
 class Mark:
     """The beginning of a unit: tokens and documents of the split before it, and tokens of all splits."""
 
-    unit: int = 0
-    tokens: int = 0
-    documents: int = 0
-    all_tokens: int = 0
+    unit: int
+    tokens: int
+    documents: int
+    all_tokens: int
+
+
+START = Mark(unit=0, tokens=0, documents=0, all_tokens=0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
