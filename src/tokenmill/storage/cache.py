@@ -80,10 +80,11 @@ class Copies:
 
     def _begin(self) -> None:
         self._process = os.getpid()
+        self._busy: set[int] = set()  # locks that are held alone, for a while
         self._held: dict[str, int] = {}  # shards, and a shared lock on each
         self._coming: dict[str, threading.Thread] = {}
         self._last = -1
-        weakref.finalize(self, _close_all, self._held)
+        self._end = weakref.finalize(self, _close_all, self._held)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Other processes have their own hold on the files."""
@@ -92,7 +93,7 @@ class Copies:
     def need(self, names: Sequence[str]) -> list[str]:
         """Have the files of one shard here until the process ends, or until room is needed; gives what had to go."""
         if self._process != os.getpid():
-            self._begin()  # threads do not come along with a fork
+            self._after_fork()
         stem = _stem(names[0])
         unknown = [name for name in names if name not in self._origin.files]
         if unknown:
@@ -105,7 +106,7 @@ class Copies:
                 for name in names:
                     self._folder.touch(name)
             else:
-                os.close(fd)
+                _unlock(fd)
                 gone += self._bring_now(names)
         self._fetch_ahead(stem)
         return gone
@@ -120,6 +121,25 @@ class Copies:
             thread.join()
         return self._bring(names, ours_too=True)
 
+    def _after_fork(self) -> None:
+        """Threads do not come along with a fork, but locks do: what the parent holds must not be ours as well."""
+        self._end.detach()
+        for fd in (*self._busy, *self._held.values()):
+            with contextlib.suppress(OSError):
+                os.close(fd)
+        self._begin()
+
+    @contextlib.contextmanager
+    def _alone(self, folder: Folder, name: str) -> Iterator[None]:
+        """Hold a lock that nobody else has."""
+        fd = _lock(folder, name, fcntl.LOCK_EX)
+        self._busy.add(fd)
+        try:
+            yield
+        finally:
+            self._busy.discard(fd)
+            _unlock(fd)
+
     def _missing(self, names: Sequence[str]) -> list[str]:
         sizes = ((name, self._folder.stat(name)) for name in names)
         return [name for name, found in sizes if found is None or found.size != self._origin.files[name].bytes]
@@ -127,7 +147,7 @@ class Copies:
     def _bring(self, names: Sequence[str], *, ours_too: bool = False) -> list[str]:
         """Fetch files of a shard, unless another process has done so by the time that we may."""
         gone = []
-        with _locked(self._folder, _stem(names[0])):
+        with self._alone(self._folder, _stem(names[0])):
             for name in self._missing(names):
                 digest = self._origin.files[name]
                 self._folder.remove_tree(name)
@@ -139,7 +159,7 @@ class Copies:
         """Remove the oldest copies until so many bytes fit; gives those that this process used."""
         root = Folder(os.path.dirname(self._folder.path))
         gone: list[str] = []
-        with _locked(root, "room"):
+        with self._alone(root, "room"):
             copies = sorted(_copies(root))
             used = sum(size for _, size, _, _ in copies)
             # Without a limit of its own, a cache leaves a tenth of what it could have.
@@ -157,7 +177,7 @@ class Copies:
                 if ours and not ours_too:
                     continue
                 if ours and _stem(copy) in self._held:  # a map of it stays readable until it is dropped
-                    os.close(self._held.pop(_stem(copy)))
+                    _unlock(self._held.pop(_stem(copy)))
                     gone.append(_stem(copy))
                 if _remove_copy(Folder(path), copy):
                     total -= size
@@ -191,8 +211,7 @@ class Copies:
 
 def _close_all(held: dict[str, int]) -> None:
     while held:
-        with contextlib.suppress(OSError):
-            os.close(held.popitem()[1])
+        _unlock(held.popitem()[1])
 
 
 def fetch(source: ObjectFolder, target: Folder, name: str, digest: Digest) -> None:
@@ -231,12 +250,10 @@ def _lock(folder: Folder, name: str, how: int) -> int:
     return fd
 
 
-@contextlib.contextmanager
-def _locked(folder: Folder, name: str) -> Iterator[None]:
-    fd = _lock(folder, name, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
+def _unlock(fd: int) -> None:
+    """Let go of a lock, for processes that were forked meanwhile as well."""
+    with contextlib.suppress(OSError):
+        fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)
 
 
@@ -268,7 +285,7 @@ def _remove_copy(entry: Folder, name: str) -> bool:
     except StorageError:
         return False
     finally:
-        os.close(fd)
+        _unlock(fd)
 
 
 def _stem(name: str) -> str:

@@ -11,6 +11,7 @@ import functools
 import os
 import random
 import re
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -68,6 +69,35 @@ class Found:
     sha256: str = ""
 
 
+class _UnderWay:
+    """Counts requests. A fork waits until there are none: a child would hang on what another thread has not ended."""
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+        self._count = 0
+
+    def __enter__(self) -> None:
+        with self._changed:
+            self._count += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._changed:
+            self._count -= 1
+            self._changed.notify_all()
+
+    def wait_for_none(self) -> None:
+        """Wait for the last one, and let no other begin."""
+        self._changed.acquire()
+        self._changed.wait_for(lambda: not self._count)
+
+    def go_on(self) -> None:
+        self._changed.release()
+
+
+_UNDER_WAY = _UnderWay()
+os.register_at_fork(before=_UNDER_WAY.wait_for_none, after_in_parent=_UNDER_WAY.go_on, after_in_child=_UNDER_WAY.go_on)
+
+
 @functools.cache
 def open_store(root: Url) -> Store:
     """The store of a bucket: one for each process, since it keeps its connections."""
@@ -89,12 +119,16 @@ class Store:
 
     def find(self, key: str) -> Found | None:
         """An object; None if there is none."""
+
+        def ask() -> Found:
+            answer = obstore.get(self._store, key, options={"head": True})
+            said = answer.attributes.get("sha256", "")
+            return _found(answer.meta, said if isinstance(said, str) else "")
+
         try:
-            answer = self._ask(key, lambda: obstore.get(self._store, key, options={"head": True}))
+            return self._ask(key, ask)
         except FileNotFoundError:
             return None
-        said = answer.attributes.get("sha256", "")
-        return _found(answer.meta, said if isinstance(said, str) else "")
 
     def fetch(self, key: str, start: int, stop: int, etag: str) -> obstore.Bytes:
         """Bytes [start, stop) of an object that must still be the one with this etag."""
@@ -220,7 +254,8 @@ class Store:
                 hint="start processes with the spawn method, or open the dataset in each of them",
             )
         try:
-            yield
+            with _UNDER_WAY:
+                yield
         except (answers.AlreadyExistsError, answers.PreconditionError, FileNotFoundError):
             raise
         except (answers.BaseError, OSError, ValueError) as error:
