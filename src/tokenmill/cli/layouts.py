@@ -21,6 +21,7 @@ Examples:
   tokenmill export data/owt --to nanogpt out/nanogpt
   tokenmill export data/owt --to llmc out/llmc --name fineweb --shard-size 100M
   tokenmill export data/owt --to templar out/templar --seq-len 2048 --shard-size 1Gi
+  tokenmill export data/owt --to huggingface out/hub --seq-len 4096
 """
 _IMPORT = """
 Make a dataset of the files of a trainer's layout, with its documents, in their order.
@@ -44,7 +45,7 @@ Examples:
   tokenmill consolidate --data_root shards/ --seq_len 2048 --skip-validation
 """
 # The names are said here once more, so that --help loads no layout.
-_LAYOUTS = "datatrove, llmc, megatron, nanogpt, olmo, templar"
+_LAYOUTS = "catid, datatrove, huggingface, litdata, llmc, mds, megatron, nanogpt, olmo, templar"
 
 Output = Annotated[str, typer.Option("-o", "--output", metavar="DATASET", help="the dataset's folder")]
 Workers = Annotated[int | None, typer.Option("-j", "--workers", metavar="N", help="threads; all cores by default")]
@@ -71,7 +72,10 @@ def export(
     output: Annotated[str, typer.Argument(metavar="OUT", help="a folder of its own", show_default=False)],
     to: Annotated[str, typer.Option("--to", metavar="LAYOUT", help=f"one of {_LAYOUTS}")],
     shard_size: Annotated[str | None, typer.Option(metavar="N", help="tokens of a file, like 100M or 1Gi")] = None,
-    seq_len: Annotated[int | None, typer.Option(metavar="N", help="tokens of a sample (templar: 2048)")] = None,
+    seq_len: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="tokens of a sample (templar: 2048), or of a packed row (mds, huggingface)"),
+    ] = None,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="what file names begin with")] = None,
     order: Annotated[
         Literal["source", "shuffled"] | None, typer.Option(help="of the documents (nanogpt); source by default")

@@ -201,9 +201,23 @@ def _manifest(found: Found) -> Manifest:
 
 def _look(file: TokenFile, dtype: str) -> dict[str, Any]:
     """A file's name, its size, and a digest of a few places in it: cheap, whatever its size."""
-    data = map_file(file, dtype).data.cast("B")
+    places = _places(map_file(file, dtype).data.cast("B"))
+    return {"name": os.path.basename(file.path), "tokens": file.num_tokens, "places": places}
+
+
+def look_at(path: str) -> dict[str, Any]:
+    """The same of a file that is no run of tokens."""
+    try:
+        size = os.path.getsize(path)
+        data = np.memmap(path, np.uint8, mode="r") if size else np.zeros(0, np.uint8)
+    except OSError as error:
+        raise DatasetError(f"{path} cannot be read: {error.strerror}", hint="check the path") from None
+    return {"bytes": size, "places": _places(data.data)}
+
+
+def _places(data: memoryview) -> str:
     sha = hashlib.sha256()
     for place in range(PLACES):
         start = max(0, len(data) - PLACE_BYTES) * place // (PLACES - 1)
         sha.update(data[start : start + PLACE_BYTES])
-    return {"name": os.path.basename(file.path), "tokens": file.num_tokens, "places": sha.hexdigest()}
+    return sha.hexdigest()

@@ -25,6 +25,7 @@ from tokenmill.errors import DatasetError, RecipeError
 from tokenmill.layouts.content import RANGE_TOKENS, ContentHash, combine, max_id
 from tokenmill.layouts.registry import load_layout
 from tokenmill.layouts.shape import Facts, Files, Part, Receipt, filled_splits
+from tokenmill.layouts.stored import StoredDataset
 from tokenmill.layouts.stream import TokenStream, cut_at_documents, document_lengths
 from tokenmill.layouts.transfer import Watcher, check_free, make_request, start_over, transfer
 from tokenmill.manifest import Manifest, Shard, Split
@@ -274,6 +275,8 @@ def _tokenizer_digest(target: _Target) -> dict[str, Digest]:
 
 def _files(source: Dataset) -> dict[str, int]:
     """The files that tokens came from, with how many each has."""
+    if isinstance(source, StoredDataset):
+        return source.tokens_by_file
     if not isinstance(source, BareDataset):
         return {}
     return {
@@ -284,7 +287,7 @@ def _files(source: Dataset) -> dict[str, int]:
 
 
 def _notes(source: Dataset, target: _Target) -> list[str]:
-    notes = []
+    notes = list(source.notes) if isinstance(source, StoredDataset) else []
     if isinstance(source, BareDataset):
         if source.found.inner is None:
             notes.append(
@@ -293,6 +296,6 @@ def _notes(source: Dataset, target: _Target) -> list[str]:
             )
         if source.found.eot == "prepend":
             notes.append("the end of text stands first in the files, and last in the dataset")
-        if target.eot_id is None:
-            notes.append("no end-of-text id is known, so the dataset has its documents by the index alone")
+    if target.eot_id is None:
+        notes.append("no end-of-text id is known, so the dataset has its documents by the index alone")
     return notes

@@ -9,7 +9,18 @@ from tokenmill.errors import RecipeError
 from tokenmill.layouts.shape import Layout, Options
 from tokenmill.sizes import parse_size
 
-LAYOUTS = ("datatrove", "llmc", "megatron", "nanogpt", "olmo", "templar")
+LAYOUTS = (
+    "catid",
+    "datatrove",
+    "huggingface",
+    "litdata",
+    "llmc",
+    "mds",
+    "megatron",
+    "nanogpt",
+    "olmo",
+    "templar",
+)
 _SIZES = ("shard_size", "seq_len")
 
 
