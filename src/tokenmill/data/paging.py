@@ -56,7 +56,10 @@ def release(maps: Iterable[Mapped], others_bytes: int = 0) -> int:
 
     What the rest has is known after that, and returned for the next time.
     """
-    if not _CAN_RELEASE or resident_bytes() - others_bytes <= MAX_RESIDENT_BYTES:
+    maps = list(maps)
+    if not _CAN_RELEASE or sum(mapped.nbytes for mapped in maps) <= MAX_RESIDENT_BYTES:
+        return others_bytes
+    if resident_bytes() - others_bytes <= MAX_RESIDENT_BYTES:
         return others_bytes
     for mapped in maps:
         found: Any = mapped
