@@ -11,7 +11,6 @@ never enforced: a slow machine is not a failure.
 from __future__ import annotations
 
 import argparse
-import itertools
 import json
 import os
 import shutil
@@ -156,32 +155,50 @@ def _two_at_once(bench: Bench) -> float:
 
 
 def resume(bench: Bench) -> Iterator[Row]:
-    """kill -9 of everything at half time, then the same command: what the crash cost."""
+    """kill -9 of everything at half time, then the same command: what the crash cost, in work and in time."""
     files = bench.corpus.parquet
-    uninterrupted, gaps, extras, start_ups = [], [], [], []
+    uninterrupted, lost, extras, start_ups = [], [], [], []
     for _ in range(bench.repeats):
         began = time.time()
         uninterrupted.append(bench.prepare(files).seconds)
         events = read_events(bench.output)
         start_ups.append(next(event["time"] for event in events if event["kind"] == "start") - began)
-        done = [event["time"] for event in events if event["kind"] == "done"]
-        gaps += [after - before for before, after in itertools.pairwise(done)]
         manifest = (bench.output / "dataset.json").read_bytes()
         spent = _kill_at(bench, median(uninterrupted) / 2)
+        lost.append(_lost_units(bench))
         spent += run(bench.prepare_command(files)).seconds
         if (bench.output / "dataset.json").read_bytes() != manifest:
             raise SystemExit("the resumed dataset is not the uninterrupted one")
         extras.append(spent - uninterrupted[-1])
-    unit = median(gaps) * bench.workers if gaps else median(uninterrupted)
     yield Row(
         name="resume",
-        what=f"extra s of a kill -9 at half of {median(uninterrupted):.2f} s (a unit each {unit:.2f} s"
-        f" + a second start-up {median(start_ups):.2f} s)",
-        ours=f"{median(extras):.2f} s",
-        figure=median(extras),
-        bar=round(unit + median(start_ups), 2),
-        raw={"uninterrupted": uninterrupted, "extra": extras, "start_up": start_ups, "between_done": gaps},
+        what="units a worker that a kill -9 at half time threw away",
+        figure=median(lost) / bench.workers,
+        bar=1.0,
+        raw={"lost": lost},
     )
+    yield Row(
+        name="resume",
+        what="extra s of the crash, with a second start-up / a start-up",
+        ours=f"{median(extras):.2f} s",
+        peer=f"{median(start_ups):.2f} s",
+        figure=median(extras) / median(start_ups),
+        bar=1.0,
+        judged=False,
+        raw={"uninterrupted": uninterrupted, "extra": extras, "start_up": start_ups},
+    )
+
+
+def _lost_units(bench: Bench) -> float:
+    """What lies in the output without a receipt, in units."""
+    done = {path.name.partition(".")[0] for path in (bench.output / ".build/receipts").iterdir()}
+    kept = thrown_away = 0
+    for path in (bench.output / ".build/pieces").iterdir():
+        if path.name.partition(".")[0] in done:
+            kept += path.stat().st_size
+        else:
+            thrown_away += path.stat().st_size
+    return thrown_away * len(done) / kept
 
 
 def _kill_at(bench: Bench, seconds: float) -> float:
@@ -322,6 +339,8 @@ def main() -> None:
     arguments = parser.parse_args()
     machine = measure.describe_machine()
     print(", ".join(f"{name} {value}" for name, value in machine.items()), flush=True)
+    if arguments.work:
+        Path(arguments.work).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=arguments.work, prefix="tokenmill-bench-") as folder:
         corpus = measure.make_corpus(Path(folder), arguments.size, arguments.corpus)
         origin = "the given corpus" if arguments.corpus else "Python's standard library"
