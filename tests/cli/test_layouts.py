@@ -95,3 +95,12 @@ def test_what_is_expected_must_make_sense(tmp_path: Path) -> None:
     for name in ("nowhere.json", "sums.json"):
         with pytest.raises(RecipeError, match="no checksums"):
             read_expected([], tmp_path / name)
+
+
+def test_what_no_tokenizer_is_known_of_is_shown_as_ids(tokenmill: Command, tmp_path: Path) -> None:
+    (tmp_path / "x").mkdir()
+    np.array([5, 6, 50256], "<u2").tofile(tmp_path / "x/train.bin")
+    tokenmill("import", "x", "--from", "nanogpt", "-o", "back", "-q")
+    assert "5 6 50256" in tokenmill("inspect", "back").stdout
+    (tmp_path / "back/train/00000.bin").write_bytes(b"")
+    assert "tokenmill import" in tokenmill("repair", "back", code=4).stderr

@@ -10,6 +10,7 @@ from tokenmill.build.executor import Executor
 from tokenmill.build.receipt import NO_LIMIT, RECEIPTS, Receipt, read_receipt, receipt_name
 from tokenmill.build.task import Task, make_task
 from tokenmill.errors import BuildError, DatasetError
+from tokenmill.layouts.transfer import REQUEST
 from tokenmill.planning import Plan
 from tokenmill.storage import Folder
 
@@ -20,6 +21,11 @@ _PREPARE_AGAIN = "prepare it again, with --restart here or into another folder, 
 
 def reopen(folder: Folder, filter: str | None) -> tuple[Plan, state.Job]:
     """Plan and job of a finished build. Code that a folder names is run only if the caller names it too."""
+    if folder.exists(REQUEST):
+        raise DatasetError(
+            f"{folder.path} was imported: it has no sources to be made of again",
+            hint="run the same tokenmill import command again: it writes what is damaged, and keeps the rest",
+        )
     if not folder.exists(state.PLAN) or not folder.exists(state.JOB):
         raise DatasetError(
             f"{folder.path} does not say where its sources are: its .build folder is gone",

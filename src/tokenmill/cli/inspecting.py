@@ -8,6 +8,8 @@ from tokenmill.data.dataset import open as open_dataset
 from tokenmill.errors import RecipeError
 from tokenmill.storage import open_folder
 
+SHOWN_IDS = 20
+
 
 def describe(path: str) -> dict[str, Any]:
     """A dataset in numbers."""
@@ -33,7 +35,7 @@ def describe(path: str) -> dict[str, Any]:
 
 
 def first_texts(path: str, split: str, count: int) -> list[str]:
-    """The first documents of a split, decoded."""
+    """The first documents of a split, decoded; as ids where no tokenizer is known."""
     from tokenmill.tokenizer.engine import open_engine
     from tokenmill.tokenizer.spec import from_dataset
 
@@ -41,7 +43,9 @@ def first_texts(path: str, split: str, count: int) -> list[str]:
     if split not in dataset.splits:
         raise RecipeError(f"there is no split {split!r}", hint=f"there are {', '.join(dataset.splits)}")
     description = dataset.manifest.tokenizer
+    documents = (dataset[split].document(i) for i in range(min(count, dataset[split].num_documents)))
+    if description["kind"] == "unknown":
+        return [" ".join(map(str, tokens[:SHOWN_IDS].tolist())) for tokens in documents]
     content = open_folder(dataset.path).read(description["file"]) if description["file"] else None
     engine = open_engine(from_dataset(description, content))
-    documents = (dataset[split].document(i) for i in range(min(count, dataset[split].num_documents)))
     return [engine.decode(tokens[tokens != description["eot_id"]]) for tokens in documents]

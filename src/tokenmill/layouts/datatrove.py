@@ -10,13 +10,12 @@ from tokenmill.data.bare import Hints, open_bare
 from tokenmill.data.dataset import Dataset, TokenSplit
 from tokenmill.layouts.shape import Export, Facts, Files, Options, Part, filled_splits
 from tokenmill.layouts.stream import TokenStream, cut_at_documents, lengths_by_block
-from tokenmill.sizes import format_count
 
 SUMMARY = ".ds files of raw tokens with an index of documents"
 OPTIONS = frozenset({"name", "shard_size"})
 NEEDS: frozenset[str] = frozenset()
 
-SHARD_TOKENS = 10**9
+SHARD_TOKENS = 1 << 28
 
 
 def plan(source: Dataset, options: Options) -> Export:
@@ -50,7 +49,13 @@ def _part(name: str, split: TokenSplit, bounds: tuple[int, int], tokenizer: str)
             index.write(ends.astype("<u8").tobytes())
             end = int(ends[-1])
         about = files.create(f"{name}.metadata")
-        about.write(f"{tokenizer}|{stream.itemsize}\n{stop - start}\n{format_count(stop - start)} tokens".encode())
+        about.write(f"{tokenizer}|{stream.itemsize}\n{stop - start}\n{_for_people(stop - start)}".encode())
         return {}
 
     return Part(name=name, num_bytes=(stop - start) * stream.itemsize, write=write)
+
+
+def _for_people(num_tokens: int) -> str:
+    """Three digits and a prefix, as datatrove writes them: `1.23 MT`."""
+    power = len(str(num_tokens)) - 1
+    return f"{num_tokens / 10 ** (power // 3 * 3):.{2 - power % 3}f} {('', 'k', 'M', 'G', 'T')[power // 3]}T"

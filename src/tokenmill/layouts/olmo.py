@@ -15,44 +15,39 @@ import numpy as np
 
 from tokenmill.data.bare import Hints, open_bare
 from tokenmill.data.dataset import Dataset, TokenSplit
-from tokenmill.layouts.shape import Export, Facts, Files, Options, Part, filled_splits
+from tokenmill.layouts.shape import Export, Options, Part, file_part, filled_splits
 from tokenmill.layouts.stream import TokenStream, cut_at_documents, lengths_by_block
 
 SUMMARY = "raw .npy files with tables of documents, as dolma writes and OLMo reads them"
 OPTIONS = frozenset({"shard_size"})
 NEEDS = frozenset({"eot"})
 
-SHARD_TOKENS = 1 << 30
+SHARD_TOKENS = 1 << 28
 
 
 def plan(source: Dataset, options: Options) -> Export:
-    return Export(
-        parts=tuple(
-            _part(f"{name}/part-0-{number:05d}", name, split, bounds)
-            for name, split in filled_splits(source).items()
-            for number, bounds in enumerate(cut_at_documents(split, options.shard_size or SHARD_TOKENS))
-        )
-    )
+    parts = [
+        part
+        for name, split in filled_splits(source).items()
+        for number, bounds in enumerate(cut_at_documents(split, options.shard_size or SHARD_TOKENS))
+        for part in _parts(f"{name}/part-0-{number:05d}", name, split, bounds)
+    ]
+    return Export(parts=tuple(parts))
 
 
 def open(path: str, hints: Hints) -> Dataset:
     return open_bare(path, replace(hints, layout="olmo"))
 
 
-def _part(name: str, split_name: str, split: TokenSplit, bounds: tuple[int, int]) -> Part:
+def _parts(name: str, split_name: str, split: TokenSplit, bounds: tuple[int, int]) -> list[Part]:
+    """Tokens and table apart: rows take as long to write as tokens, and need not wait for them."""
     start, stop = bounds
     stream = TokenStream(split, "append")
-
-    def write(files: Files) -> Facts:
-        output = files.create(f"{name}.npy")
-        for data in stream.data(start, stop):
-            output.write(data)
-        table = files.create(f"{name}.csv.gz")
-        for packed in _packed(_rows(split_name, split, start, stop)):
-            table.write(packed)
-        return {}
-
-    return Part(name=name, num_bytes=(stop - start) * stream.itemsize, write=write)
+    size = (stop - start) * stream.itemsize
+    return [
+        file_part(f"{name}.npy", size, lambda: stream.data(start, stop)),
+        file_part(f"{name}.csv.gz", size // 64, lambda: _packed(_rows(split_name, split, start, stop))),
+    ]
 
 
 def _rows(name: str, split: TokenSplit, start: int, stop: int) -> Iterator[bytes]:
