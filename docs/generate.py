@@ -7,7 +7,19 @@ import subprocess
 import sys
 from pathlib import Path
 
-COMMANDS = ("prepare", "plan", "verify", "repair", "inspect", "bench", "export", "import", "consolidate")
+COMMANDS = (
+    "prepare",
+    "plan",
+    "verify",
+    "repair",
+    "inspect",
+    "bench",
+    "push",
+    "pull",
+    "export",
+    "import",
+    "consolidate",
+)
 PAGE = Path(__file__).with_name("cli.md")
 
 

@@ -11,7 +11,19 @@ import pytest
 
 from conftest import Command, make_texts, write_parquet
 
-COMMANDS = ("prepare", "plan", "verify", "repair", "inspect", "bench", "export", "import", "consolidate")
+COMMANDS = (
+    "prepare",
+    "plan",
+    "verify",
+    "repair",
+    "inspect",
+    "bench",
+    "push",
+    "pull",
+    "export",
+    "import",
+    "consolidate",
+)
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -53,10 +65,14 @@ def test_the_python_of_the_readme_runs(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("page", sorted((ROOT / "docs/how-to").glob("*.md")), ids=lambda page: page.stem)
-def test_the_python_of_a_how_to_runs(page: Path, tmp_path: Path) -> None:
+def test_the_python_of_a_how_to_runs(page: Path, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     (tmp_path / "corpus").mkdir()
     write_parquet(tmp_path / "corpus/a.parquet", make_texts(400))
     code = "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL))
+    if "s3://" in code:
+        bucket = request.getfixturevalue("bucket")
+        bucket.put("corpus/a.parquet", (tmp_path / "corpus/a.parquet").read_bytes())
+        code = code.replace("s3://bucket", bucket.url)
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
 

@@ -22,6 +22,8 @@ __all__ = [
     "open",
     "plan",
     "prepare",
+    "pull",
+    "push",
     "repair",
     "stream",
     "verify",
@@ -36,6 +38,7 @@ if TYPE_CHECKING:
     from tokenmill.errors import TokenmillError
     from tokenmill.layouts.exporting import export
     from tokenmill.layouts.importing import import_
+    from tokenmill.moving import pull, push
     from tokenmill.repairing import repair
     from tokenmill.streaming import stream
     from tokenmill.verifying import verify
@@ -51,6 +54,8 @@ _HOMES = {
     "open": "tokenmill.data.dataset",
     "plan": "tokenmill.build.preview",
     "prepare": "tokenmill.build.prepare",
+    "pull": "tokenmill.moving",
+    "push": "tokenmill.moving",
     "repair": "tokenmill.repairing",
     "stream": "tokenmill.streaming",
     "verify": "tokenmill.verifying",

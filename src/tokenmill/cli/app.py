@@ -12,8 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from tokenmill import __version__
-from tokenmill.cli import show
-from tokenmill.cli.layouts import add_commands
+from tokenmill.cli import layouts, moving, show
 from tokenmill.cli.options import OPTIONS, PREPARE_OPTIONS, library_arguments, with_options
 from tokenmill.errors import Interrupted, TokenmillError
 from tokenmill.redaction import redact
@@ -38,6 +37,7 @@ Examples:
   tokenmill prepare big.txt -o data/big --documents "separator:<|endoftext|>"
   tokenmill prepare corpus/*.parquet -o data/owt --split nanogpt --layout nanogpt
   tokenmill prepare corpus/ -o /nfs/owt --scratch /local/tmp --max-tokens 150G
+  tokenmill prepare s3://bucket/corpus -o s3://bucket/owt
 
 \b
 Exit codes: 0 done, 1 failed, 2 usage or recipe, 3 done with quarantined
@@ -200,7 +200,8 @@ def bench(
     return 0
 
 
-add_commands(app)
+layouts.add_commands(app)
+moving.add_commands(app)
 
 
 def run() -> int:

@@ -21,9 +21,12 @@ _FLAG = bool
 
 OPTIONS: dict[str, Any] = {
     "sources": Annotated[
-        list[str] | None, typer.Argument(metavar="SOURCE...", help="files, folders or globs", show_default=False)
+        list[str] | None,
+        typer.Argument(
+            metavar="SOURCE...", help="files, folders or globs, also s3://, gs://, az://", show_default=False
+        ),
     ],
-    "output": Annotated[_TEXT, _option("-o", "--output", metavar="OUT", help="the dataset's folder")],
+    "output": Annotated[_TEXT, _option("-o", "--output", metavar="OUT", help="the dataset's folder or URL")],
     "tokenizer": Annotated[
         _TEXT,
         _option(
@@ -55,7 +58,7 @@ OPTIONS: dict[str, Any] = {
         _option("-j", "--workers", metavar="N", help="all cores by default; 0 or less: three quarters of them"),
     ],
     "scratch": Annotated[
-        Path | None, _option(metavar="DIR", help="write here first, where OUT is a slow network drive")
+        Path | None, _option(metavar="DIR", help="write here first, where OUT is a slow network drive or a URL")
     ],
     "max_tokens": Annotated[_TEXT, _option(metavar="N", help="stop at exactly so many tokens, like 150G")],
     "sample": Annotated[_TEXT, _option(metavar="SHARE", help="a seeded share of the units, like 1%, for a trial")],

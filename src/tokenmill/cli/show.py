@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tokenmill.build.preview import Preview
     from tokenmill.layouts.exporting import Exported
     from tokenmill.layouts.importing import Imported
+    from tokenmill.moving import Moved
     from tokenmill.verifying import Problem, Report
 
 LINE_SECONDS = 30.0
@@ -191,6 +192,14 @@ def exported(result: Exported) -> None:
         print(f"{result.output} is complete already: {size} hashed in {result.seconds:.1f} s")
     else:
         print(f"{result.output} is done in {format_seconds(result.seconds)}: {size} of layout {result.layout}")
+
+
+def moved(moved: Moved) -> None:
+    whole = f"{moved.files:,} files, {format_bytes(moved.num_bytes)}"
+    did = (
+        f"{moved.moved_files:,} of them, {format_bytes(moved.moved_bytes)}, moved" if moved.moved_files else "all there"
+    )
+    print(f"{moved.target} is complete: {whole}; {did} in {format_seconds(moved.seconds)}")
 
 
 def preview(preview: Preview) -> None:

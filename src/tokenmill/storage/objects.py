@@ -223,6 +223,10 @@ class ObjectFolder(Folder):
     def free_bytes(self) -> int | None:
         return None
 
+    def check(self, name: str, digest: Digest) -> None:
+        """Raise `StorageError` unless the store says that it has this."""
+        self._check(name, digest.bytes, digest.sha256)
+
     def _put(self, path: str, name: str, digest: Digest, claimed: Callable[[], bool]) -> None:
         """A file's bytes under their final key; they may be there already."""
         there = self.store.find(self.key(name))

@@ -1,0 +1,256 @@
+"""push and pull: a dataset to an object store and back, verified file by file.
+
+    push   hash here -> put with that checksum -> ask what is there            } only what is missing or wrong,
+    pull   ranges -> NAME.part, which a killed pull leaves -> hash -> link     } the manifest last
+
+A part of a dataset (`split`, `shards`) is a dataset of its own: its manifest says that the other
+documents were left behind.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tokenmill import manifest as manifests
+from tokenmill import records
+from tokenmill.errors import DatasetError, OutputError, RecipeError
+from tokenmill.manifest import Manifest, Split
+from tokenmill.storage import Digest, Folder, open_folder
+from tokenmill.storage.lock import locked
+from tokenmill.storage.mapped import fast_digest
+from tokenmill.storage.places import ready
+from tokenmill.storage.space import require_space
+
+FILES_AT_ONCE = 4
+LEFT_BEHIND = "left_behind"
+_TELL_SECONDS = 0.2
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+
+Watcher = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """What a push or a pull did: of `files` with `num_bytes`, so many were missing or wrong."""
+
+    source: str
+    target: str
+    files: int
+    num_bytes: int
+    moved_files: int
+    moved_bytes: int
+    seconds: float
+
+
+def push(
+    dataset: str | os.PathLike[str],
+    url: str,
+    *,
+    split: str | Sequence[str] | None = None,
+    shards: str | None = None,
+    workers: int | None = None,
+    watch: Watcher | None = None,
+) -> Moved:
+    """Put a dataset of this machine to a URL. Called again, it moves what is missing or wrong there."""
+    source, target = open_folder(dataset), open_folder(url)
+    if not source.is_local or target.is_local:
+        raise RecipeError("push goes from a folder to a URL", hint="tokenmill push data/owt s3://bucket/owt")
+    target, _ = ready(target)
+    return _move(source, target, partial(_put, source, target), split, shards, workers, watch)
+
+
+def pull(
+    url: str,
+    folder: str | os.PathLike[str],
+    *,
+    split: str | Sequence[str] | None = None,
+    shards: str | None = None,
+    workers: int | None = None,
+    watch: Watcher | None = None,
+) -> Moved:
+    """Get a dataset from a URL to a folder. Called again, also after a kill, it gets what is missing or wrong there."""
+    source, target = open_folder(url), open_folder(folder)
+    if source.is_local or not target.is_local:
+        raise RecipeError("pull goes from a URL to a folder", hint="tokenmill pull s3://bucket/owt data/owt")
+    return _move(source, target, partial(_get, source, target), split, shards, workers, watch)
+
+
+def _move(
+    source: Folder,
+    target: Folder,
+    move: Callable[[str, Digest, Tally], bool],
+    split: str | Sequence[str] | None,
+    shards: str | None,
+    workers: int | None,
+    watch: Watcher | None,
+) -> Moved:
+    begin = time.monotonic()
+    if workers is not None and workers < 1:
+        raise RecipeError(f"{workers} workers", hint="give a positive number")
+    wanted = part_of(manifests.load(source), split, shards)
+    _check_target(target, wanted)
+    target.make(".build")
+    with locked(target):
+        _let_in(target, wanted)
+        files = wanted.all_files()
+        count = workers or FILES_AT_ONCE
+        tally = Tally(sum(digest.bytes for digest in files.values()), count, watch)
+        # The largest first, so that none is left alone at the end.
+        names = sorted(files, key=lambda name: -files[name].bytes)
+        with ThreadPoolExecutor(count) as pool:
+            waiting = {name: pool.submit(move, name, files[name], tally) for name in names}
+            try:
+                moved = [name for name, future in waiting.items() if future.result()]
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+        target.write(manifests.NAME, manifests.seal(wanted), claimed=lambda: True)
+    target.remove_empty(".build")
+    return Moved(
+        source=source.path,
+        target=target.path,
+        files=len(files),
+        num_bytes=sum(digest.bytes for digest in files.values()),
+        moved_files=len(moved),
+        moved_bytes=sum(files[name].bytes for name in moved),
+        seconds=time.monotonic() - begin,
+    )
+
+
+def _put(source: Folder, target: Folder, name: str, digest: Digest, tally: Tally) -> bool:
+    """Put a file unless it is there; whether it had to be."""
+    from tokenmill.storage.objects import ObjectFolder
+
+    assert isinstance(target, ObjectFolder), "there are no other remote folders"
+    there = target.store.find(target.key(name))
+    if there is not None and (there.size, there.sha256) == (digest.bytes, digest.sha256):
+        tally.add(digest.bytes, moved=False)
+        return False
+    found = source.stat(name)
+    if found is None or not found.is_file or fast_digest(source, name) != digest:
+        raise DatasetError(
+            f"{source.at(name)} is not what the manifest says", hint=f"tokenmill repair {source.path}, then push again"
+        )
+    target.store.put(target.key(name), Path(source.at(name)), sha256=digest.sha256)
+    target.check(name, digest)
+    tally.add(digest.bytes)
+    return True
+
+
+def _get(source: Folder, target: Folder, name: str, digest: Digest, tally: Tally) -> bool:
+    """Get a file unless it is here; whether it had to be."""
+    from tokenmill.storage.download import download
+    from tokenmill.storage.objects import ObjectFolder
+
+    assert isinstance(source, ObjectFolder), "there are no other remote folders"
+    found = target.stat(name)
+    if found is not None and found.is_file and found.size == digest.bytes and fast_digest(target, name) == digest:
+        tally.add(digest.bytes, moved=False)
+        return False
+    target.make(os.path.dirname(name))
+    require_space(target, digest.bytes)
+    download(source, target, name, digest, tally.add)
+    return True
+
+
+def part_of(whole: Manifest, split: str | Sequence[str] | None, shards: str | None) -> Manifest:
+    """The manifest of some splits and shards alone; the whole one if nothing is left out."""
+    names = [split] if isinstance(split, str) else list(split or whole.splits)
+    if unknown := [name for name in names if name not in whole.splits]:
+        raise RecipeError(f"there is no split {unknown[0]!r}", hint=f"there are {', '.join(whole.splits)}")
+    parts = {name: _shards_of(whole.splits[name], shards) for name in whole.splits if name in names}
+    if parts == whole.splits:
+        return whole
+    if not any(part.shards for part in parts.values()):
+        raise RecipeError(f"there are no shards {shards}", hint="they count from 0")
+    kept = sum(part.documents for part in parts.values())
+    left_behind = whole.dropped.get(LEFT_BEHIND, 0) + whole.documents - kept
+    return replace(
+        whole,
+        fingerprint=records.digest([whole.fingerprint, {n: [s.name for s in p.shards] for n, p in parts.items()}]),
+        splits=parts,
+        dropped=dict(sorted({**whole.dropped, LEFT_BEHIND: left_behind}.items())),
+    )
+
+
+def _shards_of(split: Split, shards: str | None) -> Split:
+    wanted = _numbers(shards) if shards is not None else range(len(split.shards))
+    kept = tuple(shard for number, shard in enumerate(split.shards) if number in wanted)
+    return Split(
+        tokens=sum(shard.tokens for shard in kept), documents=sum(shard.documents for shard in kept), shards=kept
+    )
+
+
+def _numbers(shards: str) -> set[int]:
+    """`0-9,12` as numbers."""
+    found: set[int] = set()
+    for part in shards.split(","):
+        match = _RANGE.fullmatch(part.strip())
+        if match is None or int(match[2] or match[1]) < int(match[1]) or int(match[2] or match[1]) > 1_000_000:
+            raise RecipeError(f"{shards!r} are no shards", hint="write them like 0-9 or 0,3,5-7")
+        found |= set(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return found
+
+
+def _check_target(target: Folder, wanted: Manifest) -> None:
+    """Refuse a place that holds something else than this dataset or a part of it."""
+    if target.exists(manifests.NAME):
+        there = manifests.load(target)
+        if (there.identity, there.sources) != (wanted.identity, wanted.sources):
+            raise OutputError(f"{target.path} holds another dataset", hint="choose another place, or remove it first")
+        return
+    known = {name.partition("/")[0] for name in wanted.all_files()} | {".build", "packing"}
+    if strange := sorted(name for name in target.names() if name not in known):
+        raise OutputError(
+            f"{target.path} holds something else: {', '.join(strange[:5])}{' ...' if len(strange) > 5 else ''}",
+            hint="choose a place that is empty or does not exist",
+        )
+
+
+def _let_in(target: Folder, wanted: Manifest) -> None:
+    """While files change, it is no dataset; one that stands already stays one."""
+    if target.exists(manifests.NAME) and manifests.load(target) != wanted:
+        target.remove(manifests.NAME)
+        target.sync("")
+
+
+class Tally:
+    """How far it is; threads add to it."""
+
+    def __init__(self, total: int, workers: int, watch: Watcher | None) -> None:
+        self._total, self._workers, self._watch = total, workers, watch
+        self._lock = threading.Lock()
+        self._done = self._moved = 0
+        self._begin = time.monotonic()
+        self._told = 0.0
+        if watch is not None:
+            watch({"kind": "start", "bytes": 0, "total_bytes": total, "workers": workers})
+
+    def add(self, count: int, *, moved: bool = True) -> None:
+        with self._lock:
+            self._done += count
+            self._moved += count if moved else 0
+            now = time.monotonic()
+            if self._watch is None or (now - self._told < _TELL_SECONDS and self._done < self._total):
+                return
+            self._told = now
+            rate = max(0.0, self._moved / max(now - self._begin, 1e-6))
+            self._watch(
+                {
+                    "kind": "progress",
+                    "bytes": self._done,
+                    "total_bytes": self._total,
+                    "bytes_per_second": rate,
+                    "seconds_left": (self._total - self._done) / rate if rate else None,
+                    "workers": self._workers,
+                }
+            )
