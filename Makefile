@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 
-.PHONY: demo test lint bench bench-loader crash interop docs clean
+.PHONY: demo test lint bench bench-layouts bench-loader crash interop docs clean
 
 demo: $(VENV)/.core
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/demo.sh
@@ -20,6 +20,9 @@ lint: $(VENV)/.lint
 
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/prepare.py $(ARGS)
+
+bench-layouts: $(VENV)/.bench
+	$(BIN)/python benchmarks/layouts.py $(ARGS)
 
 bench-loader: $(VENV)/.bench .venv-peers/.done
 	$(BIN)/python benchmarks/loader.py $(ARGS)
