@@ -14,13 +14,17 @@ import importlib
 import sys
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 from lab.report import Row, table
 
 MODULES = (
     *("powercut", "kills", "faults", "native", "disks", "races", "seeded"),
-    *("damage", "fuzz", "guided", "inputs", "bombs", "specials", "leaks"),
+    *("damage", "fuzz", "guided", "inputs", "bombs", "specials", "leaks", "network"),
 )
+
+
+sys.path.append(str(Path(__file__).parents[1]))  # the server and the proxy of the other tests
 
 
 def experiments() -> Iterator[tuple[str, Callable[[], Row]]]:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from proxy import fault_proxy
 from s3 import Bucket
 from tokenmill.errors import DatasetError, DeterminismError, LockedError, ObjectChangedError, StorageError
 from tokenmill.storage import Digest, Folder, open_folder
@@ -16,7 +18,7 @@ from tokenmill.storage.log import open_log
 from tokenmill.storage.mapped import fast_digest
 from tokenmill.storage.objects import ObjectFolder
 from tokenmill.storage.places import from_record, ready, to_record
-from tokenmill.storage.remote import RANGE_BYTES, RemoteFile
+from tokenmill.storage.remote import RANGE_BYTES, STREAM_BYTES, RemoteFile
 from tokenmill.storage.store import PART_BYTES
 
 
@@ -52,7 +54,7 @@ def test_a_file_grows_on_this_machine_and_appears_whole(folder: Folder, bucket: 
 
 
 def test_a_large_file_goes_in_parts_and_comes_back_in_ranges(folder: Folder, bucket: Bucket) -> None:
-    data = os.urandom(PART_BYTES + RANGE_BYTES + 12345)
+    data = os.urandom(PART_BYTES + STREAM_BYTES + 12345)
     assert publish(folder, "big.bin", data) == digest_of(data)
     assert "-" in bucket.client().head_object(Bucket=bucket.name, Key="out/big.bin")["ETag"], "it came in parts"
     assert folder.digest("big.bin") == fast_digest(folder, "big.bin") == digest_of(data)
@@ -189,3 +191,39 @@ def test_an_object_that_is_replaced_while_it_is_read_is_noticed(folder: Folder, 
         file.seek(RANGE_BYTES)
         with pytest.raises(ObjectChangedError):
             file.read(4)
+
+
+@pytest.fixture
+def careless(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Iterator[Folder]:
+    """A folder in a store that knows no conditions."""
+    with fault_proxy(bucket.endpoint) as proxy:
+        proxy.ignores_conditions = True
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        yield open_folder(f"{bucket.url}/out")
+
+
+def test_a_store_without_conditions_gets_one_writer_and_a_clear_message(careless: Folder, bucket: Bucket) -> None:
+    folder, note = ready(careless)
+    assert "ignores conditional puts" in note
+    assert isinstance(folder, ObjectFolder) and not folder.conditional
+    folder.write("a", b"first")
+    with pytest.raises(DeterminismError):
+        folder.write("a", b"second", claimed=lambda: True)
+    assert bucket.get("out/a") == b"first"
+    with locked(folder), pytest.raises(LockedError), locked(folder):
+        raise AssertionError("two have it")
+
+
+@pytest.mark.parametrize("fault", ["lost", "409", "500", "reset"])
+def test_a_receipt_whose_answer_is_lost_is_looked_for(
+    bucket: Bucket, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    with fault_proxy(bucket.endpoint) as proxy:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        faults = iter([fault])
+        proxy.choose = lambda method, path: next(faults, "") if method == "PUT" else ""
+        folder = open_folder(f"{bucket.url}/out")
+        assert folder.write("receipt", b"done", claimed=lambda: True) == digest_of(b"done")
+        assert proxy.injected.total() == 1
+    assert bucket.get("out/receipt") == b"done"
+    assert bucket.listed("out/") == ["out/receipt"]

@@ -16,7 +16,7 @@ import hashlib
 import os
 import re
 import secrets
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
@@ -108,9 +108,14 @@ class Folder:
 
     def write(self, name: str, data: bytes, *, claimed: Callable[[], bool] = lambda: False) -> Digest:
         """Publish one small file."""
+        return self.write_parts(name, (data,), claimed=claimed)
+
+    def write_parts(self, name: str, parts: Iterable[bytes], *, claimed: Callable[[], bool] = lambda: False) -> Digest:
+        """Publish one file that need not be in memory as a whole."""
         output = self.create(name)
         try:
-            output.write(data)
+            for part in parts:
+                output.write(part)
             return self.publish([output], claimed=claimed)[name]
         except BaseException:
             output.discard()

@@ -15,7 +15,7 @@ import hashlib
 import os
 import secrets
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -113,6 +113,10 @@ class ObjectFolder(Folder):
             if there is not None:
                 self._give_way(name, claimed)
         raise failure
+
+    def write_parts(self, name: str, parts: Iterable[bytes], *, claimed: Callable[[], bool] = lambda: False) -> Digest:
+        """Only one whole put can be conditional."""
+        return self.write(name, b"".join(parts), claimed=claimed)
 
     def replace(self, name: str, data: bytes) -> None:
         self.store.put(self.key(name), data, sha256=hashlib.sha256(data).hexdigest())

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:  # whoever has a store has loaded it
     from tokenmill.storage.store import Store
 
-RANGE_BYTES = 4 << 20
-RANGES_AHEAD = 3
+RANGE_BYTES = 8 << 20
+RANGES_AHEAD = 2
+# Whole objects go in larger ranges: a request costs the same for any size.
+STREAM_BYTES = 2 * RANGE_BYTES
 _FIRST_BYTES = 1 << 16
 
 
@@ -27,7 +29,7 @@ def stream(store: Store, key: str, start: int, stop: int, etag: str) -> Generato
     try:
         while at < stop or waiting:
             while at < stop and len(waiting) <= RANGES_AHEAD:
-                end = min(at + RANGE_BYTES, stop)
+                end = min(at + STREAM_BYTES, stop)
                 waiting.append(store.pool.submit(store.fetch, key, at, end, etag))
                 at = end
             yield memoryview(waiting.popleft().result())

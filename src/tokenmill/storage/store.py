@@ -47,15 +47,14 @@ _RETRY = {
 }
 # What a second try would not change.
 _FINAL = (
-    answers.AlreadyExistsError,
-    answers.PreconditionError,
     answers.PermissionDeniedError,
     answers.UnauthenticatedError,
     answers.InvalidPathError,
     answers.NotSupportedError,
-    FileNotFoundError,
     ValueError,
 )
+# What a put with a condition is answered. A server in trouble says the first to any request, and then it means nothing.
+_TAKEN = (answers.AlreadyExistsError, answers.PreconditionError)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +140,7 @@ class Store:
             return data
 
         try:
-            return self._ask(key, ask)
+            return self._ask(key, ask, but=(FileNotFoundError, answers.PreconditionError))
         except answers.PreconditionError:
             raise ObjectChangedError(
                 f"{self.at(key)} changed while it was read", hint="does another process write there?"
@@ -189,18 +188,18 @@ class Store:
         """Put an object where none is; False if there is one. After any error, nobody knows whether it was put."""
         said = {"sha256": sha256} if sha256 else None
         try:
-            with self._explained(key):
+            with self._explained(key, but=_TAKEN):
                 obstore.put(self._store, key, data, attributes=said, mode="create")
-        except (answers.AlreadyExistsError, answers.PreconditionError):
+        except _TAKEN:
             return False
         return True
 
     def put_over(self, key: str, data: bytes, etag: str) -> bool:
         """Put an object in place of the one with this etag; False if that one is not there any more."""
         try:
-            with self._explained(key):
+            with self._explained(key, but=(*_TAKEN, FileNotFoundError)):
                 obstore.put(self._store, key, data, mode={"e_tag": etag})
-        except (answers.PreconditionError, FileNotFoundError):
+        except (*_TAKEN, FileNotFoundError):
             return False
         return True
 
@@ -237,16 +236,16 @@ class Store:
         except FileNotFoundError:
             raise StorageError(f"{self.root} is not there", hint="make the bucket first") from None
 
-    def _ask(self, key: str, ask: Callable[[], T]) -> T:
+    def _ask(self, key: str, ask: Callable[[], T], but: tuple[type[Exception], ...] = (FileNotFoundError,)) -> T:
         """Ask until there is an answer; what may be asked twice only."""
         for attempt in range(1, _TRIES + 1):
-            with self._explained(key, patient=attempt < _TRIES):
+            with self._explained(key, but=but, patient=attempt < _TRIES):
                 return ask()
             time.sleep(random.uniform(0.5, 1) * 0.05 * 2**attempt)
         raise AssertionError("the last try returns or raises")
 
     @contextlib.contextmanager
-    def _explained(self, key: str, *, patient: bool = False) -> Iterator[None]:
+    def _explained(self, key: str, *, but: tuple[type[Exception], ...], patient: bool = False) -> Iterator[None]:
         """Errors as ours, but for those that the caller judges; those that may pass are swallowed if `patient`."""
         if not self.is_usable():
             raise StorageError(
@@ -256,7 +255,7 @@ class Store:
         try:
             with _UNDER_WAY:
                 yield
-        except (answers.AlreadyExistsError, answers.PreconditionError, FileNotFoundError):
+        except but:
             raise
         except (answers.BaseError, OSError, ValueError) as error:
             if patient and not isinstance(error, _FINAL):

@@ -17,7 +17,7 @@ races      eight at once, stopped ones, stale locks        damage     what verif
 fuzz       records, recipes and tokenizers, changed        hostile    datasets that a stranger wrote
 guided     records again, led by the code they reach       inputs     sources, changed
 bombs      small on the disk, huge in memory               specials   special strings in texts
-leaks      secrets, searched for everywhere
+leaks      secrets, searched for everywhere                network    object stores behind a proxy that fails
 
 Each experiment is a function that gives a `Row`. The tests run it small; `run.py` runs it large.
 """
