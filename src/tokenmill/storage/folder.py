@@ -27,6 +27,7 @@ from tokenmill.storage.fs import LOCAL, FileStat, FileSystem
 BLOCK = 1 << 20
 TEMP_SUFFIX = ".tmp"
 _TEMP_NAME = re.compile(r".+\.[0-9a-f]{12}\.tmp")
+_NOT_THERE = (FileNotFoundError, NotADirectoryError)
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
@@ -55,7 +56,6 @@ class Folder:
 
     path: str
     fs: FileSystem = field(default=LOCAL, repr=False)
-
     is_local: ClassVar[bool] = True
 
     def at(self, name: str) -> str:
@@ -177,19 +177,17 @@ class Folder:
     def stat(self, name: str) -> FileStat | None:
         """Size and kind of a file, or None where there is none."""
         try:
-            return self.fs.stat(self.at(name))
-        except (FileNotFoundError, NotADirectoryError):
+            with explained(self.at(name), but=_NOT_THERE):
+                return self.fs.stat(self.at(name))
+        except _NOT_THERE:
             return None
-        except OSError as error:
-            raise _storage_error(error, self.at(name)) from None
 
     def names(self, name: str = "") -> list[str]:
         try:
-            return self.fs.names(self.at(name))
-        except (FileNotFoundError, NotADirectoryError):
+            with explained(self.at(name), but=_NOT_THERE):
+                return self.fs.names(self.at(name))
+        except _NOT_THERE:
             return []
-        except OSError as error:
-            raise _storage_error(error, self.at(name)) from None
 
     def sizes(self, name: str) -> dict[str, int]:
         """The files of a folder, and how large each is."""
@@ -299,21 +297,18 @@ class Folder:
 
     def _is_there(self, path: str) -> bool:
         try:
-            self.fs.stat(path)
-        except (FileNotFoundError, NotADirectoryError):
+            with explained(path, but=_NOT_THERE):
+                return self.fs.stat(path) is not None
+        except _NOT_THERE:
             return False
-        except OSError as error:
-            raise _storage_error(error, path) from None
-        return True
 
     def _is_folder(self, path: str) -> bool:
         """Whether files can be in there: a folder, or a link to one."""
         try:
-            return self.fs.stat(path).is_folder or self.fs.names(path) is not None
-        except (FileNotFoundError, NotADirectoryError):
+            with explained(path, but=_NOT_THERE):
+                return self.fs.stat(path).is_folder or self.fs.names(path) is not None
+        except _NOT_THERE:
             return False
-        except OSError as error:
-            raise _storage_error(error, path) from None
 
     def _take_name(
         self, temp: str, name: str, digest: Digest | None, claimed: Callable[[], bool], *, keep: bool = False
