@@ -31,3 +31,4 @@ for kind in narrow wide; do
     "$venv/bin/python" -W ignore interop/layouts.py "$work/$kind" "$work/$kind-exports"
     .venv/bin/python interop/imported.py "$work/$kind" "$work/$kind-exports"
 done
+sh interop/rows.sh "${corpus:-$work/library}" "$work"

@@ -41,7 +41,12 @@ class Group:
     load: Callable[[], pa.ChunkedArray]
 
     def ends(self) -> Starts:
-        return np.cumsum(lengths_of(self.load()))
+        ends = np.cumsum(lengths_of(self.load()))
+        if (found := int(ends[-1]) if len(ends) else 0) != self.num_tokens:
+            raise DatasetError(
+                f"{self.path}: rows of {found} ids, of which {self.num_tokens} are not null", hint="drop those rows"
+            )
+        return ends
 
     def blocks(self, first: int, last: int) -> Iterator[Tokens]:
         yield narrowed(values_of(self.load().slice(first, last - first), self.path), where=self.path)

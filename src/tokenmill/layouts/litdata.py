@@ -100,7 +100,7 @@ def _about(dtype: str, size: int) -> dict[str, Any]:
         "encryption": None,
         "ipc_compression": None,
         "item_loader": "TokensLoader",
-        "types": None,
+        "types": "tensor",
     }
 
 
