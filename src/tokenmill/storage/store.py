@@ -289,7 +289,9 @@ def _reason(error: BaseException) -> str:
     """What a server or a connection said, in one line. An answer may repeat who asked, so little of it is kept."""
     text = " ".join(str(error).partition("Debug source:")[0].split())
     said = re.search(r"<Code>([\w.-]+)</Code>", text)
-    return f"{text.partition('<')[0][:300].rstrip(' :')}{f': {said[1]}' if said else ''}"
+    status = re.search(r"status code: \d+ [A-Za-z -]*", text)
+    text = text[: status.end()] if status else text.partition("<")[0][:300]
+    return f"{text.rstrip(' :')}{f': {said[1]}' if said else ''}"
 
 
 def _hint(error: BaseException) -> str:
