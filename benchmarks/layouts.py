@@ -34,7 +34,7 @@ DOCUMENT_TOKENS = 500
 BARS = {"nanogpt": 0.8}
 OTHERS_BAR = 0.5
 OPTIONS: dict[str, dict[str, Any]] = {"templar": {"seq_len": 2048, "shard_size": 50_000_000}, "llmc": {}}
-LAYOUTS = ("nanogpt", "megatron", "llmc", "templar", "datatrove", "olmo")
+LAYOUTS = ("nanogpt", "megatron", "llmc", "templar", "datatrove", "olmo", "mds", "litdata", "huggingface", "catid")
 
 
 def make_dataset(folder: Path, num_tokens: int) -> Path:

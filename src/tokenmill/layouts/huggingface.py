@@ -25,7 +25,7 @@ SUMMARY = "parquet with a column input_ids, a row a document or packed rows"
 OPTIONS = frozenset({"shard_size", "seq_len"})
 NEEDS: frozenset[str] = frozenset()
 
-SHARD_TOKENS = 1 << 27
+SHARD_TOKENS = 1 << 25
 
 
 def plan(source: Dataset, options: Options) -> Export:
