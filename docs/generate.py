@@ -19,6 +19,7 @@ COMMANDS = (
     "export",
     "import",
     "consolidate",
+    "cluster",
 )
 PAGE = Path(__file__).with_name("cli.md")
 

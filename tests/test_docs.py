@@ -23,6 +23,7 @@ COMMANDS = (
     "export",
     "import",
     "consolidate",
+    "cluster",
 )
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -17,6 +17,7 @@ __all__ = [
     "Dataset",
     "Mixture",
     "TokenmillError",
+    "cluster",
     "export",
     "import_",
     "open",
@@ -36,6 +37,7 @@ if TYPE_CHECKING:
     from tokenmill.data.loader import DataLoader
     from tokenmill.data.mixture import Mixture
     from tokenmill.errors import TokenmillError
+    from tokenmill.hosts import cluster
     from tokenmill.layouts.exporting import export
     from tokenmill.layouts.importing import import_
     from tokenmill.moving import pull, push
@@ -49,6 +51,7 @@ _HOMES = {
     "Dataset": "tokenmill.data.dataset",
     "Mixture": "tokenmill.data.mixture",
     "TokenmillError": "tokenmill.errors",
+    "cluster": "tokenmill.hosts",
     "export": "tokenmill.layouts.exporting",
     "import_": "tokenmill.layouts.importing",
     "open": "tokenmill.data.dataset",

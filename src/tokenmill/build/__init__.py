@@ -4,7 +4,8 @@ prepare   hires a crew, then builds         build      all of it in order
 setup     recipe -> sources, tokenizer, plan
 check     a look before the work            epoch      units -> tokens in memory, for a stream
 documents text -> kept documents' tokens    unit       one unit -> pieces + receipt
-executor  what runs units: inline, pool     crew       worker processes
+executor  what runs units: inline, pool, ray
+crew      worker processes
 budget    an exact number of tokens         commit     receipts -> shards -> manifest
 state     what an output folder holds       redo       units done again, for repair
 """

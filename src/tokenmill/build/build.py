@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -35,18 +35,19 @@ from tokenmill.storage.scratch import scratch_corner
 from tokenmill.storage.space import require_space
 from tokenmill.tokenizer.spec import TokenizerSpec
 
+Hire = Callable[[Folder, Work, TokenizerSpec], Executor]
+
 
 def build(
     recipe: Recipe,
     folder: Folder,
     *,
-    workers: int,
-    crew: Crew | None,
+    hire: Hire,
     scratch: str | None,
     restart: bool,
     watch: Watcher | None,
 ) -> tuple[Manifest, bool]:
-    """The dataset of a recipe, and whether it stood already. `crew` are workers that load meanwhile."""
+    """The dataset of a recipe, and whether it stood already. `hire` gives what runs its units."""
     state.check_ours(folder)
     progress = Progress(watch)
     setup = set_up(recipe, output=folder.path)
@@ -71,18 +72,16 @@ def build(
                 local = None
         state.enter(folder, setup, restart=restart)
         with leaving_a_note(folder):
-            return _build(setup, folder, local, workers, crew, progress), False
+            return _build(setup, folder, local, hire, progress), False
 
 
-def _build(
-    setup: Setup, folder: Folder, local: Folder | None, workers: int, crew: Crew | None, progress: Progress
-) -> Manifest:
+def _build(setup: Setup, folder: Folder, local: Folder | None, hire: Hire, progress: Progress) -> Manifest:
     for name in (PIECES, RECEIPTS, REJECTS):
         folder.make(name)
     state.sweep(folder, setup.recipe.splits)
     work = make_work(setup, scratch=local.path if local else None)
     tokenizer_file = state.keep_tokenizer(folder, setup.spec)
-    executor = make_executor(workers, crew, folder, work, setup.spec)
+    executor = hire(folder, work, setup.spec)
     try:
         checked = _check_first(setup, folder, executor, progress)
         job = state.Job(work=work, tokenizer=setup.spec.describe(), parity=checked.parity)

@@ -1,10 +1,11 @@
 """What runs units: the questions it is asked and the answers it gives.
 
-Inline   this process            Pool   a crew of worker processes
+Inline   this process        Pool   a crew of worker processes        Ray   tasks of a cluster
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -73,7 +74,9 @@ def make_request(plan: Plan, places: int = PLACES) -> Request:
 
 
 class Executor(Protocol):
-    workers: int
+    @property
+    def workers(self) -> int:
+        """How many units run at once."""
 
     def check(self, request: Request) -> Checked:
         """Before the work: the engine against its reference, and an estimate of the whole."""
@@ -83,6 +86,25 @@ class Executor(Protocol):
 
     def stop(self) -> None:
         """Stop at once; nothing that was published is touched."""
+
+
+def judge(
+    task: Task,
+    error: errors.TokenmillError,
+    tries: Counter[int],
+    again: list[Task],
+    failures: list[Failure],
+    listener: Listener,
+) -> None:
+    """Try a unit again, or count it as failed for good."""
+    unit = task.unit.index
+    tries[unit] += 1
+    if is_final(error, tries[unit]):
+        failures.append(Failure(task, error))
+        listener({"kind": "failed", "unit": unit, "error": error.message})
+    else:
+        again.append(task)
+        listener({"kind": "retry", "unit": unit, "error": error.message})
 
 
 def is_final(error: errors.TokenmillError, tries: int) -> bool:

@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 
 from tokenmill import errors, records
 from tokenmill.build.crew import Crew, Message
-from tokenmill.build.executor import MAX_TRIES, Checked, Failure, Listener, Request, is_final
+from tokenmill.build.executor import MAX_TRIES, Checked, Failure, Listener, Request, judge
 from tokenmill.build.task import Task, Work
 from tokenmill.storage import Folder
 from tokenmill.storage.places import to_record
@@ -98,26 +98,7 @@ class Pool:
                         self._idle.remove(link)
                     error = errors.from_record(message["error"])
                     for task in lost.values():
-                        self._judge(task, error, tries, again, failures, listener)
-
-    def _judge(
-        self,
-        task: Task,
-        error: errors.TokenmillError,
-        tries: Counter[int],
-        again: list[Task],
-        failures: list[Failure],
-        listener: Listener,
-    ) -> None:
-        """Try a unit again, or count it as failed for good."""
-        unit = task.unit.index
-        tries[unit] += 1
-        if is_final(error, tries[unit]):
-            failures.append(Failure(task, error))
-            listener({"kind": "failed", "unit": unit, "error": error.message})
-        else:
-            again.append(task)
-            listener({"kind": "retry", "unit": unit, "error": error.message})
+                        judge(task, error, tries, again, failures, listener)
 
     def stop(self) -> None:
         self._crew.stop()

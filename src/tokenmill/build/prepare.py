@@ -9,6 +9,7 @@ import os
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tokenmill import manifest as manifests
@@ -19,8 +20,11 @@ from tokenmill.manifest import Manifest
 from tokenmill.storage import local_folder, open_folder
 
 if TYPE_CHECKING:
+    from tokenmill.build.build import Hire
     from tokenmill.build.progress import Watcher
     from tokenmill.layouts.exporting import Exported
+
+EXECUTORS = ("local", "ray")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +49,8 @@ def prepare(
     layout: str | None = None,
     wait: bool = False,
     timeout: float | None = None,
+    executor: str = "local",
+    ray_address: str | None = None,
     watch: Watcher | None = None,
     **recipe: Any,
 ) -> Result:
@@ -57,20 +63,24 @@ def prepare(
 
     Every rank of a job may call it at the same time with `wait`: one of them builds, the others
     wait for it, up to `timeout` seconds if that is given; they take over if it dies, and get its error if it fails.
+
+    With `executor="ray"` the units are tasks of the cluster at `ray_address` (or of the one that is found, or of a
+    Ray of this machine for the while); `workers` then limits how many of them run at once.
     """
     begin = time.monotonic()
     if not output:
         raise RecipeError("no output is given", hint="add -o OUT")
     if wait and restart:
         raise RecipeError("each one who waits would start the build over", hint="start it over first, without waiting")
+    _check_executor(executor, ray_address)
     folder = open_folder(output, spool=scratch)
     count = resolve_workers(workers)
     # Who only waits needs no workers; who builds in the end hires them then.
-    early = count > 1 and not wait and not folder.exists(manifests.NAME)
+    early = count > 1 and executor == "local" and not wait and not folder.exists(manifests.NAME)
     crew = Crew(count) if early else None
     try:
         from tokenmill.build.beside import check_layout, export_beside
-        from tokenmill.build.build import build
+        from tokenmill.build.build import build, make_executor
         from tokenmill.build.waiting import wait_for
         from tokenmill.recipe import make_recipe
 
@@ -79,12 +89,17 @@ def prepare(
         if layout is not None:
             check_layout(layout, wanted)
 
+        hire: Hire = partial(make_executor, count, crew)
+        if executor == "ray":
+            from tokenmill.build.ray import Ray
+
+            hire = partial(Ray, address=ray_address, workers=workers)
+
         def attempt() -> tuple[Manifest, bool, Exported | None]:
             done = build(
                 wanted,
                 folder,
-                workers=count,
-                crew=crew,
+                hire=hire,
                 scratch=None if scratch is None else local_folder(scratch).path,
                 restart=restart,
                 watch=watch,
@@ -110,3 +125,10 @@ def prepare(
         seconds=time.monotonic() - begin,
         export=exported,
     )
+
+
+def _check_executor(executor: str, ray_address: str | None) -> None:
+    if executor not in EXECUTORS:
+        raise RecipeError(f"{executor!r} is no executor", hint=f"one of {', '.join(EXECUTORS)}")
+    if ray_address is not None and executor != "ray":
+        raise RecipeError("an address of a Ray cluster is given, and no Ray", hint="add --executor ray")

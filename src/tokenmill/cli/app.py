@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from tokenmill import __version__
-from tokenmill.cli import layouts, moving, show
+from tokenmill.cli import hosts, layouts, moving, show
 from tokenmill.cli.options import OPTIONS, PREPARE_OPTIONS, library_arguments, with_options
 from tokenmill.errors import Interrupted, TokenmillError
 from tokenmill.redaction import redact
@@ -202,6 +202,7 @@ def bench(
 
 layouts.add_commands(app)
 moving.add_commands(app)
+hosts.add_commands(app)
 
 
 def run() -> int:

@@ -87,6 +87,20 @@ PREPARE_OPTIONS = {
             help="export as well, to OUT/LAYOUT: nanogpt, or with options templar:seq_len=2048,shard_size=1Gi",
         ),
     ],
+    "executor": Annotated[
+        _TEXT,
+        _option(
+            metavar="WHAT",
+            help="what runs the units: local (worker processes, the default), or ray (tasks of a cluster)",
+        ),
+    ],
+    "ray_address": Annotated[
+        _TEXT,
+        _option(
+            metavar="ADDRESS",
+            help="the Ray cluster: HOST:PORT or auto; without it the one that is found, else a local Ray for the while",
+        ),
+    ],
     "wait": Annotated[_FLAG, _option("--wait", help="if another process builds OUT, wait for it")],
 }
 _FLAGS = ("restart", "as_json", "quiet", "verbose", "no_progress", "wait")
@@ -122,6 +136,8 @@ def library_arguments(given: dict[str, Any]) -> dict[str, Any]:
     arguments["template"] = unescape(arguments["template"])
     arguments["documents"] = unescape(arguments["documents"])
     arguments["restart"] = given["restart"]
+    if given.get("executor") is None:
+        arguments.pop("executor", None)
     return arguments
 
 

@@ -12,13 +12,14 @@ import json
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tokenmill.build.build import build
+from tokenmill.build.build import build, make_executor
 from tokenmill.manifest import Manifest
 from tokenmill.recipe import make_recipe
 from tokenmill.repairing import repair_folder
@@ -50,7 +51,8 @@ class World:
         """Build, or go on with a build, in this process."""
         wanted = make_recipe({"sources": (str(self.sources),), **self.recipe}, config=None)
         folder = Folder(output, fs)
-        found, _ = build(wanted, folder, workers=1, crew=None, scratch=self.scratch, restart=False, watch=None)
+        hire = partial(make_executor, 1, None)
+        found, _ = build(wanted, folder, hire=hire, scratch=self.scratch, restart=False, watch=None)
         return found
 
     def verify(self, output: str, fs: FileSystem = LOCAL) -> Report:

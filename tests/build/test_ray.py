@@ -1,0 +1,228 @@
+"""Units as tasks of a real Ray cluster of two nodes on this machine: the same bytes, whoever is lost."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tokenmill as library
+from conftest import Command, command, make_texts, tree, write_parquet
+from tokenmill.errors import BuildError, RecipeError
+
+ray = pytest.importorskip("ray")
+from tokenmill.build.ray import find_cluster, num_slots  # noqa: E402 - it needs ray
+
+RECIPE: dict[str, Any] = {"tokenizer": "byte", "unit_bytes": "4kB", "split": "val=0.1"}
+OPTIONS = ("--tokenizer", "byte", "--unit-bytes", "4kB", "--split", "val=0.1", "-q", "--executor", "ray")
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    """Two nodes of one core each."""
+    from ray.cluster_utils import Cluster
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
+        patch.setenv("RAY_AUTH_MODE", "disabled")  # it is here and gone
+        node = {"num_cpus": 1, "object_store_memory": 80_000_000}
+        made = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
+        made.add_node(**node)
+        yield made
+        made.shutdown()
+
+
+@pytest.fixture
+def right(corpus: Path, tmp_path: Path) -> dict[str, str]:
+    library.prepare(str(corpus), tmp_path / "right", workers=1, **RECIPE)
+    return tree(tmp_path / "right")
+
+
+@contextlib.contextmanager
+def building(cluster: Any, corpus: Path, out: Path) -> Iterator[subprocess.Popen[str]]:
+    """The command, at a moment when some of its units are done and others are not."""
+    arguments = command("prepare", corpus, "-o", out, *OPTIONS, "--ray-address", cluster.address)
+    process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+    try:
+        wait_for(lambda: num_receipts(out) >= 3 or process.poll() is not None)
+        assert process.poll() is None, process.communicate()[1]
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def num_receipts(out: Path) -> int:
+    return len(list((out / ".build/receipts").glob("*.json"))) if (out / ".build/receipts").is_dir() else 0
+
+
+def wait_for(is_so: Callable[[], bool], seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not is_so():
+        assert time.monotonic() < deadline, "it takes too long"
+        time.sleep(0.002)
+
+
+def workers() -> list[int]:
+    """The processes of this machine that do our units: Ray names them by the function that they run."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):
+            if path.read_bytes().startswith(b"ray::serve"):
+                found.append(int(path.parent.name))
+    return found
+
+
+def test_a_cluster_gives_the_bytes_of_the_local_pool(
+    cluster: Any, corpus: Path, tmp_path: Path, right: dict[str, str]
+) -> None:
+    events: list[dict[str, Any]] = []
+    out = tmp_path / "out"
+    result = library.prepare(
+        str(corpus), out, executor="ray", ray_address=cluster.address, watch=events.append, **RECIPE
+    )
+    assert tree(out) == right
+    assert not ray.is_initialized(), "what was joined is left"
+    done = [event["unit"] for event in events if event["kind"] == "done"]
+    assert sorted(done) == list(range(len(done)))
+    last = [event for event in events if event["kind"] == "progress"][-1]
+    assert (last["workers"], last["tokens"]) == (2, result.manifest.tokens)
+
+
+def test_a_filter_and_a_budget_go_along(cluster: Any, corpus: Path, tmp_path: Path, tokenmill: Command) -> None:
+    (tmp_path / "mine.py").write_text("def keep(text):\n    return 'mill' in text\n")
+    extra = ("--filter", "mine:keep", "--max-tokens", "20000", "--scratch", tmp_path / "fast")
+    tokenmill(
+        "prepare", corpus, "-o", "there", *OPTIONS, "--ray-address", cluster.address, *extra, PYTHONPATH=str(tmp_path)
+    )
+    tokenmill("prepare", corpus, "-o", "here", *OPTIONS[:-2], *extra, PYTHONPATH=str(tmp_path))
+    assert tree(tmp_path / "there") == tree(tmp_path / "here")
+
+
+def test_a_worker_that_is_killed_costs_a_retry(
+    cluster: Any, corpus: Path, tmp_path: Path, right: dict[str, str]
+) -> None:
+    with building(cluster, corpus, tmp_path / "out") as process:
+        wait_for(lambda: bool(workers()))
+        os.kill(workers()[0], signal.SIGKILL)
+        assert process.wait(60) == 0, process.communicate()[1]
+    assert tree(tmp_path / "out") == right
+
+
+def test_a_driver_that_is_killed_costs_what_was_in_flight(
+    cluster: Any, corpus: Path, tmp_path: Path, right: dict[str, str]
+) -> None:
+    out = tmp_path / "out"
+    with building(cluster, corpus, out) as process:
+        process.kill()
+        process.wait()
+    kept = num_receipts(out)
+    assert kept >= 3
+    subprocess.run(command("prepare", corpus, "-o", out, *OPTIONS, "--ray-address", cluster.address), check=True)
+    assert tree(out) == right
+
+
+@pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_on_the_driver_stops_the_remote_tasks(
+    cluster: Any, corpus: Path, tmp_path: Path, stop: signal.Signals
+) -> None:
+    with building(cluster, corpus, tmp_path / "out") as process:
+        process.send_signal(stop)
+        _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert "units are done and kept" in said
+    wait_for(lambda: not workers())
+    assert not (tmp_path / "out/dataset.json").exists()
+
+
+def test_a_node_that_is_lost_costs_what_was_in_flight(
+    cluster: Any, corpus: Path, tmp_path: Path, right: dict[str, str]
+) -> None:
+    lost = cluster.add_node(num_cpus=1, object_store_memory=80_000_000)
+    with building(cluster, corpus, tmp_path / "out") as process:
+        cluster.remove_node(lost, allow_graceful=False)
+        assert process.wait(100) == 0, process.communicate()[1]
+    assert tree(tmp_path / "out") == right
+
+
+def test_a_broken_source_fails_its_units_after_the_others_are_done(cluster: Any, corpus: Path, tmp_path: Path) -> None:
+    bad = write_parquet(corpus / "d.parquet", make_texts(300, seed=9))
+    data = bytearray(bad.read_bytes())
+    data[100:400] = bytes(300)
+    bad.write_bytes(data)
+    events: list[dict[str, Any]] = []
+    with pytest.raises(BuildError, match="the others are done") as caught:
+        library.prepare(
+            str(corpus), tmp_path / "out", executor="ray", ray_address=cluster.address, watch=events.append, **RECIPE
+        )
+    assert "d.parquet" in caught.value.message
+    total = next(event["total_units"] for event in events if event["kind"] == "start")
+    failed = {event["unit"] for event in events if event["kind"] == "failed"}
+    assert failed
+    assert num_receipts(tmp_path / "out") == total - len(failed)
+
+
+def test_without_a_cluster_a_local_ray_is_started_and_stopped(
+    corpus: Path, tmp_path: Path, right: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))  # whatever runs on this machine is not found
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    assert find_cluster(None) is None
+    done = subprocess.run(
+        command("prepare", corpus, "-o", tmp_path / "out", *OPTIONS, "-j", 2), capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert tree(tmp_path / "out") == right
+
+
+def test_addresses_where_no_cluster_is_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    for address, said in {
+        "auto": "no Ray cluster is found",
+        "127.0.0.1:1": "no Ray cluster answers",
+        "ray://host:10001": "is no address",
+        "host": "is no address",
+        "host:99999999": "no Ray cluster answers",
+    }.items():
+        with pytest.raises(RecipeError, match=said):
+            find_cluster(address)
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:1")
+    with pytest.raises(RecipeError, match="no Ray cluster answers"):
+        find_cluster(None)
+
+
+def test_arguments_that_make_no_sense_are_refused(corpus: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="'dask' is no executor"):
+        library.prepare(str(corpus), tmp_path / "out", executor="dask")
+    with pytest.raises(RecipeError, match="and no Ray"):
+        library.prepare(str(corpus), tmp_path / "out", ray_address="auto")
+
+
+def test_without_ray_the_error_says_what_to_install(corpus: Path, tmp_path: Path) -> None:
+    code = f"""
+import sys
+sys.modules["ray"] = None
+import tokenmill
+try:
+    tokenmill.prepare({str(corpus)!r}, {str(tmp_path / "out")!r}, executor="ray")
+except tokenmill.TokenmillError as error:
+    print(error.message, error.hint)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "Ray is not installed pip install 'tokenmill[ray]', on every node\n"
+    assert not (tmp_path / "out").exists()
+
+
+def test_slots_are_as_asked_and_never_more_than_there_are() -> None:
+    assert [num_slots(wanted, 8) for wanted in (None, 3, 8, 20, 0, -1)] == [8, 3, 8, 8, 6, 6]
+    assert num_slots(None, 0) == num_slots(-1, 1) == 1
