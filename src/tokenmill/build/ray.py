@@ -153,7 +153,7 @@ def connect(address: str | None, workers: int | None) -> bool:
     with _own_signals():
         try:
             ray.init(**options, log_to_driver=False, logging_level="error")
-        except (ConnectionError, RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             raise BuildError(f"Ray does not start: {error}", hint="look at its logs in /tmp/ray") from None
     return True
 
