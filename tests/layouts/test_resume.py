@@ -14,7 +14,7 @@ from made import EOT, FEW, OPTIONS, make_dataset, quick_folder
 import tokenmill
 from conftest import leftovers, tree
 from tokenmill.errors import Interrupted
-from tokenmill.storage.folder import DirectOutput
+from tokenmill.storage.output import DirectOutput
 
 KILLED = """
 import os, sys

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from tokenmill.errors import DatasetError, DeterminismError, DiskFullError, StorageError
-from tokenmill.storage.folder import Digest, Folder
+from tokenmill.storage.folder import Folder
 from tokenmill.storage.fs import FileStat, LocalFileSystem
 from tokenmill.storage.mapped import fast_digest
+from tokenmill.storage.output import EARLY_BYTES, Digest
 
 DATA = bytes(range(256)) * 5
 PUBLISHING = ("create", "write", "fsync", "close", "link", "unlink", "fsync_folder")
@@ -583,3 +584,23 @@ def test_a_folder_that_another_process_removed_is_a_typed_error(tmp_path: Path) 
 def test_what_is_gone_already_needs_no_quarantine(tmp_path: Path) -> None:
     Folder(str(tmp_path)).quarantine("not there")
     assert quarantined(tmp_path) == []
+
+
+def test_the_disk_begins_with_a_large_file_before_it_is_whole_and_an_error_of_that_harms_nobody(tmp_path: Path) -> None:
+    asked: list[tuple[int, int]] = []
+
+    class Watched(LocalFileSystem):
+        def begin_sync(self, fd: int, start: int, size: int) -> None:
+            asked.append((start, size))
+            if start:
+                raise OSError(errno.EINVAL, "no such advice")
+            super().begin_sync(fd, start, size)
+
+    folder = Folder(str(tmp_path), Watched())
+    block, output = bytes(EARLY_BYTES // 4), folder.create("large")
+    for _ in range(9):
+        output.write(block)
+    found = folder.publish([output])["large"]
+    assert asked == [(0, EARLY_BYTES), (EARLY_BYTES, EARLY_BYTES)]
+    assert found == folder.digest("large")
+    assert found.bytes == 9 * len(block)

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from tokenmill.errors import DiskFullError, StorageError
-from tokenmill.storage.folder import Digest, Folder
+from tokenmill.storage.folder import Folder
 from tokenmill.storage.fs import LocalFileSystem
+from tokenmill.storage.output import Digest
 from tokenmill.storage.scratch import ScratchOutput
 
 DATA = os.urandom(1000)

@@ -26,8 +26,8 @@ from tokenmill.manifest import Manifest
 from tokenmill.planning import Plan, Source, check_plan, differences
 from tokenmill.shards.reader import check_structure
 from tokenmill.storage import Digest, Folder
-from tokenmill.storage.folder import TEMP_SUFFIX, is_temp
 from tokenmill.storage.lock import LOCK, locked
+from tokenmill.storage.output import TEMP_SUFFIX, is_temp
 from tokenmill.tokenizer.spec import TokenizerSpec
 
 PLAN = ".build/plan.json"

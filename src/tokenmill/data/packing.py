@@ -24,8 +24,8 @@ from tokenmill.data.dataset import Dataset, TokenSplit
 from tokenmill.data.pack import Rows, Spans, best_fit, cut, padded
 from tokenmill.errors import DatasetError, RecipeError, StorageError
 from tokenmill.storage import Digest, Folder
-from tokenmill.storage.folder import explained
 from tokenmill.storage.mapped import fast_digest
+from tokenmill.storage.output import explained
 
 FOLDER = "packing"
 FORMAT = 1

@@ -25,9 +25,9 @@ from tokenmill.errors import DatasetError, DiskFullError, Interrupted, OutputErr
 from tokenmill.layouts.shape import Files, Part, Receipt
 from tokenmill.manifest import check_name
 from tokenmill.storage import Digest, Folder, Output, ScratchOutput
-from tokenmill.storage.folder import is_temp
 from tokenmill.storage.lock import locked
 from tokenmill.storage.mapped import fast_digest
+from tokenmill.storage.output import is_temp
 from tokenmill.storage.scratch import scratch_corner
 from tokenmill.storage.space import require_space
 

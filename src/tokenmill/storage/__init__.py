@@ -1,7 +1,8 @@
 """The only code that writes.
 
 fs        the seam: single operations on files, replaceable by a crash lab
-folder    durable, exclusive, hashed writes; everything else is built on it
+output    a file while it is written: hashed, and synced in the end
+folder    durable, exclusive writes; everything else is built on it
 scratch   local-first writing for slow targets
 beside    hashing while a large block is written
 space     enough room before the work
@@ -17,7 +18,8 @@ objects   a folder of objects               download  one object to this machine
 cache     copies of a remote dataset, shared by the processes of a machine
 """
 
-from tokenmill.storage.folder import Digest, Folder, Output
+from tokenmill.storage.folder import Folder
+from tokenmill.storage.output import Digest, Output
 from tokenmill.storage.places import local_folder, open_folder
 from tokenmill.storage.scratch import ScratchOutput
 

@@ -28,8 +28,9 @@ from tokenmill import records
 from tokenmill.errors import DatasetError, StorageError, TokenmillError, from_record, to_record
 from tokenmill.sizes import format_bytes
 from tokenmill.storage.download import download
-from tokenmill.storage.folder import Digest, Folder, explained
+from tokenmill.storage.folder import Folder
 from tokenmill.storage.objects import ObjectFolder
+from tokenmill.storage.output import Digest, explained
 
 LIMIT = "TOKENMILL_CACHE_BYTES"
 ORIGIN = "origin.json"

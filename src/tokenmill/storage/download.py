@@ -12,7 +12,8 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from tokenmill.errors import DatasetError, StorageError
-from tokenmill.storage.folder import Digest, Folder, explained, write_all
+from tokenmill.storage.folder import Folder
+from tokenmill.storage.output import Digest, explained, write_all
 from tokenmill.storage.remote import stream
 
 if TYPE_CHECKING:

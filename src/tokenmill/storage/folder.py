@@ -14,40 +14,18 @@ import contextlib
 import errno
 import hashlib
 import os
-import re
 import secrets
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import ClassVar
 
-from tokenmill.errors import DatasetError, DeterminismError, DiskFullError, StorageError
-from tokenmill.storage.beside import hashed_beside
+from tokenmill.errors import DatasetError, DeterminismError, StorageError
 from tokenmill.storage.fs import LOCAL, FileStat, FileSystem
+from tokenmill.storage.output import TEMP_SUFFIX, Digest, DirectOutput, Output, explained, is_temp, storage_error
 
 BLOCK = 1 << 20
-TEMP_SUFFIX = ".tmp"
-_TEMP_NAME = re.compile(r".+\.[0-9a-f]{12}\.tmp")
 _NOT_THERE = (FileNotFoundError, NotADirectoryError)
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Digest:
-    """Size and SHA-256 of a file."""
-
-    bytes: int
-    sha256: str
-
-
-class Output(Protocol):
-    """A file that is being written and does not have its final name yet."""
-
-    name: str
-
-    def write(self, data: bytes | memoryview) -> int: ...
-    def settle(self) -> tuple[str, Digest]: ...
-    def discard(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,7 +304,7 @@ class Folder:
                 self._rename_to(temp, name, digest, claimed)
                 return
             if not self._was_linked(temp, final):  # on NFS the reply may be lost, and the link made
-                raise _storage_error(error, final) from None
+                raise storage_error(error, final) from None
         if not keep:
             self.remove(self.relative(temp))
 
@@ -361,90 +339,3 @@ class Folder:
             self._give_way(name, claimed)
         with explained(self.at(name)):
             self.fs.rename(temp, self.at(name))
-
-
-class DirectOutput:
-    """A new file that is written beside its target."""
-
-    def __init__(self, name: str, temp: str, fs: FileSystem, fd: int) -> None:
-        self.name = name
-        self._temp = temp
-        self._fs = fs
-        self._fd: int | None = fd
-        self._sha = hashlib.sha256()
-        self._size = 0
-
-    def write(self, data: bytes | memoryview) -> int:
-        assert self._fd is not None, "written after it was settled"
-        with hashed_beside(self._sha.update, memoryview(data).cast("B")) as view:
-            write_all(self._fs, self._fd, view, self._temp)
-        self._size += len(view)
-        return len(view)
-
-    def settle(self) -> tuple[str, Digest]:
-        """Make the bytes durable; only the name is missing then."""
-        assert self._fd is not None, "settled twice"
-        fd, self._fd = self._fd, None
-        try:
-            with explained(self._temp):
-                self._fs.allow(fd, 0o666 & ~_umask())
-                self._fs.fsync(fd)
-        finally:
-            with explained(self._temp):
-                self._fs.close(fd)
-        return self._temp, Digest(bytes=self._size, sha256=self._sha.hexdigest())
-
-    def discard(self) -> None:
-        """Throw the file away; harmless after it was published."""
-        if self._fd is not None:
-            with contextlib.suppress(OSError):
-                self._fs.close(self._fd)
-            self._fd = None
-        with contextlib.suppress(OSError):
-            self._fs.unlink(self._temp)
-
-
-def is_temp(name: str) -> bool:
-    """Whether a file is one that was being written, by its name."""
-    return _TEMP_NAME.fullmatch(name) is not None
-
-
-def write_all(fs: FileSystem, fd: int, view: memoryview, path: str) -> None:
-    """Write every byte, however short the single writes are."""
-    done = 0
-    while done < len(view):
-        with explained(path):
-            count = fs.write(fd, view[done:])
-        if count <= 0:
-            raise StorageError(f"{path}: a write made no progress at byte {done}", hint="check the drive")
-        done += count
-
-
-@contextlib.contextmanager
-def explained(path: str, *, but: tuple[type[OSError], ...] = ()) -> Iterator[None]:
-    """Turn the operating system's errors into ours, but for those that the caller judges."""
-    try:
-        yield
-    except but:
-        raise
-    except OSError as error:
-        raise _storage_error(error, path) from None
-
-
-def _storage_error(error: OSError, path: str) -> StorageError:
-    if error.errno in _FULL:
-        return DiskFullError(
-            f"no space left while writing {path}",
-            hint="free some space and run the same command again: it goes on where it stopped",
-        )
-    if isinstance(error, FileNotFoundError):
-        return StorageError(
-            f"{path} is gone", hint="does another process work on this folder? then run the same command again"
-        )
-    return StorageError(f"{path}: {error.strerror or error}", hint="check the drive and run the same command again")
-
-
-def _umask() -> int:
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask

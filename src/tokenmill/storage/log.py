@@ -12,7 +12,8 @@ from typing import Any
 
 from tokenmill import records
 from tokenmill.errors import DatasetError, StorageError
-from tokenmill.storage.folder import Folder, explained, write_all
+from tokenmill.storage.folder import Folder
+from tokenmill.storage.output import explained, write_all
 
 _PUT_SECONDS = 60.0
 _MAX_BYTES = 1 << 28

@@ -12,8 +12,9 @@ import hashlib
 import sys
 from collections.abc import Callable
 
-from tokenmill.storage.folder import Digest, Folder, explained
+from tokenmill.storage.folder import Folder
 from tokenmill.storage.fs import FileSystem
+from tokenmill.storage.output import Digest, explained
 
 Look = Callable[[memoryview], None]
 _STRETCH = 16 << 20

@@ -22,8 +22,9 @@ from pathlib import Path
 from typing import ClassVar
 
 from tokenmill.errors import DatasetError, StorageError
-from tokenmill.storage.folder import TEMP_SUFFIX, Digest, DirectOutput, Folder, Output, explained
+from tokenmill.storage.folder import Folder
 from tokenmill.storage.fs import FileStat
+from tokenmill.storage.output import TEMP_SUFFIX, Digest, DirectOutput, Output, explained
 from tokenmill.storage.remote import stream
 from tokenmill.storage.store import Found, Store, all_at_once, open_store
 from tokenmill.storage.urls import Url, parse_url

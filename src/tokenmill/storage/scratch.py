@@ -17,7 +17,8 @@ import secrets
 
 from tokenmill import records
 from tokenmill.errors import DiskFullError, StorageError
-from tokenmill.storage.folder import TEMP_SUFFIX, Digest, DirectOutput, Folder, explained, write_all
+from tokenmill.storage.folder import Folder
+from tokenmill.storage.output import TEMP_SUFFIX, Digest, DirectOutput, explained, write_all
 
 
 def scratch_corner(scratch: str | None, target: Folder) -> Folder | None:

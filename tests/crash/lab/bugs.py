@@ -21,8 +21,8 @@ from tokenmill.build.budget import Budget
 from tokenmill.build.receipt import PIECES, RECEIPTS, REJECTS
 from tokenmill.errors import DatasetError, LockedError
 from tokenmill.manifest import NAME
-from tokenmill.storage import Digest, Folder, folder, lock, scratch
-from tokenmill.storage.folder import DirectOutput, Output
+from tokenmill.storage import Digest, Folder, lock, output, scratch
+from tokenmill.storage.output import DirectOutput, Output
 from tokenmill.storage.scratch import ScratchOutput
 
 Plant = Callable[[], AbstractContextManager[Any]]
@@ -182,9 +182,9 @@ def _receipt_first() -> Iterator[None]:
         if not outputs or not outputs[0].name.startswith(PIECES):
             return publish(self, outputs, **claim)
         digests = {}
-        for output in outputs:
-            temp, digests[output.name] = output.settle()
-            held.append((self, temp, output.name, digests[output.name]))
+        for written in outputs:
+            temp, digests[written.name] = written.settle()
+            held.append((self, temp, written.name, digests[written.name]))
         return digests
 
     def write_first(self: Folder, name: str, data: bytes, **claim: Any) -> Digest:
@@ -316,7 +316,7 @@ BUGS: tuple[Bug, ...] = (
     Bug("no new hashing after a damaged piece", _without(state, "distrust"), "decays", "splits"),
     Bug("no check of seals", _instead(records, "unseal", _unsealed), "decays", "join"),
     Bug("any file with the name is the same file", _as(Folder, "_is_same", lambda *_: True), "decays", "plain"),
-    Bug("no loop on short writes", _instead(folder, "write_all", _one_write), "short", "plain"),
+    Bug("no loop on short writes", _instead(output, "write_all", _one_write), "short", "plain"),
     Bug(
         "no loop on short writes to the scratch disk",
         _instead(scratch, "write_all", _one_write),

@@ -188,6 +188,9 @@ class ModelFileSystem:
         handle = self._handle(fd)
         self._note("fsync", handle.path, Synced(handle.inode))
 
+    def begin_sync(self, fd: int, start: int, size: int) -> None:
+        self._handle(fd)
+
     def forget(self, fd: int) -> None:
         self._handle(fd)
 
