@@ -9,6 +9,7 @@ of `prepare` have one worker. `pull` hashes, syncs and links what a plain copy w
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import shutil
 import sys
@@ -28,7 +29,7 @@ from s3 import Bucket, make_bucket, s3_server
 
 # What anyone would write: every object to a file, four at once, in parts as they come.
 COPY = """
-import os, sys
+import os, sys, time
 from concurrent.futures import ThreadPoolExecutor
 import obstore
 from obstore.store import S3Store
@@ -39,8 +40,10 @@ def copy(meta):
     with open(path, "wb") as file:
         for part in obstore.get(store, meta["path"]).stream(min_chunk_size=4 << 20):
             file.write(part)
+begin = time.perf_counter()
 with ThreadPoolExecutor(4) as pool:
     list(pool.map(copy, obstore.list(store, sys.argv[2]).collect()))
+print(f'{{"seconds": {time.perf_counter() - begin}}}')
 """
 
 
@@ -72,15 +75,16 @@ def prepares(bucket: Bucket, files: list[str], work: Path, repeats: int, size: i
 
 
 def pulls(bucket: Bucket, work: Path, repeats: int) -> Iterator[Row]:
-    """A dataset from the bucket: with tokenmill, and as a plain copy."""
+    """A dataset from the bucket: with tokenmill, and as a plain copy; the start of the processes apart."""
     run([COMMAND, "push", str(work / "dataset"), f"{bucket.url}/ds", "-q"])
     size = sum(len(bucket.get(key)) for key in bucket.listed("ds/"))
     ours, plain = [], []
     for _ in range(repeats):
         for name in ("plain", "pulled"):
             shutil.rmtree(work / name, ignore_errors=True)
-        plain.append(run([sys.executable, "-c", COPY, bucket.name, "ds", str(work / "plain")]).seconds)
-        ours.append(run([COMMAND, "pull", f"{bucket.url}/ds", str(work / "pulled"), "-q"]).seconds)
+        plain.append(run([sys.executable, "-c", COPY, bucket.name, "ds", str(work / "plain")]).result()["seconds"])
+        pulled = run([COMMAND, "pull", f"{bucket.url}/ds", str(work / "pulled"), "--json", "--no-progress"])
+        ours.append(json.loads(pulled.output)["seconds"])
     yield Row(
         name="pull",
         what=f"{format_bytes(size)}, obstore copy time / pull time",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -26,10 +27,17 @@ print(int(train.tokens(0, train.num_tokens).sum()))
 """
 
 
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("built")
+    write_parquet(path / "a.parquet", make_texts(600, seed=5), rows=40)
+    tokenmill.prepare(str(path / "a.parquet"), path / "local", tokenizer="byte", unit_bytes="40kB", workers=1)
+    return path / "local"
+
+
 @pytest.fixture
-def local(tmp_path: Path) -> Path:
-    write_parquet(tmp_path / "a.parquet", make_texts(600, seed=5), rows=40)
-    tokenmill.prepare(str(tmp_path / "a.parquet"), tmp_path / "local", tokenizer="byte", unit_bytes="40kB", workers=1)
+def local(built: Path, tmp_path: Path) -> Path:
+    shutil.copytree(built, tmp_path / "local")
     return tmp_path / "local"
 
 

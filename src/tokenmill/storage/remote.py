@@ -17,8 +17,8 @@ if TYPE_CHECKING:  # whoever has a store has loaded it
 
 RANGE_BYTES = 8 << 20
 RANGES_AHEAD = 2
-# Whole objects go in larger ranges: a request costs the same for any size.
-STREAM_BYTES = 2 * RANGE_BYTES
+# Whole objects go in larger ranges, one ahead: a request costs the same for any size.
+STREAM_BYTES = 4 * RANGE_BYTES
 _FIRST_BYTES = 1 << 16
 
 
@@ -28,7 +28,7 @@ def stream(store: Store, key: str, start: int, stop: int, etag: str) -> Generato
     at = start
     try:
         while at < stop or waiting:
-            while at < stop and len(waiting) <= RANGES_AHEAD:
+            while at < stop and len(waiting) <= 1:
                 end = min(at + STREAM_BYTES, stop)
                 waiting.append(store.pool.submit(store.fetch, key, at, end, etag))
                 at = end
