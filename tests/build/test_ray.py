@@ -18,10 +18,11 @@ import pytest
 
 import tokenmill as library
 from conftest import Command, command, make_texts, tree, write_parquet
+from nodes import add_node, ray_cluster, unit_processes
 from tokenmill.errors import BuildError, RecipeError
 
 ray = pytest.importorskip("ray")
-from tokenmill.build.ray import find_cluster, num_slots  # noqa: E402 - it needs ray
+from tokenmill.build.ray import find_cluster, max_in_flight, num_slots  # noqa: E402 - it needs ray
 
 RECIPE: dict[str, Any] = {"tokenizer": "byte", "unit_bytes": "4kB", "split": "val=0.1"}
 OPTIONS = ("--tokenizer", "byte", "--unit-bytes", "4kB", "--split", "val=0.1", "-q", "--executor", "ray")
@@ -29,17 +30,9 @@ OPTIONS = ("--tokenizer", "byte", "--unit-bytes", "4kB", "--split", "val=0.1", "
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
-    """Two nodes of one core each."""
-    from ray.cluster_utils import Cluster
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        patch.setenv("RAY_AUTH_MODE", "disabled")  # it is here and gone
-        node = {"num_cpus": 1, "object_store_memory": 80_000_000}
-        made = Cluster(initialize_head=True, head_node_args={**node, "include_dashboard": False})
-        made.add_node(**node)
+    """Two nodes of one slot each."""
+    with ray_cluster(nodes=1, head_slots=1) as made:
         yield made
-        made.shutdown()
 
 
 @pytest.fixture
@@ -73,16 +66,6 @@ def wait_for(is_so: Callable[[], bool], seconds: float = 60) -> None:
         time.sleep(0.002)
 
 
-def workers() -> list[int]:
-    """The processes of this machine that do our units: Ray names them by the function that they run."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/cmdline"):
-        with contextlib.suppress(OSError):
-            if path.read_bytes().startswith(b"ray::serve"):
-                found.append(int(path.parent.name))
-    return found
-
-
 def test_a_cluster_gives_the_bytes_of_the_local_pool(
     cluster: Any, corpus: Path, tmp_path: Path, right: dict[str, str]
 ) -> None:
@@ -114,14 +97,14 @@ def test_a_worker_and_then_a_driver_that_are_killed_cost_what_was_in_flight(
 ) -> None:
     out = tmp_path / "out"
     with building(cluster, corpus, out) as process:
-        wait_for(lambda: bool(workers()))
-        os.kill(workers()[0], signal.SIGKILL)
+        wait_for(lambda: bool(unit_processes()))
+        os.kill(unit_processes()[0], signal.SIGKILL)
         before = num_receipts(out)
         wait_for(lambda: num_receipts(out) > before + 3)
         assert process.poll() is None, "the driver goes on, and is killed in the midst of it"
         process.kill()
         process.wait()
-    kept = {file.name: file.stat().st_mtime_ns for file in (out / ".build/receipts").iterdir()}
+    kept = {file.name: file.stat().st_mtime_ns for file in (out / ".build/receipts").glob("*.json")}
     subprocess.run(command("prepare", corpus, "-o", out, *OPTIONS, "--ray-address", cluster.address), check=True)
     assert tree(out) == right
     assert {name: (out / ".build/receipts" / name).stat().st_mtime_ns for name in kept} == kept
@@ -136,14 +119,14 @@ def test_ctrl_c_on_the_driver_stops_the_remote_tasks(
         _, said = process.communicate(timeout=60)
     assert process.returncode == 130, said
     assert "units are done and kept" in said
-    wait_for(lambda: not workers())
+    wait_for(lambda: not unit_processes())
     assert not (tmp_path / "out/dataset.json").exists()
 
 
 def test_a_node_that_is_lost_costs_what_was_in_flight(
     cluster: Any, corpus: Path, tmp_path: Path, right: dict[str, str]
 ) -> None:
-    lost = cluster.add_node(num_cpus=1, object_store_memory=80_000_000)
+    lost = add_node(cluster)
     with building(cluster, corpus, tmp_path / "out") as process:
         cluster.remove_node(lost, allow_graceful=False)
         assert process.wait(100) == 0, process.communicate()[1]
@@ -230,3 +213,7 @@ except tokenmill.TokenmillError as error:
 def test_slots_are_as_asked_and_never_more_than_there_are() -> None:
     assert [num_slots(wanted, 8) for wanted in (None, 3, 8, 20, 0, -1)] == [8, 3, 8, 8, 6, 6]
     assert num_slots(None, 0) == num_slots(-1, 1) == 1
+
+
+def test_no_more_than_two_tasks_a_slot_are_in_flight_and_no_more_than_asked_for_run() -> None:
+    assert [max_in_flight(wanted, 8) for wanted in (None, 3, 8, 20, 0)] == [16, 3, 16, 16, 6]

@@ -22,6 +22,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -52,7 +53,7 @@ except ImportError:
 TASKS_A_SLOT = 2
 # How long a cluster may take to answer at all. Ray itself would try for ten minutes.
 ANSWER_SECONDS = 5.0
-# Answers are waited for so long before the size of the cluster is looked at again.
+# How often the size of the cluster is looked at: nodes come and go.
 LOOK_SECONDS = 5.0
 # Tasks and answers are small; a local Ray needs no more room for them.
 STORE_BYTES = 100_000_000
@@ -83,7 +84,7 @@ class Ray:
 
     @property
     def workers(self) -> int:
-        return num_slots(self._wanted, int(ray.cluster_resources().get("CPU", 0)))
+        return num_slots(self._wanted, num_cores())
 
     def check(self, request: Request) -> Checked:
         """Have one worker look at the sources first. One that dies is replaced a few times."""
@@ -101,9 +102,11 @@ class Ray:
         again: list[Task] = []
         failures: list[Failure] = []
         exhausted = False
+        limit, looked = 0, -LOOK_SECONDS
         while True:
-            slots = self.workers
-            while len(self._flying) < slots * TASKS_A_SLOT and (again or not exhausted):
+            if time.monotonic() - looked >= LOOK_SECONDS:
+                limit, looked = max_in_flight(self._wanted, num_cores()), time.monotonic()
+            while len(self._flying) < limit and (again or not exhausted):
                 task = again.pop() if again else next(tasks, None)
                 if task is None:
                     exhausted = True
@@ -111,8 +114,7 @@ class Ray:
                 self._flying[self._submit.remote(self._briefing, json.dumps(dataclasses.asdict(task)))] = task
             if not self._flying:
                 return failures
-            ready, _ = ray.wait(list(self._flying), timeout=LOOK_SECONDS)
-            for ref in ready:
+            for ref in _answered(list(self._flying)):
                 task, answer = self._flying.pop(ref), hear(ref)
                 if answer["kind"] == "done":
                     listener({**answer["counts"], "kind": "progress"})
@@ -138,9 +140,31 @@ def num_slots(wanted: int | None, cores: int) -> int:
     return max(1, cores if wanted is None else min(wanted, cores))
 
 
+def max_in_flight(wanted: int | None, cores: int) -> int:
+    """How many tasks a cluster is given at a time. It does not hold back itself: what it gets, it runs."""
+    slots = num_slots(wanted, cores)
+    return slots if slots < cores else slots * TASKS_A_SLOT
+
+
+def num_cores() -> int:
+    """How many tasks the cluster can run at once."""
+    return int(ray.cluster_resources().get("CPU", 0))
+
+
+def _answered(refs: list[Any]) -> list[Any]:
+    """The tasks that have an answer, once there is one; none if that takes long."""
+    if not ray.wait(refs, timeout=LOOK_SECONDS)[0]:
+        return []
+    ready: list[Any] = ray.wait(refs, num_returns=len(refs), timeout=0)[0]
+    return ready
+
+
 def connect(address: str | None, workers: int | None) -> bool:
     """Join a cluster, or start a Ray of our own where none is found. False in a program that has joined one already."""
     if ray.is_initialized():
+        joined = ray.get_runtime_context().gcs_address
+        if address not in (None, "auto", joined):
+            raise RecipeError(f"this program has joined the Ray cluster at {joined}", hint=f"leave {address} out")
         return False
     found = find_cluster(address)
     options: dict[str, Any] = {"address": found}
@@ -153,7 +177,7 @@ def connect(address: str | None, workers: int | None) -> bool:
     with _own_signals():
         try:
             ray.init(**options, log_to_driver=False, logging_level="error")
-        except (OSError, RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
             raise BuildError(f"Ray does not start: {error}", hint="look at its logs in /tmp/ray") from None
     return True
 
