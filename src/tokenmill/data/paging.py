@@ -12,6 +12,7 @@ All of it is advice to Linux. Elsewhere nothing is done, and no batch is any dif
 
 from __future__ import annotations
 
+import bisect
 import mmap
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,8 +21,9 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.data.dataset import TokenSplit
+from tokenmill.data.dataset import TokenSplit, distinct
 from tokenmill.data.stretches import Stretches, cut
+from tokenmill.shards.layout import numpy_dtype
 
 Numbers = npt.NDArray[np.int64]
 Mapped = npt.NDArray[Any]
@@ -42,8 +44,8 @@ def read_ahead(split: TokenSplit, batches: Sequence[Numbers], find: Callable[[Nu
     samples = np.concatenate(batches)
     if not _CAN_READ_AHEAD or not len(samples):
         return
-    few = samples[:: -(-len(samples) // _NUM_PROBES)]
-    if all(_is_cached(*run) for run in _find_runs(split, find(few))):
+    few = find(samples[:: -(-len(samples) // _NUM_PROBES)]).starts
+    if all(_is_cached(split, token) for token in few.tolist()):
         return
     for batch in batches:
         for descriptor, begin, end in _find_runs(split, find(batch)):
@@ -83,7 +85,7 @@ def _find_runs(split: TokenSplit, wanted: Stretches) -> Iterator[tuple[int, int,
     """The runs of blocks that these stretches lie in: descriptor of a file, first byte, end."""
     slices = cut(split, wanted)
     block_bytes = _BLOCK_BYTES if split.num_tokens * slices.itemsize <= _memory_bytes() // 2 else mmap.PAGESIZE
-    for number in np.unique(slices.shards).tolist():
+    for number in distinct(slices.shards):
         mine = slices.shards == number
         path, offset = split.shard_place(number)
         try:
@@ -107,10 +109,18 @@ def merge(begins: Numbers, ends: Numbers, block_bytes: int) -> Iterator[tuple[in
     return zip(begins[firsts].tolist(), ends[lasts].tolist(), strict=True)
 
 
-def _is_cached(descriptor: int, begin: int, end: int) -> bool:
-    """Whether a byte of a range can be had without waiting. A file system that cannot tell says no."""
+def _is_cached(split: TokenSplit, token: int) -> bool:
+    """Whether a token can be had without waiting. A file system that cannot tell says no."""
+    number = bisect.bisect_right(split.token_ends, token)
+    path, offset = split.shard_place(number)
+    first = split.token_ends[number - 1] if number else 0
     try:
-        return os.preadv(descriptor, [bytearray(1)], begin, os.RWF_NOWAIT) == 1
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            place = offset + (token - first) * numpy_dtype(split.dtype).itemsize
+            return os.preadv(descriptor, [bytearray(1)], place, os.RWF_NOWAIT) == 1
+        finally:
+            os.close(descriptor)
     except OSError:
         return False
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.data.dataset import TokenSplit
+from tokenmill.data.dataset import TokenSplit, distinct
 from tokenmill.shards.layout import Tokens, numpy_dtype
 
 Numbers = npt.NDArray[np.int64]
@@ -46,7 +46,7 @@ def read(split: TokenSplit, wanted: Stretches, padding: bytes = b"") -> Iterator
     slices = cut(split, wanted, len(padding))
     maps = {
         number: split.shard_bytes(number) if number < len(split.token_ends) else memoryview(padding)
-        for number in np.unique(slices.shards).tolist()
+        for number in distinct(slices.shards)
     }
     shards, begins, ends = slices.shards.tolist(), slices.begins.tolist(), slices.ends.tolist()
     for first, last in pairwise(slices.edges.tolist()):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.data.dataset import TokenSplit
+from tokenmill.data.dataset import TokenSplit, distinct
 from tokenmill.data.reach import Reach, make_reach
 from tokenmill.data.stretches import Stretches, read
 from tokenmill.errors import RecipeError
@@ -64,7 +64,7 @@ class Windows:
 
     def _reach_of(self, shards: Numbers) -> Reach:
         """A reach that has these shards, and those that were asked for before."""
-        asked, reach = frozenset(np.unique(shards).tolist()), self._reach
+        asked, reach = frozenset(distinct(shards)), self._reach
         if not asked <= reach.tokens.keys():
             reach = self._reach = make_reach(self.split, self.seq_len + 1, asked | self.split.keeps(reach.tokens))
         return reach
