@@ -45,7 +45,7 @@ def right(corpus: Path, tmp_path: Path) -> dict[str, str]:
 def building(cluster: Any, corpus: Path, out: Path) -> Iterator[subprocess.Popen[str]]:
     """The command, at a moment when some of its units are done and others are not."""
     arguments = command("prepare", corpus, "-o", out, *OPTIONS, "--ray-address", cluster.address)
-    process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True, env=dict(os.environ))
+    process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         wait_for(lambda: num_receipts(out) >= 3 or process.poll() is not None)
         assert process.poll() is None, process.communicate()[1]
@@ -129,7 +129,8 @@ def test_a_node_that_is_lost_costs_what_was_in_flight(
     lost = add_node(cluster)
     with building(cluster, corpus, tmp_path / "out") as process:
         cluster.remove_node(lost, allow_graceful=False)
-        assert process.wait(100) == 0, process.communicate()[1]
+        printed, said = process.communicate(timeout=100)
+        assert (process.returncode, printed) == (0, ""), said
     assert tree(tmp_path / "out") == right
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import io
 import json
 import signal
 import sys
@@ -105,7 +107,9 @@ def prepare(options: dict[str, Any]) -> int:
     from tokenmill.build.prepare import prepare
 
     quiet, progress = options["quiet"], not options["no_progress"]
-    with show.Watcher(quiet=quiet, verbose=options["verbose"], progress=progress) as watcher:
+    # Ray prints what goes wrong in a cluster to the output by itself; the watcher tells it as well.
+    hushed = contextlib.redirect_stdout(io.StringIO()) if options["executor"] == "ray" else contextlib.nullcontext()
+    with show.Watcher(quiet=quiet, verbose=options["verbose"], progress=progress) as watcher, hushed:
         result = prepare(watch=watcher, wait=options["wait"], **library_arguments(options))
     export = result.export
     if options["as_json"]:
