@@ -7,6 +7,7 @@ worker counts: the same sources and the same recipe give the same bytes of it.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,7 +52,7 @@ class Shard:
 class Split:
     tokens: int
     documents: int
-    shards: tuple[Shard, ...]
+    shards: Sequence[Shard]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,7 +77,7 @@ class Manifest:
     documents_read: int
     dropped: dict[str, int]
     text_sum: str
-    sources: tuple[SourceTotal, ...]
+    sources: Sequence[SourceTotal]
     files: dict[str, Digest]
 
     @property

@@ -14,6 +14,7 @@ import itertools
 import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from tokenmill import records
@@ -81,23 +82,23 @@ class Extent:
     divisible: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Sources, units and everything else that decides the bytes of a dataset."""
+    """Sources, units and everything else that decides the bytes of a dataset. There may be millions of them."""
 
     format: int
     identity: dict[str, Any]
-    sources: tuple[Source, ...]
-    units: tuple[Unit, ...]
+    sources: Sequence[Source]
+    units: Sequence[Unit]
     target_tokens: int
 
-    @property
+    @cached_property
     def fingerprint(self) -> str:
         return records.digest(
             {
                 "format": self.format,
                 "identity": self.identity,
-                "sources": [source.identity() for source in self.sources],
+                "sources": (source.identity() for source in self.sources),
                 "units": self.units,
                 "target_tokens": self.target_tokens,
             }
@@ -119,15 +120,15 @@ def make_plan(
     """Cut the sources into units of about `unit_bytes` of text, and draw the sample if one is wanted."""
     total = sum(extent.text_bytes for extent in extents)
     size = unit_bytes or default_unit_bytes(total, sample=sample)
-    slices = list(_slices(sources, extents, size))
+    slices = _slices(sources, extents, size)
     if sample is not None:
-        slices = _draw(slices, sample=sample, seed=seed)
-    units = tuple(Unit(index=index, **fields) for index, fields in enumerate(slices))
+        slices = _draw(list(slices), sample=sample, seed=seed)
+    units = records.make_table(Unit, (Unit(index=index, **fields) for index, fields in enumerate(slices)))
     # Any unit of half the wanted size or more reaches the target, so that its piece becomes a shard as it is.
     return Plan(
         format=FORMAT,
         identity=dict(identity),
-        sources=tuple(sources),
+        sources=records.make_table(Source, sources),
         units=units,
         target_tokens=max(1, size // 16),
     )
@@ -143,11 +144,11 @@ def default_unit_bytes(total: int, *, sample: float | None = None) -> int:
 def _slices(sources: Sequence[Source], extents: Sequence[Extent], size: int) -> Iterator[dict[str, int]]:
     first = 0
     while first < len(sources):
-        count, gathered = 1, extents[first].text_bytes
+        split, count, gathered = sources[first].split, 1, extents[first].text_bytes
         while (
             first + count < len(sources)
             and gathered + extents[first + count].text_bytes <= size
-            and sources[first + count].split == sources[first].split
+            and sources[first + count].split == split
         ):
             gathered += extents[first + count].text_bytes
             count += 1
@@ -185,10 +186,10 @@ def _section_bounds(sections: Sequence[int], parts: int) -> list[tuple[int, int]
     return list(zip(starts, [*starts[1:], len(sections)], strict=True))
 
 
-def _draw(slices: list[dict[str, int]], *, sample: float, seed: int) -> list[dict[str, int]]:
+def _draw(slices: list[dict[str, int]], *, sample: float, seed: int) -> Iterator[dict[str, int]]:
     """A seeded choice of whole units, in order: what is not drawn is not even read."""
     wanted = max(1, round(sample * len(slices)))
-    return [slices[i] for i in sorted(random.Random(seed).sample(range(len(slices)), wanted))]
+    return (slices[i] for i in sorted(random.Random(seed).sample(range(len(slices)), wanted)))
 
 
 def check_plan(plan: Plan, *, where: str) -> None:
@@ -198,7 +199,7 @@ def check_plan(plan: Plan, *, where: str) -> None:
         f"format {plan.format}, this tokenmill reads {FORMAT}": plan.format == FORMAT,
         f"{plan.target_tokens} tokens a shard": plan.target_tokens > 0,
         f"a budget of {max_tokens!r} tokens": max_tokens is None or (type(max_tokens) is int and max_tokens > 0),
-        "its units are not numbered in order": [unit.index for unit in plan.units] == list(range(len(plan.units))),
+        "its units are not numbered in order": all(unit.index == index for index, unit in enumerate(plan.units)),
         "a unit of sources that are not there": all(
             0 <= unit.source < unit.source + unit.num_sources <= len(plan.sources) and unit.start >= 0
             for unit in plan.units

@@ -11,12 +11,24 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 from tokenmill.errors import DatasetError
-from tokenmill.typed import canonical, convert
+from tokenmill.typed import canonical, canonical_parts, convert, make_table
 
-__all__ = ["MAX_RECORD_BYTES", "canonical", "convert", "digest", "parse", "seal", "unseal"]
+__all__ = [
+    "MAX_RECORD_BYTES",
+    "canonical",
+    "convert",
+    "digest",
+    "make_table",
+    "parse",
+    "seal",
+    "seal_of",
+    "sealed_parts",
+    "unseal",
+]
 
 T = TypeVar("T")
 
@@ -25,13 +37,38 @@ MAX_RECORD_BYTES = 1 << 30
 
 def digest(value: Any) -> str:
     """The SHA-256 of a value's canonical JSON."""
-    return hashlib.sha256(canonical(value)).hexdigest()
+    sha = hashlib.sha256()
+    for part in canonical_parts(value):
+        sha.update(part)
+    return sha.hexdigest()
 
 
 def seal(value: Any) -> bytes:
     """Bytes of a dataclass that `unseal` takes back, and takes only unchanged."""
-    body = canonical(value)
-    return body[:-1] + _SEAL % hashlib.sha256(body).hexdigest().encode()
+    return b"".join(sealed_parts(value))
+
+
+def sealed_parts(value: Any) -> Iterator[bytes]:
+    """The same bytes, in parts of about a megabyte."""
+    sha, held = hashlib.sha256(), bytearray()
+    for part in canonical_parts(value):
+        if len(held) > _PART_BYTES:
+            yield bytes(held)
+            held.clear()
+        sha.update(part)
+        held += part
+    yield bytes(held[:-1]) + _SEAL % sha.hexdigest().encode()
+
+
+def seal_of(blocks: Iterable[bytes | memoryview]) -> str | None:
+    """The seal of a record, which is the digest of the value in it; None if it is broken. Parses nothing."""
+    sha, held = hashlib.sha256(), b""
+    for block in blocks:
+        held += block
+        sha.update(held[:-_SEAL_BYTES])
+        held = held[-_SEAL_BYTES:]
+    sha.update(b"}")
+    return sha.hexdigest() if held == _SEAL % sha.hexdigest().encode() else None
 
 
 def unseal(kind: type[T], data: bytes, *, where: str) -> T:
@@ -49,13 +86,14 @@ def unseal(kind: type[T], data: bytes, *, where: str) -> T:
 def parse(data: bytes, *, where: str) -> Any:
     """Strict JSON: finite, no key twice."""
     try:
-        value = json.loads(data, object_pairs_hook=_unique, parse_constant=_refuse)
+        value = _DECODER.decode(data.decode())
     except (ValueError, RecursionError) as error:
         raise DatasetError(f"{where}: not valid JSON: {error}", hint=_DAMAGED) from None
     return value
 
 
 _DAMAGED = "the file is damaged or was not written by tokenmill"
+_PART_BYTES = 1 << 20
 _SEAL = b',"seal":"%s"}\n'
 _SEAL_END = len(b'"}\n') + 64
 _SEAL_BYTES = len(_SEAL % bytes(64))
@@ -70,3 +108,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _refuse(constant: str) -> Any:
     raise ValueError(f"{constant} is not a number")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse)

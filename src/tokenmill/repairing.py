@@ -159,7 +159,7 @@ def _complete(folder: Folder, plan: Plan, executor: Executor) -> Receipts:
         return load_receipts(folder, plan)
     for unit in plan.units:
         # How many units a budget takes, only the ones before tell.
-        whole = {index: receipt for (index, limit), receipt in found.items() if limit == NO_LIMIT}
+        whole = {index: receipt.tokens for (index, limit), receipt in found.items() if limit == NO_LIMIT}
         budget = Budget(max_tokens, whole)
         if budget.is_spent():
             cut = budget.cut(plan)

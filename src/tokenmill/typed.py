@@ -1,6 +1,7 @@
 """Plain JSON values to dataclasses, strictly: right fields of the right types, or an error that names the place.
 
-Only a field that has a default may be missing: records of before it was there stay readable.
+A field that is a `Sequence` becomes a tuple, or a table if it is long. Only a field that has a default may be missing:
+records of before it was there stay readable.
 
 Each type is looked at once and becomes a function; where a value is wrong, the place is put
 together on the way out, so that right values cost nothing for it.
@@ -10,13 +11,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import itertools
 import json
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
 from tokenmill.errors import DatasetError
+from tokenmill.table import MANY, Table, runs_of
 
 T = TypeVar("T")
 Converter = Callable[[Any], Any]
@@ -52,9 +55,44 @@ def canonical(value: Any) -> bytes:
     ).encode()
 
 
+def canonical_parts(value: Any) -> Iterator[bytes]:
+    """The same text, part by part: a long table never stands in memory as a whole. An iterator counts as a list."""
+    if isinstance(value, Table | Iterator):
+        texts = value.texts() if isinstance(value, Table) else map(canonical, runs_of(value))
+        yield b"["
+        for number, text in enumerate(texts):
+            yield b"," * bool(number) + text[1:-1]
+        yield b"]"
+    elif dataclasses.is_dataclass(value) or (isinstance(value, dict) and value):
+        plain = value if isinstance(value, dict) else _plain(value)
+        for number, name in enumerate(sorted(plain)):
+            yield (b"," if number else b"{") + canonical(name) + b":"
+            yield from canonical_parts(plain[name])
+        yield b"}"
+    else:
+        yield canonical(value)
+
+
+def make_table(kind: type[T], rows: Iterable[T]) -> Sequence[T]:
+    """Rows of a dataclass as a tuple, or packed if they are many."""
+    if isinstance(rows, Table):
+        return rows
+    left = iter(rows)
+    first = tuple(itertools.islice(left, MANY))
+    if len(first) < MANY:
+        return first
+    return Table(itertools.chain(first, left), canonical, functools.partial(_unpacked, kind))
+
+
+def _unpacked(kind: type[T], text: bytes) -> Sequence[T]:
+    return tuple(map(_converter(typing.cast("Any", kind)), json.loads(text)))
+
+
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, Table):
+        return list(value)
     raise TypeError(f"no JSON for {type(value).__name__}")
 
 
@@ -69,6 +107,8 @@ def _converter(kind: Any) -> Converter:
         return _optional(_converter(next(arg for arg in args if arg is not type(None))))
     if origin is tuple:
         return _tuple(_converter(args[0]))
+    if origin is Sequence:
+        return _sequence(args[0])
     if origin is dict:
         return _dict(_converter(args[1]))
     raise TypeError(f"no converter for {kind}")
@@ -100,18 +140,22 @@ def _optional(converter: Converter) -> Converter:
 
 
 def _tuple(converter: Converter) -> Converter:
-    def build(value: Any) -> Any:
-        if type(value) is not list:
-            raise _WrongError(f"expected tuple, found {type(value).__name__}")
-        found = []
-        for item in value:
-            try:
-                found.append(converter(item))
-            except _WrongError as wrong:
-                raise wrong.inside(f"[{len(found)}]") from None
-        return tuple(found)
+    return lambda value: tuple(_items(converter, value))
 
-    return build
+
+def _sequence(kind: Any) -> Converter:
+    return lambda value: make_table(kind, _items(_converter(kind), value))
+
+
+def _items(converter: Converter, value: Any) -> Iterator[Any]:
+    if type(value) is not list:
+        raise _WrongError(f"expected tuple, found {type(value).__name__}")
+    for number, item in enumerate(value):
+        try:
+            found = converter(item)
+        except _WrongError as wrong:
+            raise wrong.inside(f"[{number}]") from None
+        yield found
 
 
 def _dict(converter: Converter) -> Converter:

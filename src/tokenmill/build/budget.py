@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from tokenmill.build.receipt import Receipt
 from tokenmill.build.task import Task, make_task
 from tokenmill.planning import Plan
 
 
 class Budget:
-    """How many units a budget takes. `known` is shared with the build, and grows."""
+    """How many units a budget takes. `known`, the tokens of units, is shared with the build, and grows."""
 
-    def __init__(self, max_tokens: int | None, known: Mapping[int, Receipt]) -> None:
+    def __init__(self, max_tokens: int | None, known: Mapping[int, int]) -> None:
         self._max = max_tokens
         self._known = known
         self._next = 0
@@ -27,7 +26,7 @@ class Budget:
         if self._max is None:
             return False
         while self._tokens < self._max and self._next in self._known:
-            self._tokens += self._known[self._next].tokens
+            self._tokens += self._known[self._next]
             self._next += 1
         return self._tokens >= self._max
 
@@ -42,5 +41,5 @@ class Budget:
         if not self.is_spent() or self._max is None or self._tokens == self._max:
             return None
         unit = plan.units[self._next - 1]
-        room = self._max - (self._tokens - self._known[unit.index].tokens)
+        room = self._max - (self._tokens - self._known[unit.index])
         return make_task(plan, unit.index, room)

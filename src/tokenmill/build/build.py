@@ -20,11 +20,21 @@ from tokenmill.build.crew import Crew
 from tokenmill.build.executor import Checked, Executor, Failure, make_request
 from tokenmill.build.pool import Pool
 from tokenmill.build.progress import Progress, Tally, Watcher
-from tokenmill.build.receipt import NO_LIMIT, PIECES, RECEIPTS, REJECTS, Receipt, load_receipt
+from tokenmill.build.receipt import (
+    NO_LIMIT,
+    PIECES,
+    RECEIPTS,
+    REJECTS,
+    Receipt,
+    load_receipt,
+    load_receipts,
+    read_receipt,
+    receipt_name,
+)
 from tokenmill.build.setup import Setup, make_work, set_up
 from tokenmill.build.task import Task, Work, make_task
 from tokenmill.build.waiting import leaving_a_note
-from tokenmill.errors import BuildError, DamagedPieceError, DiskFullError, Interrupted
+from tokenmill.errors import BuildError, DamagedPieceError, DatasetError, DiskFullError, Interrupted
 from tokenmill.manifest import Manifest
 from tokenmill.recipe import Recipe
 from tokenmill.storage import Folder
@@ -34,6 +44,7 @@ from tokenmill.storage.places import ready
 from tokenmill.storage.scratch import scratch_corner
 from tokenmill.storage.space import require_space
 from tokenmill.tokenizer.spec import TokenizerSpec
+from tokenmill.typed import make_table
 
 Hire = Callable[[Folder, Work, TokenizerSpec], Executor]
 
@@ -154,10 +165,14 @@ def check_space(folder: Folder, need: int) -> None:
     )
 
 
-def _run_units(setup: Setup, folder: Folder, executor: Executor, progress: Progress) -> list[Receipt]:
+def _run_units(setup: Setup, folder: Folder, executor: Executor, progress: Progress) -> Sequence[Receipt]:
     """Receipts of all units that the dataset consists of, in order."""
-    plan, fingerprint = setup.plan, setup.plan.fingerprint
-    known = state.trusted_receipts(folder, plan)
+    plan = setup.plan
+    known: dict[int, int] = {}  # tokens of the units that are done: a million receipts would be gigabytes
+    documents = 0
+    for receipt in state.trusted_receipts(folder, plan):
+        known[receipt.unit] = receipt.tokens
+        documents += receipt.documents_read
     budget = Budget(setup.recipe.max_tokens, known)
     if before := state.num_receipts(folder):
         progress.tell("resume", units=before, total_units=len(plan.units), trusted=len(known))
@@ -168,8 +183,8 @@ def _run_units(setup: Setup, folder: Folder, executor: Executor, progress: Progr
             workers=executor.workers,
             done_bytes=sum(plan.units[index].text_bytes for index in known),
             done_units=len(known),
-            documents=sum(receipt.documents_read for receipt in known.values()),
-            tokens=sum(receipt.tokens for receipt in known.values()),
+            documents=documents,
+            tokens=sum(known.values()),
         )
     )
 
@@ -181,10 +196,8 @@ def _run_units(setup: Setup, folder: Folder, executor: Executor, progress: Progr
                 yield make_task(plan, unit.index)
 
     def listen(message: dict[str, Any]) -> None:
-        if message["kind"] == "done":
-            receipt = load_receipt(folder, message["unit"], NO_LIMIT, fingerprint, rehash=False)
-            if receipt is not None:
-                known[receipt.unit] = receipt
+        if message["kind"] == "done":  # a hint: all receipts are read in the end, side by side
+            known[message["unit"]] = _num_tokens(folder, message["unit"]) if setup.recipe.max_tokens else 0
         progress.hear(message)
 
     try:
@@ -201,26 +214,39 @@ def _run_units(setup: Setup, folder: Folder, executor: Executor, progress: Progr
         ) from None
     finally:
         with contextlib.suppress(KeyboardInterrupt):
-            state.note_clean_stop(folder, known)
+            state.note_clean_stop(folder, plan, known)
     return _in_order(folder, setup, known, budget, cut)
 
 
+def _num_tokens(folder: Folder, unit: int) -> int:
+    """Tokens of a unit that was just done; none if its receipt cannot be read, which will come to light."""
+    try:
+        return read_receipt(folder, receipt_name(unit, NO_LIMIT)).tokens
+    except (DatasetError, BuildError):
+        return 0
+
+
 def _in_order(
-    folder: Folder, setup: Setup, known: dict[int, Receipt], budget: Budget, cut: Task | None
-) -> list[Receipt]:
-    last = budget.num_units(len(setup.plan.units))
-    if missing := [index for index in range(last) if index not in known]:
-        raise BuildError(
-            f"unit {missing[0]} was reported done, but its receipt cannot be trusted",
-            hint="check the drive, then run the same command again",
-        )
-    receipts = [known[index] for index in range(last)]
-    if cut is not None:
-        receipt = load_receipt(folder, cut.unit.index, cut.token_limit, setup.plan.fingerprint, rehash=False)
-        if receipt is None:
-            raise BuildError(f"the cut unit {cut.unit.index} cannot be trusted", hint="run the same command again")
-        receipts.append(receipt)
-    if not sum(receipt.tokens for receipt in receipts):
+    folder: Folder, setup: Setup, known: dict[int, int], budget: Budget, cut: Task | None
+) -> Sequence[Receipt]:
+    last, fingerprint = budget.num_units(len(setup.plan.units)), setup.plan.fingerprint
+
+    def found() -> Iterator[Receipt]:
+        for unit, receipt in enumerate(load_receipts(folder, range(last), fingerprint)):
+            if receipt is None or unit not in known:
+                raise BuildError(
+                    f"unit {unit} was reported done, but its receipt cannot be trusted",
+                    hint="check the drive, then run the same command again",
+                )
+            yield receipt
+        if cut is not None:
+            receipt = load_receipt(folder, cut.unit.index, cut.token_limit, fingerprint, rehash=False)
+            if receipt is None:
+                raise BuildError(f"the cut unit {cut.unit.index} cannot be trusted", hint="run the same command again")
+            yield receipt
+
+    receipts = make_table(Receipt, found())
+    if not any(receipt.tokens for receipt in receipts):
         dropped: Counter[str] = Counter()
         for receipt in receipts:
             dropped.update(receipt.dropped)

@@ -12,15 +12,16 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tokenmill import manifest
+from tokenmill import manifest, records
 from tokenmill.build import provenance
 from tokenmill.build.receipt import PIECES, RECEIPTS, REJECTS, Receipt, hex_sum
 from tokenmill.errors import BuildError, DamagedPieceError
@@ -29,18 +30,23 @@ from tokenmill.planning import Plan
 from tokenmill.shards.layout import parse_index
 from tokenmill.shards.writer import ShardWriter
 from tokenmill.storage import Digest, Folder
+from tokenmill.typed import make_table
 
 PROVENANCE_ROWS = 1 << 24
+PROVENANCE_UNITS = 1 << 16
+LINKS_AT_ONCE = 1 << 12
 
 
-def group_pieces(pieces: Sequence[Shard], target: int) -> Iterator[list[Shard]]:
+def group_pieces(pieces: Iterable[Shard], target: int) -> Iterator[list[Shard]]:
     """Runs of pieces, each of `target` tokens or more but for the last."""
     held: list[Shard] = []
+    tokens = 0
     for piece in pieces:
         held.append(piece)
-        if sum(part.tokens for part in held) >= target:
+        tokens += piece.tokens
+        if tokens >= target:
             yield held
-            held = []
+            held, tokens = [], 0
     if held:
         yield held
 
@@ -66,14 +72,12 @@ def commit(
     for name in (PIECES, REJECTS, RECEIPTS):
         folder.sync(name)  # files may be there from a build that was killed before it had synced their names
     for name in splits:
-        pieces = [receipt.pieces[name] for receipt in receipts if name in receipt.pieces]
+        pieces = (receipt.pieces[name] for receipt in receipts if name in receipt.pieces)
         totals[name] = _commit_split(folder, name, pieces, plan.target_tokens, dtype, intact)
     files = _commit_provenance(folder, receipts, intact)
     if tokenizer_file is not None:
         files[tokenizer["file"]] = tokenizer_file
-    dropped: Counter[str] = Counter()
-    for receipt in receipts:
-        dropped.update(receipt.dropped)
+    whole = _add_up(receipts)
     result = Manifest(
         format=manifest.FORMAT,
         fingerprint=plan.fingerprint,
@@ -82,26 +86,65 @@ def commit(
         parity=parity,
         dtype=dtype,
         splits=totals,
-        documents_read=sum(receipt.documents_read for receipt in receipts),
-        dropped=dict(sorted(dropped.items())),
-        text_sum=_sum_of(receipt.read_sum for receipt in receipts),
+        documents_read=whole.documents_read,
+        dropped=dict(sorted(whole.dropped.items())),
+        text_sum=whole.read_sum,
         sources=_source_totals(plan, receipts),
         files=files,
     )
     check_books(plan, receipts, result)
-    folder.write(manifest.NAME, manifest.seal(result), claimed=lambda: True)
+    folder.write_parts(manifest.NAME, records.sealed_parts(result), claimed=lambda: True)
     return result
 
 
-def check_books(plan: Plan, receipts: Sequence[Receipt], result: Manifest) -> None:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Whole:
+    """What receipts come to, taken together. `in_order` if they are those of units 0, 1, 2, ..."""
+
+    units: int
+    in_order: bool
+    tokens: int
+    documents: int
+    documents_read: int
+    dropped: Counter[str]
+    read_sum: str
+    written_sum: str
+
+
+def _add_up(receipts: Iterable[Receipt]) -> _Whole:
+    units, in_order, tokens, documents, documents_read = 0, True, 0, 0, 0
+    dropped: Counter[str] = Counter()
+    read_sum, written_sum = np.zeros(2, np.uint64), np.zeros(2, np.uint64)
+    for receipt in receipts:
+        in_order = in_order and receipt.unit == units
+        units += 1
+        tokens += receipt.tokens
+        documents += receipt.documents
+        documents_read += receipt.documents_read
+        dropped.update(receipt.dropped)
+        read_sum += _parse_sum(receipt.read_sum)
+        written_sum += _parse_sum(receipt.written_sum)
+    return _Whole(
+        units=units,
+        in_order=in_order,
+        tokens=tokens,
+        documents=documents,
+        documents_read=documents_read,
+        dropped=dropped,
+        read_sum=hex_sum(read_sum),
+        written_sum=hex_sum(written_sum),
+    )
+
+
+def check_books(plan: Plan, receipts: Iterable[Receipt], result: Manifest) -> None:
     """The whole must be the sum of its parts; a build that does not balance has no manifest."""
-    units = [receipt.unit for receipt in receipts]
+    whole = _add_up(receipts)
     facts = {
-        "units": (units, [unit.index for unit in plan.units[: len(units)]]),
-        "tokens": (result.tokens, sum(receipt.tokens for receipt in receipts)),
-        "documents": (result.documents, sum(receipt.documents for receipt in receipts)),
+        "units in order": (whole.in_order, whole.units <= len(plan.units)),
+        "tokens": (result.tokens, whole.tokens),
+        "documents": (result.documents, whole.documents),
         "documents read": (result.documents_read, result.documents + sum(result.dropped.values())),
-        "text": (result.text_sum, _sum_of(receipt.written_sum for receipt in receipts)),
+        "text": (result.text_sum, whole.written_sum),
     }
     for what, (found, expected) in facts.items():
         if found != expected:
@@ -109,28 +152,37 @@ def check_books(plan: Plan, receipts: Sequence[Receipt], result: Manifest) -> No
 
 
 def _commit_split(
-    folder: Folder, split: str, pieces: Sequence[Shard], target: int, dtype: str, intact: Mapping[str, Digest]
+    folder: Folder, split: str, pieces: Iterable[Shard], target: int, dtype: str, intact: Mapping[str, Digest]
 ) -> Split:
-    shards, links = [], []
-    if pieces:
-        folder.make(split)
-    for index, group in enumerate(group_pieces(pieces, target)):
-        name = f"{split}/{index:05d}"
-        if f"{name}.bin" in intact and f"{name}.idx" in intact:
-            shards.append(_keep(group, name, intact))
-        elif len(group) == 1:
-            links += [(f"{group[0].name}{ending}", f"{name}{ending}") for ending in (".bin", ".idx")]
-            shards.append(replace(group[0], name=name))
-        else:
-            shards.append(_join(folder, group, name, dtype))
-    folder.link_all(links)
-    if pieces:
+    shards = make_table(Shard, _commit_shards(folder, split, pieces, target, dtype, intact))
+    if shards:
         folder.sync(split)
     return Split(
         tokens=sum(shard.tokens for shard in shards),
         documents=sum(shard.documents for shard in shards),
-        shards=tuple(shards),
+        shards=shards,
     )
+
+
+def _commit_shards(
+    folder: Folder, split: str, pieces: Iterable[Shard], target: int, dtype: str, intact: Mapping[str, Digest]
+) -> Iterator[Shard]:
+    links: list[tuple[str, str]] = []
+    for index, group in enumerate(group_pieces(pieces, target)):
+        if not index:
+            folder.make(split)
+        name = f"{split}/{index:05d}"
+        if f"{name}.bin" in intact and f"{name}.idx" in intact:
+            yield _keep(group, name, intact)
+        elif len(group) == 1:
+            links += [(f"{group[0].name}{ending}", f"{name}{ending}") for ending in (".bin", ".idx")]
+            yield replace(group[0], name=name)
+        else:
+            yield _join(folder, group, name, dtype)
+        if len(links) >= LINKS_AT_ONCE:
+            folder.link_all(links)
+            links.clear()
+    folder.link_all(links)
 
 
 def _keep(pieces: Sequence[Shard], name: str, intact: Mapping[str, Digest]) -> Shard:
@@ -169,14 +221,16 @@ def _check_bytes(sha: hashlib._Hash, name: str, wanted: Digest) -> None:
         raise DamagedPieceError(f"{name} is not what its receipt says", hint="run the same command again: it is redone")
 
 
-def group_provenance(receipts: Sequence[Receipt]) -> Iterator[list[Receipt]]:
+def group_provenance(receipts: Iterable[Receipt]) -> Iterator[list[Receipt]]:
     """Runs of receipts whose documents share a provenance file."""
     held: list[Receipt] = []
+    rows = 0
     for receipt in receipts:
         held.append(receipt)
-        if sum(part.documents_read for part in held) >= PROVENANCE_ROWS:
+        rows += receipt.documents_read
+        if rows >= PROVENANCE_ROWS or len(held) == PROVENANCE_UNITS:
             yield held
-            held = []
+            held, rows = [], 0
     if held:
         yield held
 
@@ -205,27 +259,23 @@ def _join_provenance(folder: Folder, receipts: Sequence[Receipt], name: str) -> 
         raise
 
 
-def _source_totals(plan: Plan, receipts: Sequence[Receipt]) -> tuple[SourceTotal, ...]:
+def _source_totals(plan: Plan, receipts: Iterable[Receipt]) -> Sequence[SourceTotal]:
     """What came from each source, in the plan's order."""
-    documents: Counter[str] = Counter()
-    sums: dict[str, list[str]] = {}
+    documents = np.zeros(len(plan.sources), np.int64)
+    sums = np.zeros((len(plan.sources), 2), np.uint64)
     for receipt in receipts:
-        for part in receipt.sources:
-            documents[part.name] += part.documents
-            sums.setdefault(part.name, []).append(part.text_sum)
-    return tuple(
-        SourceTotal(
-            name=source.name,
-            bytes=source.bytes,
-            documents=documents[source.name],
-            text_sum=_sum_of(sums.get(source.name, [])),
-        )
-        for source in plan.sources
+        first = plan.units[receipt.unit].source
+        for index, part in enumerate(receipt.sources, start=first):
+            documents[index] += part.documents
+            sums[index] += _parse_sum(part.text_sum)
+    return make_table(
+        SourceTotal,
+        (
+            SourceTotal(name=source.name, bytes=source.bytes, documents=int(count), text_sum=hex_sum(total))
+            for source, count, total in zip(plan.sources, documents, sums, strict=True)
+        ),
     )
 
 
-def _sum_of(parts: Any) -> str:
-    total = np.zeros(2, np.uint64)
-    for part in parts:
-        total += np.array([int(part[:16], 16), int(part[16:], 16)], np.uint64)
-    return hex_sum(total)
+def _parse_sum(text: str) -> npt.NDArray[np.uint64]:
+    return np.array([int(text[:16], 16), int(text[16:], 16)], np.uint64)

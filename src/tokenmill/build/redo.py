@@ -60,7 +60,7 @@ def load_receipts(folder: Folder, plan: Plan) -> Receipts:
 
 def dataset_receipts(plan: Plan, receipts: Receipts) -> list[Receipt]:
     """The receipts that the dataset consists of, in order: a token budget may have cut it short."""
-    whole = {unit: receipt for (unit, limit), receipt in receipts.items() if limit == NO_LIMIT}
+    whole = {unit: receipt.tokens for (unit, limit), receipt in receipts.items() if limit == NO_LIMIT}
     budget = Budget(plan.identity.get("max_tokens"), whole)
     wanted = [(unit, NO_LIMIT) for unit in range(budget.num_units(len(plan.units)))]
     cut = budget.cut(plan)

@@ -67,7 +67,8 @@ def set_up(recipe: Recipe, *, output: str | None = None) -> Setup:
         notes.append(
             f"a vocabulary of {spec.vocab_size} is read as uint16 by some of Megatron's tools and as int32 by others"
         )
-    return Setup(recipe, listing, spec, replace(plan, identity=identity), tuple(notes))
+    # Where sources may be cut is not needed any more, and may be much.
+    return Setup(recipe, replace(listing, extents=()), spec, replace(plan, identity=identity), tuple(notes))
 
 
 def make_work(setup: Setup, *, scratch: str | None, only_look: bool = False) -> Work:

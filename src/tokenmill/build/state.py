@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from tokenmill import manifest as manifests
 from tokenmill import records
-from tokenmill.build.receipt import NO_LIMIT, PIECES, RECEIPTS, REJECTS, Receipt, load_receipt
+from tokenmill.build.receipt import PIECES, RECEIPTS, REJECTS, Receipt, load_receipts
 from tokenmill.build.setup import Setup
 from tokenmill.build.task import Work
 from tokenmill.build.waiting import NOTE
@@ -80,8 +80,7 @@ def _has_plan(folder: Folder) -> bool:
             manifests.load(folder)
             return True
     with contextlib.suppress(DatasetError):
-        load_plan(folder)
-        return True
+        return records.seal_of(folder.blocks(PLAN)) is not None
     return False
 
 
@@ -102,7 +101,7 @@ def finished(folder: Folder, plan: Plan) -> Manifest | None:
             f"{folder.path} holds a dataset of another recipe:\n  " + "\n  ".join(_differences(found, plan)),
             hint=_WAYS_OUT,
         )
-    if folder.exists(PLAN):
+    if folder.exists(PLAN) and not _is_stored(folder, plan):
         try:
             before = load_plan(folder).sources
         except DatasetError as error:
@@ -134,16 +133,23 @@ def enter(folder: Folder, setup: Setup, *, restart: bool) -> None:
     plan = setup.plan
     if restart:
         start_over(folder)
-    found = load_plan(folder) if folder.exists(PLAN) else None
-    if found is None:
-        folder.write(PLAN, records.seal(plan))
-    elif found.fingerprint != plan.fingerprint:
+    if not folder.exists(PLAN):
+        folder.write_parts(PLAN, records.sealed_parts(plan))
+        return
+    if _is_stored(folder, plan):
+        return
+    found = load_plan(folder)
+    if found.fingerprint != plan.fingerprint:
         raise OutputError(
             f"{folder.path} holds an unfinished build of another recipe:\n  " + "\n  ".join(differences(found, plan)),
             hint=_WAYS_OUT,
         )
-    else:
-        _check_pins(found.sources, plan.sources)
+    _check_pins(found.sources, plan.sources)
+
+
+def _is_stored(folder: Folder, plan: Plan) -> bool:
+    """Whether the folder's plan is this one to the last pin, without making a second one of it in memory."""
+    return records.seal_of(folder.blocks(PLAN)) == records.digest(plan)
 
 
 def start_over(folder: Folder) -> None:
@@ -194,22 +200,15 @@ def keep_tokenizer(folder: Folder, spec: TokenizerSpec) -> Digest | None:
     return folder.write(spec.file_name, spec.content)
 
 
-def trusted_receipts(folder: Folder, plan: Plan) -> dict[int, Receipt]:
+def trusted_receipts(folder: Folder, plan: Plan) -> Iterator[Receipt]:
     """Receipts of units that were done at the last clean stop. All others are rehashed by workers."""
     try:
         clean = records.unseal(Clean, folder.read(CLEAN), where=CLEAN)
     except DatasetError:
-        return {}
-    if clean.fingerprint != plan.fingerprint:
-        return {}
-    there = set(folder.names(RECEIPTS))
-    found = {}
-    for unit in clean.units:
-        if f"{unit:06d}.json" in there and unit < len(plan.units):
-            receipt = load_receipt(folder, unit, NO_LIMIT, clean.fingerprint, rehash=False)
-            if receipt is not None:
-                found[unit] = receipt
-    return found
+        return
+    if clean.fingerprint == plan.fingerprint:
+        units = (unit for unit in clean.units if 0 <= unit < len(plan.units))
+        yield from (receipt for receipt in load_receipts(folder, units, clean.fingerprint) if receipt is not None)
 
 
 def num_receipts(folder: Folder) -> int:
@@ -217,12 +216,11 @@ def num_receipts(folder: Folder) -> int:
     return sum(name.count(".") == 1 for name in folder.names(RECEIPTS))
 
 
-def note_clean_stop(folder: Folder, known: dict[int, Receipt]) -> None:
+def note_clean_stop(folder: Folder, plan: Plan, known: Iterable[int]) -> None:
     """Write down which units need no rehash at the next start."""
-    if known:
-        fingerprint = next(iter(known.values())).fingerprint
+    if units := tuple(sorted(known)):
         with contextlib.suppress(StorageError):  # a full disk: the next start just rehashes
-            folder.replace(CLEAN, records.seal(Clean(fingerprint=fingerprint, units=tuple(sorted(known)))))
+            folder.replace(CLEAN, records.seal(Clean(fingerprint=plan.fingerprint, units=units)))
 
 
 def distrust(folder: Folder) -> None:
@@ -285,7 +283,7 @@ def _differences(found: Manifest, plan: Plan) -> list[str]:
     return differences(old_plan, new_plan)
 
 
-def _check_pins(before: tuple[Source, ...], now: tuple[Source, ...]) -> None:
+def _check_pins(before: Sequence[Source], now: Sequence[Source]) -> None:
     for was, found in zip(before, now, strict=True):
         if (was.modified, was.etag) != (found.modified, found.etag):
             raise SourceChangedError(

@@ -44,6 +44,5 @@ class Task:
 def make_task(plan: Plan, unit: int, token_limit: int = NO_LIMIT) -> Task:
     """The task of a unit of a plan."""
     found = plan.units[unit]
-    return Task(
-        unit=found, sources=plan.sources[found.source : found.source + found.num_sources], token_limit=token_limit
-    )
+    sources = tuple(plan.sources[found.source : found.source + found.num_sources])
+    return Task(unit=found, sources=sources, token_limit=token_limit)

@@ -74,7 +74,7 @@ class Dataset:
 class TokenSplit:
     """The documents of a split, in order, over all its shards."""
 
-    def __init__(self, folder: Folder, shards: tuple[Shard, ...], manifest: Manifest) -> None:
+    def __init__(self, folder: Folder, shards: Sequence[Shard], manifest: Manifest) -> None:
         self.dtype = manifest.dtype
         self.eot: str = manifest.identity.get("eot", "none")
         self.eot_id: int | None = manifest.tokenizer.get("eot_id")

@@ -21,6 +21,7 @@ from tokenmill.planning import EXPANSION, Extent, Source
 from tokenmill.sources import arrow, jsonl, parquet, places
 from tokenmill.sources.columns import Rule, find_rule, unseen_rule
 from tokenmill.storage.urls import is_url
+from tokenmill.typed import make_table
 
 if TYPE_CHECKING:  # workers read sources too, and need not load what checks recipes
     from tokenmill.recipe import Recipe
@@ -43,8 +44,8 @@ class Listing:
     """Sources in order, where they may be cut, and the folder that their names start from."""
 
     root: str
-    sources: tuple[Source, ...]
-    extents: tuple[Extent, ...]
+    sources: Sequence[Source]
+    extents: Sequence[Extent]
 
     def path(self, index: int) -> str:
         return os.path.join(self.root, self.sources[index].name)
@@ -63,15 +64,20 @@ def list_sources(recipe: Recipe, *, output: str | None = None) -> Listing:
             if found.setdefault(path, split) != split:
                 raise RecipeError(f"{path} is a source and a validation source", hint="name it once")
     root = _root(list(found))
-    sources, extents = [], []
+    extents: list[Extent] = []
     ordered = sorted(found, key=lambda path: os.fsencode(_name(path, root)))
     # Objects are asked for side by side: each answer takes its time, whatever its size.
     with ThreadPoolExecutor(_REQUESTS_AT_ONCE) if is_url(root) else contextlib.nullcontext() as pool:
         describe = partial(_describe, root=root, splits=found, recipe=recipe)
-        for source, extent in pool.map(describe, ordered) if pool else map(describe, ordered):
-            sources.append(source)
-            extents.append(extent)
-    return Listing(root, tuple(sources), tuple(extents))
+        described = pool.map(describe, ordered) if pool else map(describe, ordered)
+
+        def described_sources() -> Iterator[Source]:
+            for source, extent in described:
+                extents.append(extent)
+                yield source
+
+        sources = make_table(Source, described_sources())
+    return Listing(root, sources, extents)
 
 
 def _name(path: str, root: str) -> str:

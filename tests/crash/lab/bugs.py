@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -235,20 +235,20 @@ def _unread(real: Any) -> Any:
 
 
 def _clean_up_first(real: Any) -> Any:
-    def write(self: Folder, name: str, data: bytes, **claim: Any) -> Digest:
+    def write_parts(self: Folder, name: str, parts: Iterable[bytes], **claim: Any) -> Digest:
         if name == NAME:
             state.clean_up(self, None)
-        digest: Digest = real(self, name, data, **claim)
+        digest: Digest = real(self, name, parts, **claim)
         return digest
 
-    return write
+    return write_parts
 
 
 def _gaps(real: Any) -> Any:
     def is_spent(self: Budget) -> bool:
         if self._max is None:
             return False
-        self._tokens = sum(done.tokens for done in self._known.values())
+        self._tokens = sum(self._known.values())
         self._next = max(self._known, default=-1) + 1
         return self._tokens >= self._max
 
@@ -260,7 +260,7 @@ def _locked_for_ever(where: Folder, patience: float | None) -> None:
 
 
 def _load_receipt(make: Callable[[Any], Any]) -> Plant:
-    return _all_of(*(_instead(module, "load_receipt", make) for module in (unit, build, state)))
+    return _all_of(*(_instead(module, "load_receipt", make) for module in (unit, build, receipt)))
 
 
 BUGS: tuple[Bug, ...] = (
@@ -297,7 +297,7 @@ BUGS: tuple[Bug, ...] = (
     Bug("no fsync of receipts of a killed build", _no_sync_of(PIECES, REJECTS, RECEIPTS), "kills", "plain"),
     Bug("no fsync of a killed build's manifest", _inside(state, "tidy", _without(Folder, "sync")), "kills", "plain"),
     Bug("the receipt before its pieces", _receipt_first, "kills", "plain"),
-    Bug("the pieces removed before the manifest", _instead(Folder, "write", _clean_up_first), "kills", "plain"),
+    Bug("the pieces removed before the manifest", _instead(Folder, "write_parts", _clean_up_first), "kills", "plain"),
     Bug("no sweep of temp files", _without(Folder, "sweep"), "kills", "plain"),
     Bug("no tidying behind the manifest", _without(state, "tidy"), "kills", "plain"),
     Bug("no look whether the lock's holder lives", _as(lock, "_break_if_dead", _locked_for_ever), "kills", "plain"),
