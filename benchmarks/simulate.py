@@ -1,0 +1,272 @@
+"""15 trillion tokens on 10 to 1,000 nodes: time, requests, metadata, stragglers and failures, from costs measured here.
+
+python benchmarks/simulate.py [--tokens 15T] [--unit-bytes 512MB] [--cores 64] [--costs FILE]
+
+    measured here, one core       assumed, by the options            simulated
+    text a second, cost a unit    nodes, cores, how often they fail  units over cores, one event each; what dies is
+    cost and size of a receipt    how soon the store answers         done again. Then the driver reads the receipts
+    cost of a commit              tokens a document                  and commits
+
+A unit takes its measured time, times a factor drawn from a lognormal law: nodes and texts differ. A node that fails
+loses what its cores had in hand, and is back after a while. The same costs and seed give the same table. With --costs,
+the costs are read from the file, or measured and written there if it does not exist.
+"""
+
+from __future__ import annotations
+
+import argparse
+import bisect
+import heapq
+import json
+import math
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from measure import describe_machine, library_texts
+
+import tokenmill
+from tokenmill.build import redo, state
+from tokenmill.build.receipt import RECEIPTS
+from tokenmill.sizes import parse_size
+from tokenmill.storage import Folder
+from tokenmill.storage.remote import RANGE_BYTES
+from tokenmill.storage.store import PART_BYTES
+
+SAMPLE_BYTES = 24_000_000
+NODES = (10, 30, 100, 300, 1000)
+HOUR = 3600.0
+# Tokens, index and provenance of a unit: looked for, put, looked at. And the receipt, put.
+FILES_A_UNIT, REQUESTS_A_FILE = 3, 3
+# The receipt is read, its files are looked at.
+REQUESTS_A_RECEIPT = 1 + FILES_A_UNIT
+# A shard's two files: looked for twice, copied, looked at.
+REQUESTS_A_SHARD = 8
+LINKS_AT_ONCE, RECEIPTS_AT_ONCE = 16, 64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Costs:
+    """What one core of this machine needs, and what it leaves behind."""
+
+    bytes_a_second: float
+    unit_seconds: float
+    receipt_seconds: float
+    receipt_bytes: float
+    manifest_bytes: float
+    provenance_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """What is assumed of the machines, the texts and the store."""
+
+    nodes: int
+    cores: int
+    mtbf_hours: float
+    repair_seconds: float
+    spread: float
+    answer_seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a simulated build came to, in seconds."""
+
+    ideal: float
+    done: float
+    median_done: float
+    lost: float
+    failures: int
+
+
+def measure(folder: Path) -> Costs:
+    """Two small builds, of few units and of many: what a unit costs is what tells them apart."""
+    text = "\n".join(library_texts()).encode()
+    source = folder / "source.txt"
+    source.write_bytes((text * (SAMPLE_BYTES // len(text) + 1))[:SAMPLE_BYTES])
+    few, many = (_build(folder / name, source, size) for name, size in (("few", 8_000_000), ("many", 80_000)))
+    more = many["units"] - few["units"]
+    made = Folder(str(folder / "many"))
+    begin = time.process_time()
+    receipts = redo.load_receipts(made, state.load_plan(made))
+    read = time.process_time() - begin
+    rows = sum(receipt.documents_read for receipt in receipts.values())
+    return Costs(
+        bytes_a_second=SAMPLE_BYTES / few["work"],
+        unit_seconds=max(0.0, many["work"] - few["work"]) / more,
+        receipt_seconds=read / len(receipts),
+        receipt_bytes=sum(made.sizes(RECEIPTS).values()) / len(receipts),
+        manifest_bytes=(many["manifest"] - few["manifest"]) / more,
+        provenance_seconds=few["commit"] / rows,
+    )
+
+
+def _build(output: Path, source: Path, unit_bytes: int) -> dict[str, Any]:
+    """Seconds that a core needed for the units and for the commit: one worker, in this process."""
+    times: dict[str, float] = {}
+    tokenmill.prepare(
+        str(source),
+        str(output),
+        tokenizer="gpt2",
+        unit_bytes=unit_bytes,
+        workers=1,
+        watch=lambda event: times.setdefault(event["kind"], time.process_time()),
+    )
+    return {
+        "units": len(state.load_plan(Folder(str(output))).units),
+        "work": times["commit"] - times["start"],
+        "commit": times["finished"] - times["commit"],
+        "manifest": (output / "dataset.json").stat().st_size,
+    }
+
+
+def simulate(cluster: Cluster, units: int, unit_seconds: float, seed: int) -> Outcome:
+    """Units over cores: the core that is free first takes the next one."""
+    draw = random.Random(seed)
+    mean = -(cluster.spread**2) / 2  # of the logarithm, so that the factor is 1 on average
+    fails = [_failures(draw, cluster, units * unit_seconds) for _ in range(cluster.nodes)]
+    free = [(0.0, core) for core in range(cluster.nodes * cluster.cores)]
+    waiting = [(0.0, unit) for unit in range(units)]
+    ends: list[float] = []
+    lost = 0.0
+    struck = set()
+    while waiting:
+        at, core = heapq.heappop(free)
+        ready, unit = heapq.heappop(waiting)
+        at = max(at, ready)
+        takes = unit_seconds * draw.lognormvariate(mean, cluster.spread)
+        node = core // cluster.cores
+        following = bisect.bisect_right(fails[node], at)
+        fail = fails[node][following] if following < len(fails[node]) else math.inf
+        if fail < at + takes:
+            struck.add((node, following))
+            lost += fail - at
+            heapq.heappush(waiting, (fail, unit))
+            heapq.heappush(free, (fail + cluster.repair_seconds, core))
+        else:
+            ends.append(at + takes)
+            heapq.heappush(free, (at + takes, core))
+    ends.sort()
+    ideal = units * unit_seconds / (cluster.nodes * cluster.cores)
+    return Outcome(ideal=ideal, done=ends[-1], median_done=ends[len(ends) // 2], lost=lost, failures=len(struck))
+
+
+def _failures(draw: random.Random, cluster: Cluster, work: float) -> list[float]:
+    """When a node fails: at random, on average once in its time between failures."""
+    horizon = 20 * (work / (cluster.nodes * cluster.cores) + cluster.repair_seconds)
+    found = [draw.expovariate(1 / (cluster.mtbf_hours * HOUR))]
+    while found[-1] < horizon:
+        found.append(found[-1] + cluster.repair_seconds + draw.expovariate(1 / (cluster.mtbf_hours * HOUR)))
+    return found
+
+
+def rows(costs: Costs, given: argparse.Namespace) -> list[list[str]]:
+    total = given.tokens * given.token_bytes
+    units = math.ceil(total / given.unit_bytes)
+    unit_seconds = given.unit_bytes / costs.bytes_a_second + costs.unit_seconds
+    reads = math.ceil(given.unit_bytes / RANGE_BYTES)
+    parts = math.ceil(given.unit_bytes / given.token_bytes * 2 / PART_BYTES)
+    requests = reads + parts + FILES_A_UNIT * REQUESTS_A_FILE + 1
+    documents = given.tokens / given.document_tokens
+    gather = units * (REQUESTS_A_RECEIPT * given.answer_seconds / RECEIPTS_AT_ONCE + costs.receipt_seconds)
+    link = units * REQUESTS_A_SHARD * given.answer_seconds / LINKS_AT_ONCE
+    provenance = documents * costs.provenance_seconds
+    table = []
+    for nodes in NODES:
+        cluster = Cluster(
+            nodes=nodes,
+            cores=given.cores,
+            mtbf_hours=given.mtbf_hours,
+            repair_seconds=given.repair_minutes * 60,
+            spread=given.spread,
+            answer_seconds=given.answer_seconds,
+        )
+        found = simulate(cluster, units, unit_seconds, given.seed)
+        whole = max(found.done, units * given.driver_seconds) + gather + link + provenance
+        cells = (
+            f"{nodes:,}",
+            f"{found.ideal / HOUR:.2f}",
+            f"{found.done / HOUR:.2f}",
+            f"{(found.done - found.ideal) / found.done:.0%}",
+            f"{found.failures:,}",
+            f"{found.lost / (units * unit_seconds):.2%}",
+            f"{units * requests / found.done:,.0f}",
+            f"{units * given.driver_seconds / found.done:.0%}",
+            f"{gather / HOUR:.2f}",
+            f"{link / HOUR:.2f}",
+            f"{provenance / HOUR:.2f}",
+            f"{whole / HOUR:.2f}",
+        )
+        table.append(list(cells))
+    return table
+
+
+HEADS = (
+    "nodes",
+    "ideal h",
+    "units h",
+    "idle",
+    "failures",
+    "lost",
+    "requests/s",
+    "driver",
+    "receipts h",
+    "link h",
+    "provenance h",
+    "whole h",
+)
+
+
+def report(costs: Costs, given: argparse.Namespace) -> str:
+    total = given.tokens * given.token_bytes
+    units = math.ceil(total / given.unit_bytes)
+    lines = [
+        f"{given.tokens / 1e12:g} T tokens, {total / 1e12:.1f} TB of text, {units:,} units of "
+        f"{given.unit_bytes / 1e6:.0f} MB; {given.cores} cores a node, one of which does "
+        f"{costs.bytes_a_second / 1e6:.1f} MB/s",
+        f"a node fails once in {given.mtbf_hours:g} h and is away {given.repair_minutes:g} min; the store answers in "
+        f"{given.answer_seconds * 1000:g} ms; a document has {given.document_tokens:g} tokens",
+        f"receipts {units * costs.receipt_bytes / 1e6:,.0f} MB, manifest {units * costs.manifest_bytes / 1e6:,.0f} MB",
+        "",
+    ]
+    return "\n".join([*lines, _aligned([list(HEADS), *rows(costs, given)])])
+
+
+def _aligned(table: Sequence[Sequence[str]]) -> str:
+    widths = [max(len(line[place]) for line in table) for place in range(len(table[0]))]
+    return "\n".join("  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in table)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--tokens", type=parse_size, default=parse_size("15T"), help="tokens of the dataset")
+    parser.add_argument("--unit-bytes", type=parse_size, default=parse_size("512MB"), help="text of a unit")
+    parser.add_argument("--cores", type=int, default=64, help="workers of a node")
+    parser.add_argument("--mtbf-hours", type=float, default=200, help="time between failures of a node")
+    parser.add_argument("--repair-minutes", type=float, default=15, help="how long a node that failed is away")
+    parser.add_argument("--spread", type=float, default=0.25, help="of the time of units: sigma of the lognormal law")
+    parser.add_argument("--answer-seconds", type=float, default=0.03, help="how soon the store answers")
+    parser.add_argument("--token-bytes", type=float, default=4.4, help="text of a token, as in English prose")
+    parser.add_argument("--document-tokens", type=float, default=800, help="tokens of a document")
+    parser.add_argument("--driver-seconds", type=float, default=0.0005, help="what a unit keeps the driver busy")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--costs", type=Path, help="where measured costs are kept")
+    given = parser.parse_args()
+    if given.costs and given.costs.exists():
+        costs = Costs(**json.loads(given.costs.read_text())["costs"])
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            costs = measure(Path(folder))
+        if given.costs:
+            given.costs.write_text(json.dumps({"costs": asdict(costs), "machine": describe_machine()}, indent=1) + "\n")
+    sys.stdout.write(f"{report(costs, given)}\n")
+
+
+if __name__ == "__main__":
+    main()
