@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from tokenmill.build import state
+from tokenmill.build.ahead import led_by
 from tokenmill.build.budget import Budget
 from tokenmill.build.commit import commit
 from tokenmill.build.crew import Crew
@@ -198,10 +199,13 @@ def _run_units(setup: Setup, folder: Folder, executor: Executor, progress: Progr
     def listen(message: dict[str, Any]) -> None:
         if message["kind"] == "done":  # a hint: all receipts are read in the end, side by side
             known[message["unit"]] = _num_tokens(folder, message["unit"]) if setup.recipe.max_tokens else 0
+            if ahead is not None:
+                ahead.release(message["unit"])
         progress.hear(message)
 
+    leading, ahead = led_by(setup.listing.root, tasks())
     try:
-        failures = executor.run(tasks(), listen)
+        failures = executor.run(leading, listen)
         _raise_failures(failures, setup)
         cut = budget.cut(plan)
         if cut is not None:
@@ -213,6 +217,8 @@ def _run_units(setup: Setup, folder: Folder, executor: Executor, progress: Progr
             hint="run the same command again: it goes on from there",
         ) from None
     finally:
+        if ahead is not None:
+            ahead.stop()
         with contextlib.suppress(KeyboardInterrupt):
             state.note_clean_stop(folder, plan, known)
     return _in_order(folder, setup, known, budget, cut)

@@ -23,6 +23,7 @@ from tokenmill.errors import BadDocumentError
 from tokenmill.manifest import BAD
 from tokenmill.shards.layout import Tokens
 from tokenmill.sources.batch import Batch, Skip
+from tokenmill.sources.places import bring
 from tokenmill.sources.reading import read_unit
 from tokenmill.tokenizer.encoded import Encoded, Engine, text_buffers
 
@@ -65,9 +66,12 @@ class Part:
 
 def read_batches(work: Work, task: Task) -> Iterator[Batch]:
     """The text of a unit."""
+    paths = [f"{work.root}/{source.name}" for source in task.sources]
+    for path in paths:
+        bring(path)
     return read_unit(
         task.unit,
-        [f"{work.root}/{source.name}" for source in task.sources],
+        paths,
         list(task.sources),
         documents=work.documents,
         limit=work.max_document_bytes,

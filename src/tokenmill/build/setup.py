@@ -59,7 +59,7 @@ def set_up(recipe: Recipe, *, output: str | None = None) -> Setup:
     if spec.kind == "char":
         spec = char_spec(_characters(plan, listing.root, recipe))
     identity = {**recipe.identity(), "tokenizer": spec.fingerprint, "engine": spec.engine_version}
-    notes = [note] if note else []
+    notes = [*([note] if note else []), *listing.notes]
     if recipe.sample is not None:
         share = plan.text_bytes() / max(1, sum(extent.text_bytes for extent in listing.extents))
         notes.append(f"the sample is {len(plan.units)} whole units, {share:.1%} of the text")

@@ -20,6 +20,7 @@ from tokenmill.errors import RecipeError, SourceError
 from tokenmill.planning import EXPANSION, Extent, Source
 from tokenmill.sources import arrow, jsonl, parquet, places
 from tokenmill.sources.columns import Rule, find_rule, unseen_rule
+from tokenmill.storage.hub import is_hub, plain_name
 from tokenmill.storage.urls import is_url
 from tokenmill.typed import make_table
 
@@ -46,6 +47,7 @@ class Listing:
     root: str
     sources: Sequence[Source]
     extents: Sequence[Extent]
+    notes: tuple[str, ...] = ()
 
     def path(self, index: int) -> str:
         return os.path.join(self.root, self.sources[index].name)
@@ -77,7 +79,16 @@ def list_sources(recipe: Recipe, *, output: str | None = None) -> Listing:
                 yield source
 
         sources = make_table(Source, described_sources())
-    return Listing(root, sources, extents)
+    return Listing(root, sources, extents, tuple(_notes((*recipe.sources, *recipe.val_sources), root)))
+
+
+def _notes(arguments: Sequence[str], root: str) -> Iterator[str]:
+    """Which of the places that a name may mean was taken."""
+    for argument in arguments:
+        if is_hub(root):
+            yield f"{argument} is taken from the hub: {root}"
+        elif plain_name(argument) and os.path.isdir(argument):
+            yield f"{argument} is taken from the folder of that name, not from the hub"
 
 
 def _name(path: str, root: str) -> str:
@@ -100,7 +111,9 @@ def _expand(arguments: Sequence[str], *, any_ending: bool) -> Iterator[str]:
             matches = sorted(
                 match for match in glob.glob(path, recursive=True) if os.path.isfile(match) and not _hidden(match, path)
             )
-            if not matches:
+            if not matches and (dataset := plain_name(argument)):
+                yield from _expand_url(str(dataset), any_ending=any_ending)
+            elif not matches:
                 raise RecipeError(f"no source matches {argument!r}", hint="check the path; quote globs")
             yield from matches
 
@@ -111,7 +124,8 @@ def _expand_url(argument: str, *, any_ending: bool) -> Iterator[str]:
     if not found:
         raise RecipeError(f"no source matches {argument!r}", hint="check the URL; quote globs")
     if is_prefix:
-        known = [path for path in found if _is_wanted(path.removeprefix(argument), any_ending=any_ending)]
+        start = "" if is_hub(argument) else argument
+        known = [path for path in found if _is_wanted(path.removeprefix(start), any_ending=any_ending)]
         if not known:
             raise _no_files(argument)
         found = known

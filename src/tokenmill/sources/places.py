@@ -1,7 +1,8 @@
-"""Where a source's bytes are: on this machine or in an object store. Nothing else of `sources` knows.
+"""Where a source's bytes are: on this machine, in an object store or on the hub. Nothing else of `sources` knows.
 
 find    size and etag or time, which pin it        open_file   a file for Arrow, read at any place
 expand  a prefix or a pattern -> URLs              check_unchanged   is it still the one that was planned?
+bring   a file of the hub -> a verified copy
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ import os
 import re
 import stat
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 
 from tokenmill.errors import ObjectChangedError, RecipeError, SourceChangedError, SourceError
 from tokenmill.planning import Source
+from tokenmill.storage import hub
+from tokenmill.storage.hub import is_hub
 from tokenmill.storage.urls import Url, is_url, parse_url
 
 _PATTERN = re.compile(r"[*?[]")
@@ -34,6 +37,9 @@ class Pin:
 
 def find(path: str) -> Pin:
     """The file at a path or URL, as it is now."""
+    if is_hub(path):
+        listed = hub.find(path)
+        return Pin(listed.size, 0, listed.etag)
     if is_url(path):
         url = parse_url(path)
         found = _store(url).find(url.key)
@@ -75,17 +81,32 @@ def pinned(path: str, source: Source) -> Iterator[None]:
 
 def open_file(path: str) -> pa.NativeFile:
     """A file that Arrow reads at any place. All reads of an object are of the one that is there now."""
-    if not is_url(path):
-        return pa.OSFile(path, "rb")
+    local = hub.cached(path) if is_hub(path) else None if is_url(path) else path
+    if local is not None:
+        return pa.OSFile(local, "rb")
     from tokenmill.storage.remote import RemoteFile
 
+    if is_hub(path):
+        listed, place = hub.find(path), hub.parse(path)
+        return pa.PythonFile(RemoteFile(hub.HubStore(place), place.key, listed.size, listed.etag), mode="r")
     url = parse_url(path)
     found = find(path)
     return pa.PythonFile(RemoteFile(_store(url), url.key, found.bytes, found.etag), mode="r")
 
 
+def bring(path: str) -> None:
+    """Have all of a file of the hub on this machine, verified, before it is read. Others are read where they are."""
+    if is_hub(path):
+        hub.fetch(path)
+
+
 def expand(argument: str) -> tuple[list[str], bool]:
     """The objects that a URL names, and whether it was a prefix, of which not everything need be a source."""
+    if is_hub(argument):
+        place = hub.pinned(hub.parse(argument))
+        root = str(replace(place, config="", key=""))
+        found = hub.files(place)
+        return [f"{root}/{file.key}" for file in found if file.size], not _PATTERN.search(place.key)
     url = parse_url(argument)
     store = _store(url)
     if not _PATTERN.search(url.key):
@@ -102,12 +123,21 @@ def common_root(paths: list[str]) -> str:
     """The URL that all of these lie under."""
     if not all(is_url(path) for path in paths):
         raise RecipeError("some sources are local files, others URLs", hint="copy them to one place first")
+    if any(is_hub(path) for path in paths):
+        return _hub_root(paths)
     urls = [parse_url(path) for path in paths]
     if len({url.root for url in urls}) > 1:
         raise RecipeError("the sources are in several buckets", hint="copy them to one bucket first")
     folders = [url.key.rpartition("/")[0] for url in urls]
     shared = os.path.commonpath(folders) if all(folders) else ""
     return str(Url(urls[0].scheme, urls[0].bucket, shared))
+
+
+def _hub_root(paths: list[str]) -> str:
+    roots = {str(replace(hub.parse(path), key="")) if is_hub(path) else "" for path in paths}
+    if len(roots) > 1:
+        raise RecipeError("the sources are of several datasets or revisions", hint="prepare one after the other")
+    return roots.pop()
 
 
 def _store(url: Url) -> Any:

@@ -13,6 +13,7 @@ from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # whoever has a store has loaded it
+    from tokenmill.storage.hub import HubStore
     from tokenmill.storage.store import Store
 
 RANGE_BYTES = 8 << 20
@@ -41,7 +42,7 @@ def stream(store: Store, key: str, start: int, stop: int, etag: str) -> Generato
 class RemoteFile(io.RawIOBase):
     """An object as a file that can only be read. Reads that follow each other are fetched ahead of time."""
 
-    def __init__(self, store: Store, key: str, size: int, etag: str) -> None:
+    def __init__(self, store: Store | HubStore, key: str, size: int, etag: str) -> None:
         self._store = store
         self._key = key
         self._size = size

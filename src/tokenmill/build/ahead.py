@@ -1,0 +1,93 @@
+"""Files of the hub for the next units, fetched while these are done, and given back when they are through.
+
+    units done       0  1  2
+    units at work             3  4
+    files coming                    of 5  6  7     as many units ahead, as long as there is room for their files
+
+What was in the hub's cache before stays there. Whoever needs a file that is still coming waits for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+
+from tokenmill.build.task import Task
+from tokenmill.cores import positive_from_environment
+from tokenmill.errors import TokenmillError
+from tokenmill.storage import hub
+
+LIMIT = "TOKENMILL_HUB_BYTES"
+DEFAULT_LIMIT = 50_000_000_000
+UNITS_AHEAD = 8
+_FILES_AT_ONCE = 4
+
+
+class Ahead:
+    """The files of a build's tasks, from when they are wanted until they are done with."""
+
+    def __init__(self, root: str, limit: int | None = None) -> None:
+        self._root = root
+        self._limit = limit or positive_from_environment(LIMIT) or DEFAULT_LIMIT
+        self._pool = ThreadPoolExecutor(_FILES_AT_ONCE, thread_name_prefix="tokenmill-hub")
+        self._coming: dict[str, Future[None]] = {}  # files that were not here before
+        self._sizes: dict[str, int] = {}
+        self._users: dict[str, set[int]] = {}  # units that still need a file
+        self._last: tuple[str, ...] = ()  # files of the last task that was taken: the next one may need them too
+
+    def lead(self, tasks: Iterator[Task]) -> Iterator[Task]:
+        """The same tasks, each handed out when the files of the following ones are on their way."""
+        waiting: deque[Task] = deque()
+        while True:
+            while len(waiting) <= UNITS_AHEAD and (not waiting or self._has_room()):
+                task = next(tasks, None)
+                if task is None:
+                    self._last = ()
+                    break
+                self._take(task)
+                waiting.append(task)
+            if not waiting:
+                return
+            yield waiting.popleft()
+
+    def release(self, unit: int) -> None:
+        """A unit is done: files that no other one needs give their room back."""
+        for name, users in list(self._users.items()):
+            users.discard(unit)
+            if not users and name not in self._last:
+                del self._users[name]
+                coming = self._coming.pop(name, None)
+                if coming is not None:
+                    coming.cancel()
+                    hub.remove(f"{self._root}/{name}")
+                    del self._sizes[name]
+
+    def stop(self) -> None:
+        """Let what is coming come, and start nothing more."""
+        self._pool.shutdown(wait=True, cancel_futures=True)
+
+    def _take(self, task: Task) -> None:
+        self._last = tuple(source.name for source in task.sources)
+        for source in task.sources:
+            self._users.setdefault(source.name, set()).add(task.unit.index)
+            if source.name not in self._coming and hub.cached(f"{self._root}/{source.name}") is None:
+                self._sizes[source.name] = source.bytes
+                self._coming[source.name] = self._pool.submit(_fetch, f"{self._root}/{source.name}")
+
+    def _has_room(self) -> bool:
+        return sum(self._sizes.values()) < self._limit
+
+
+def _fetch(path: str) -> None:
+    with contextlib.suppress(TokenmillError):  # the unit that needs it will say what is wrong
+        hub.fetch(path)
+
+
+def led_by(root: str, tasks: Iterator[Task]) -> tuple[Iterator[Task], Ahead | None]:
+    """Tasks with their files fetched ahead, if these are on the hub."""
+    if not hub.is_hub(root):
+        return tasks, None
+    ahead = Ahead(root)
+    return ahead.lead(tasks), ahead

@@ -1,0 +1,106 @@
+"""A hub on this machine: it speaks as much of the hub's protocol as its client needs to list and fetch datasets."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, ClassVar
+from urllib.parse import unquote
+
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+LARGE = (".parquet", ".gz", ".zst")
+
+
+@dataclass
+class Repository:
+    """A dataset `org/name` with one commit. `token` is what a request must show, if there is one."""
+
+    files: dict[str, bytes]
+    token: str = ""
+    spoiled: dict[str, int] = field(default_factory=dict)  # files, and how many answers come with a wrong byte
+    requests: list[str] = field(default_factory=list)
+
+    def etag(self, key: str) -> str:
+        data = self.files[key]
+        if key.endswith(LARGE):
+            return hashlib.sha256(data).hexdigest()
+        return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+
+    def tree(self) -> list[dict[str, Any]]:
+        return [self._entry(key, data) for key, data in sorted(self.files.items())]
+
+    def _entry(self, key: str, data: bytes) -> dict[str, Any]:
+        entry: dict[str, Any] = {"type": "file", "path": key, "size": len(data), "oid": self.etag(key)[:40]}
+        if key.endswith(LARGE):
+            entry["lfs"] = {"oid": self.etag(key), "size": len(data), "pointerSize": 130}
+        return entry
+
+
+class _Handler(BaseHTTPRequestHandler):
+    repository: ClassVar[Repository]
+    protocol_version = "HTTP/1.1"
+
+    def do_HEAD(self) -> None:
+        self._answer(body=False)
+
+    def do_GET(self) -> None:
+        self._answer(body=True)
+
+    def _answer(self, *, body: bool) -> None:
+        path = unquote(self.path.partition("?")[0])
+        wanted = self.headers.get("Range", "")
+        self.repository.requests.append(" ".join(filter(None, (self.command, path, wanted))))
+        headers = {"X-Repo-Commit": COMMIT}
+        status, data = 404, b""
+        if self.repository.token and self.headers.get("Authorization") != f"Bearer {self.repository.token}":
+            status, headers = 401, {**headers, "X-Error-Code": "RepoNotFound"}
+        elif path in (f"/api/datasets/org/name/revision/{revision}" for revision in ("main", "v1", COMMIT)):
+            status, data = 200, json.dumps({"id": "org/name", "sha": COMMIT, "siblings": []}).encode()
+        elif path.startswith(f"/api/datasets/org/name/tree/{COMMIT}"):
+            status, data = 200, json.dumps(self.repository.tree()).encode()
+        elif path.startswith(f"/datasets/org/name/resolve/{COMMIT}/"):
+            status, data, headers = self._file(path.partition(f"{COMMIT}/")[2], wanted, headers, body=body)
+        else:
+            headers["X-Error-Code"] = "RepoNotFound"
+        self.send_response(status)
+        for name, value in {**headers, "Content-Length": str(len(data))}.items():
+            self.send_header(name, value)
+        self.end_headers()
+        if body:
+            self.wfile.write(data)
+
+    def _file(self, key: str, wanted: str, headers: dict[str, str], *, body: bool) -> tuple[int, bytes, dict[str, str]]:
+        data = self.repository.files.get(key)
+        if data is None:
+            return 404, b"", {**headers, "X-Error-Code": "EntryNotFound"}
+        headers = {**headers, "ETag": f'"{self.repository.etag(key)}"'}
+        if body and self.repository.spoiled.get(key, 0) > 0:
+            self.repository.spoiled[key] -= 1
+            data = bytes([data[0] ^ 1]) + data[1:]
+        if wanted:
+            first, _, last = wanted.removeprefix("bytes=").partition("-")
+            part = data[int(first) : int(last) + 1 if last else None]
+            return 206, part, {**headers, "Content-Range": f"bytes {first}-{int(first) + len(part) - 1}/{len(data)}"}
+        return 200, data, headers
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+@contextmanager
+def serve(repository: Repository) -> Iterator[str]:
+    """Gives the hub's address."""
+    handler = type("Handler", (_Handler,), {"repository": repository})
+    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}"
+        finally:
+            server.shutdown()
+            thread.join()
