@@ -242,7 +242,8 @@ def hear(ref: Any) -> Message:
         hint = f"install tokenmill {_version()} on every node"
         cause = str(error.cause).strip().splitlines()
         message = f"a node cannot run tokenmill: {cause[-1] if cause else error.cause!r}"
-        return {"kind": "failed", "error": errors.to_record(BuildError(message, hint=hint))}
+        # An error of the whole build: a node that fails at once would take every unit there is.
+        return {"kind": "failed", "error": errors.to_record(RecipeError(message, hint=hint))}
     except ray.exceptions.RayError as error:
         message = f"a worker was lost: {type(error).__name__}"
         return {"kind": "died", "error": errors.to_record(BuildError(message, hint="is there enough memory?"))}
