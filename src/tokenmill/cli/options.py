@@ -23,7 +23,7 @@ OPTIONS: dict[str, Any] = {
     "sources": Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="SOURCE...", help="files, folders or globs, also s3://, gs://, az://", show_default=False
+            metavar="SOURCE...", help="files, folders or globs, also s3://, gs://, az://, hf://", show_default=False
         ),
     ],
     "output": Annotated[_TEXT, _option("-o", "--output", metavar="OUT", help="the dataset's folder or URL")],
