@@ -189,7 +189,7 @@ class Folder:
             if found is None:
                 raise DatasetError(f"{path} is missing", hint="tokenmill repair restores what a dataset has lost")
             if not found.is_file:
-                raise DatasetError(f"{path} is not a plain file", hint="tokenmill reads no links or devices")
+                raise DatasetError(f"{path} is not a plain file", hint="remove it: tokenmill reads no links or devices")
             if max_bytes is not None and found.size > max_bytes:
                 raise DatasetError(f"{path} has {found.size} bytes, too many", hint="the file is damaged")
             try:
