@@ -10,7 +10,7 @@ demo: $(VENV)/.core
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/demo.sh
 
 test: $(VENV)/.test
-	$(BIN)/python -m pytest -n 2 tests
+	$(BIN)/python -m pytest -n 2 --dist loadgroup tests
 
 lint: $(VENV)/.lint
 	$(BIN)/ruff check .

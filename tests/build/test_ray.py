@@ -24,6 +24,8 @@ from tokenmill.errors import BuildError, RecipeError
 ray = pytest.importorskip("ray")
 from tokenmill.build.ray import find_cluster, max_in_flight, num_slots  # noqa: E402 - it needs ray
 
+pytestmark = pytest.mark.xdist_group("ray")  # one process, so that one cluster is started
+
 RECIPE: dict[str, Any] = {"tokenizer": "byte", "unit_bytes": "4kB", "split": "val=0.1"}
 OPTIONS = ("--tokenizer", "byte", "--unit-bytes", "4kB", "--split", "val=0.1", "-q", "--executor", "ray")
 

@@ -16,6 +16,8 @@ import torch
 import tokenmill
 from conftest import make_texts, write_jsonl
 
+pytestmark = pytest.mark.xdist_group("example")  # one process, so that its dataset is made once
+
 EXAMPLE = Path(__file__).parents[2] / "examples/train_gpt.py"
 SMALL = [
     *("--batch-size", "6", "--seq-len", "32", "--width", "32", "--layers", "2", "--heads", "2"),

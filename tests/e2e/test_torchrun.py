@@ -15,6 +15,8 @@ import pytest
 import tokenmill
 from conftest import leftovers, make_texts, tree, write_jsonl
 
+pytestmark = pytest.mark.xdist_group("torchrun")  # one process, so that the job is run once
+
 RANKS = 4
 RECIPE = {"tokenizer": "byte", "unit_bytes": 2000, "workers": 1}
 
