@@ -75,6 +75,10 @@ def build(
     if note:
         progress.tell("note", message=note)
     with locked(folder), open_log(folder, ".build/events.jsonl") as log:
+        # Whoever held the lock before may have finished since the look above.
+        done = None if restart else state.finished(folder, setup.plan)
+        if done is not None:
+            return done, True
         progress.log_to(log)
         if local is not None:
             try:
