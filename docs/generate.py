@@ -7,20 +7,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-COMMANDS = (
-    "prepare",
-    "plan",
-    "verify",
-    "repair",
-    "inspect",
-    "bench",
-    "push",
-    "pull",
-    "export",
-    "import",
-    "consolidate",
-    "cluster",
-)
+from typer.main import get_command
+
+from tokenmill.cli.app import app
+
+COMMANDS = tuple(get_command(app).commands)
 PAGE = Path(__file__).with_name("cli.md")
 
 

@@ -8,23 +8,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from typer.main import get_command
 
 from conftest import Command, make_texts, write_parquet
+from tokenmill.cli.app import app
 
-COMMANDS = (
-    "prepare",
-    "plan",
-    "verify",
-    "repair",
-    "inspect",
-    "bench",
-    "push",
-    "pull",
-    "export",
-    "import",
-    "consolidate",
-    "cluster",
-)
+COMMANDS = tuple(get_command(app).commands)
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
