@@ -30,7 +30,7 @@ from measure import Row, describe_machine, format_table, run
 
 import tokenmill
 from tokenmill import records
-from tokenmill.build import build, state
+from tokenmill.build import build, quick, state
 from tokenmill.build.commit import commit
 from tokenmill.build.receipt import NO_LIMIT, PIECES, Receipt, load_receipts, receipt_name, unit_name
 from tokenmill.build.setup import set_up
@@ -126,7 +126,7 @@ def committing(work: Path, units: int) -> dict[str, Any]:
     folder, found = _opened(work)
     job = state.load_job(folder)
     begin = _now()
-    receipts = make_table(Receipt, (one for one in load_receipts(folder, range(units), found.fingerprint) if one))
+    receipts = quick.table(Receipt, (one for one in load_receipts(folder, range(units), found.fingerprint) if one))
     read = _now()
     result = commit(
         folder,

@@ -23,6 +23,7 @@ __all__ = [
     "convert",
     "digest",
     "make_table",
+    "opened",
     "parse",
     "seal",
     "seal_of",
@@ -73,6 +74,11 @@ def seal_of(blocks: Iterable[bytes | memoryview]) -> str | None:
 
 def unseal(kind: type[T], data: bytes, *, where: str) -> T:
     """The value that was sealed. Raises `DatasetError` for anything else."""
+    return convert(kind, parse(opened(data, where=where), where=where), where=where)
+
+
+def opened(data: bytes, *, where: str) -> bytes:
+    """What was sealed, as text; `DatasetError` if the seal is broken or not there."""
     if len(data) > MAX_RECORD_BYTES:
         raise DatasetError(f"{where}: {len(data)} bytes are too many for a record", hint=_DAMAGED)
     body = data[:-_SEAL_BYTES] + b"}"
@@ -80,7 +86,7 @@ def unseal(kind: type[T], data: bytes, *, where: str) -> T:
         raise DatasetError(f"{where}: not a sealed record", hint=_DAMAGED)
     if data[-_SEAL_BYTES:] != _SEAL % hashlib.sha256(body).hexdigest().encode():
         raise DatasetError(f"{where}: its seal does not match its content", hint=_DAMAGED)
-    return convert(kind, parse(body, where=where), where=where)
+    return body
 
 
 def parse(data: bytes, *, where: str) -> Any:

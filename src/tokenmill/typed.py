@@ -73,7 +73,13 @@ def canonical_parts(value: Any) -> Iterator[bytes]:
         yield canonical(value)
 
 
-def make_table(kind: type[T], rows: Iterable[T]) -> Sequence[T]:
+def make_table(
+    kind: type[T],
+    rows: Iterable[T],
+    *,
+    pack: Callable[[Sequence[T]], bytes] = canonical,
+    unpack: Callable[[bytes], Sequence[T]] | None = None,
+) -> Sequence[T]:
     """Rows of a dataclass as a tuple, or packed if they are many."""
     if isinstance(rows, Table):
         return rows
@@ -81,7 +87,7 @@ def make_table(kind: type[T], rows: Iterable[T]) -> Sequence[T]:
     first = tuple(itertools.islice(left, MANY))
     if len(first) < MANY:
         return first
-    return Table(itertools.chain(first, left), canonical, functools.partial(_unpacked, kind))
+    return Table(itertools.chain(first, left), pack, unpack or functools.partial(_unpacked, kind))
 
 
 def _unpacked(kind: type[T], text: bytes) -> Sequence[T]:
@@ -90,10 +96,15 @@ def _unpacked(kind: type[T], text: bytes) -> Sequence[T]:
 
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+        return {name: getattr(value, name) for name in _names(type(value))}
     if isinstance(value, Table):
         return list(value)
     raise TypeError(f"no JSON for {type(value).__name__}")
+
+
+@functools.cache
+def _names(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
 
 
 @functools.cache
@@ -201,6 +212,8 @@ def _float(value: Any) -> Any:
 
 def _any(value: Any) -> Any:
     """A value that can be written again: bounded depth, finite numbers, whole characters."""
+    if type(value) is str and value.isascii():
+        return value
     if _depth(value) > MAX_DEPTH:
         raise _WrongError(f"nested more than {MAX_DEPTH} deep")
     try:

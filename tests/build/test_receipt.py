@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -41,6 +42,13 @@ def put(path: Path, receipt: Receipt) -> Folder:
     return Folder(str(path))
 
 
+def reseal(folder: Folder, old: bytes, new: bytes) -> None:
+    """Change the text of the receipt, and seal it again."""
+    body = records.opened(folder.read(NAME), where=NAME).replace(old, new)
+    seal = hashlib.sha256(body).hexdigest().encode()
+    Path(folder.at(NAME)).write_bytes(body[:-1] + b',"seal":"' + seal + b'"}\n')
+
+
 def test_a_receipt_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     assert read_receipt(put(tmp_path, example()), NAME) == example()
 
@@ -56,6 +64,8 @@ def test_a_receipt_is_read_back_as_it_was_written(tmp_path: Path) -> None:
         lambda good: replace(good, read_sum="<|endoftext|>", written_sum="<|endoftext|>"),
         lambda good: replace(good, sources=(replace(good.sources[0], text_sum="x"),)),
         lambda good: replace(good, documents_read=0, dropped={"empty": -1}),
+        lambda good: replace(good, sources=(replace(good.sources[0], documents=1 << 63),)),
+        lambda good: replace(good, sources=(replace(good.sources[0], documents=1 << 80),)),
     ],
 )
 def test_a_sealed_receipt_that_is_not_true_is_refused_and_quarantined(
@@ -66,3 +76,26 @@ def test_a_sealed_receipt_that_is_not_true_is_refused_and_quarantined(
         read_receipt(folder, NAME)
     assert load_receipt(folder, 3, -1, "f" * 64, rehash=False) is None
     assert not folder.exists(NAME)
+
+
+@pytest.mark.parametrize(
+    ("found", "put_there"),
+    [
+        (b'"unit":3', b'"unit":3,"unit":3'),
+        (b'"unit":3', b'"unit":3,"more":1'),
+        (b'"unit":3', b'"unit":3.0'),
+        (b'"unit":3,', b""),
+        (b'"name":"a"', b'"name":"\\ud800"'),
+    ],
+)
+def test_a_seal_around_what_is_no_receipt_does_not_make_it_one(tmp_path: Path, found: bytes, put_there: bytes) -> None:
+    folder = put(tmp_path, example())
+    reseal(folder, found, put_there)
+    with pytest.raises(DatasetError, match=r"000003\.json"):
+        read_receipt(folder, NAME)
+
+
+def test_a_text_that_is_right_but_not_canonical_is_read_as_well(tmp_path: Path) -> None:
+    folder = put(tmp_path, example())
+    reseal(folder, b'"unit":3', b'"unit": 3')
+    assert read_receipt(folder, NAME) == example()

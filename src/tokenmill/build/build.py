@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
-from tokenmill.build import state
+from tokenmill.build import quick, state
 from tokenmill.build.ahead import led_by
 from tokenmill.build.budget import Budget
 from tokenmill.build.commit import commit
@@ -45,7 +45,6 @@ from tokenmill.storage.places import ready
 from tokenmill.storage.scratch import scratch_corner
 from tokenmill.storage.space import require_space
 from tokenmill.tokenizer.spec import TokenizerSpec
-from tokenmill.typed import make_table
 
 Hire = Callable[[Folder, Work, TokenizerSpec], Executor]
 
@@ -61,8 +60,15 @@ def build(
 ) -> tuple[Manifest, bool]:
     """The dataset of a recipe, and whether it stood already. `hire` gives what runs its units."""
     state.check_ours(folder)
-    progress = Progress(watch)
     setup = set_up(recipe, output=folder.path)
+    return build_planned(setup, folder, hire=hire, scratch=scratch, restart=restart, watch=watch)
+
+
+def build_planned(
+    setup: Setup, folder: Folder, *, hire: Hire, scratch: str | None, restart: bool, watch: Watcher | None
+) -> tuple[Manifest, bool]:
+    """The same for what is set up already, maybe on another machine."""
+    progress = Progress(watch)
     for note in setup.notes:
         progress.tell("note", message=note)
     done = None if restart else state.finished(folder, setup.plan)
@@ -255,7 +261,7 @@ def _in_order(
                 raise BuildError(f"the cut unit {cut.unit.index} cannot be trusted", hint="run the same command again")
             yield receipt
 
-    receipts = make_table(Receipt, found())
+    receipts = quick.table(Receipt, found())
     if not any(receipt.tokens for receipt in receipts):
         dropped: Counter[str] = Counter()
         for receipt in receipts:

@@ -11,11 +11,12 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill import records
+from tokenmill.build import quick
 from tokenmill.errors import BuildError, DatasetError
 from tokenmill.manifest import Shard, SourceTotal, check_split_name
 from tokenmill.storage import Digest, Folder
 from tokenmill.table import runs_of
+from tokenmill.typed import MAX_INT
 
 PIECES = ".build/pieces"
 RECEIPTS = ".build/receipts"
@@ -90,25 +91,32 @@ def check_books(receipt: Receipt) -> None:
 
 def read_receipt(folder: Folder, name: str) -> Receipt:
     """A receipt that is sealed, balances and speaks of its own files only; else `DatasetError` or `BuildError`."""
-    receipt = records.unseal(Receipt, folder.read(name, max_bytes=1 << 26), where=name)
-    own = unit_name(receipt.unit, receipt.token_limit)
-    for split in receipt.pieces:
-        check_split_name(split, where=name)
-    counts = [receipt.unit, receipt.documents_read, *receipt.dropped.values()]
-    counts += [count for piece in receipt.pieces.values() for count in (piece.tokens, piece.documents)]
-    sums = [receipt.read_sum, *(source.text_sum for source in receipt.sources)]
-    right = {
-        "a count is negative": min(counts) >= 0,
-        "a sum is no sum": all(_SUM.fullmatch(text) for text in sums),
-        "a file of another unit": receipt.provenance in receipt.files
-        and receipt.files.keys() <= {receipt.provenance, f"{REJECTS}/{own}.jsonl"}
-        and all(piece.name == f"{PIECES}/{own}.{split}" for split, piece in receipt.pieces.items()),
-    }
-    for what, holds in right.items():
-        if not holds:
-            raise DatasetError(f"{name}: {what}", hint="the receipt is damaged or was not written by tokenmill")
+    receipt = quick.unseal(Receipt, folder.read(name, max_bytes=1 << 26), where=name)
+    if wrong := _untrue(receipt, where=name):
+        raise DatasetError(f"{name}: {wrong}", hint="the receipt is damaged or was not written by tokenmill")
     check_books(receipt)
     return receipt
+
+
+def _untrue(receipt: Receipt, *, where: str) -> str:
+    """What a sealed receipt says that cannot be; nothing if all of it can."""
+    own = unit_name(receipt.unit, receipt.token_limit)
+    counts = [receipt.unit, receipt.documents_read, *receipt.dropped.values()]
+    sums = [receipt.read_sum]
+    provenance = receipt.provenance
+    is_foreign = provenance not in receipt.files or not receipt.files.keys() <= {provenance, f"{REJECTS}/{own}.jsonl"}
+    for split, piece in receipt.pieces.items():
+        check_split_name(split, where=where)
+        counts += (piece.tokens, piece.documents)
+        is_foreign = is_foreign or piece.name != f"{PIECES}/{own}.{split}"
+    for source in receipt.sources:
+        counts += (source.bytes, source.documents)
+        sums.append(source.text_sum)
+    if min(counts) < 0 or max(counts) >= MAX_INT:
+        return "a count is out of range"
+    if not all(map(_SUM.fullmatch, sums)):
+        return "a sum is no sum"
+    return "a file of another unit" if is_foreign else ""
 
 
 def load_receipt(folder: Folder, unit: int, token_limit: int, fingerprint: str, *, rehash: bool) -> Receipt | None:

@@ -154,11 +154,13 @@ class Folder:
 
     def stat(self, name: str) -> FileStat | None:
         """Size and kind of a file, or None where there is none."""
+        path = self.at(name)
         try:
-            with explained(self.at(name), but=_NOT_THERE):
-                return self.fs.stat(self.at(name))
+            return self.fs.stat(path)
         except _NOT_THERE:
             return None
+        except OSError as error:
+            raise storage_error(error, path) from None
 
     def names(self, name: str = "") -> list[str]:
         try:

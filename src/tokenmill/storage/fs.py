@@ -9,12 +9,12 @@ from __future__ import annotations
 import mmap
 import os
 import stat
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class FileStat:
+class FileStat(NamedTuple):
+    """What is asked of a file. A tuple, for going on with a build asks for it some million times."""
+
     size: int
     modified: int
     num_links: int

@@ -27,6 +27,7 @@ from lab.vocabularies import byte_level, ranks, sentence_pieces, unigram
 from lab.world import make_world
 from tokenmill import manifest as manifests
 from tokenmill import records
+from tokenmill.build import quick
 from tokenmill.build.receipt import Receipt
 from tokenmill.build.state import Clean, Job
 from tokenmill.errors import TokenmillError
@@ -249,7 +250,7 @@ SEALED: dict[str, Callable[[bytes], object]] = {
     "manifest": _read_manifest,
     "plan": lambda data: records.unseal(Plan, data, where="plan.json"),
     "job": lambda data: records.unseal(Job, data, where="job.json"),
-    "receipt": lambda data: records.unseal(Receipt, data, where="receipt"),
+    "receipt": lambda data: quick.unseal(Receipt, data, where="receipt"),
     "clean": lambda data: records.unseal(Clean, data, where="clean.json"),
     "holder": lambda data: records.unseal(Holder, data, where="lock"),
 }
