@@ -15,6 +15,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.data import loader as loaders
+from tokenmill.data.dataset import Dataset
+from tokenmill.data.dataset import open as open_dataset
+from tokenmill.data.mixture import Mixture
 from tokenmill.data.stream import Batch
 from tokenmill.errors import RecipeError
 
@@ -71,8 +74,14 @@ class DataLoader(loaders.DataLoader):
 
         if sharding is not None and "cu_seqlens" in options.get("fields", ()):
             raise RecipeError("cu_seqlens has no rows to shard", hint="leave the field or the sharding out")
+        opened = dataset if isinstance(dataset, Dataset | Mixture) else open_dataset(dataset)
+        if opened.on_node and (rank is None or world_size is None) and jax.process_count() > 1:
+            raise RecipeError(
+                "this is one node's part of a dataset, which its processes share",
+                hint="give rank and world_size among the processes of this node: 0 and 1 if it has one",
+            )
         super().__init__(
-            dataset,
+            opened,
             seq_len,
             batch_size,
             rank=jax.process_index() if rank is None else rank,

@@ -24,30 +24,37 @@ from torch.utils import data as torch_data
 
 from tokenmill.data import dataset as datasets
 from tokenmill.data import loader as loaders
+from tokenmill.data.mixture import Mixture
 from tokenmill.data.stream import Batch
 from tokenmill.errors import RecipeError
 
 Tensors = dict[str, torch.Tensor]
 
 
-def find_rank() -> tuple[int, int]:
-    """Rank and world size: of torch.distributed if it runs, else of RANK and WORLD_SIZE, else 0 of 1."""
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
+def find_rank(*, on_node: bool = False) -> tuple[int, int]:
+    """Rank and world size: of torch.distributed if it runs, else of RANK and WORLD_SIZE, else 0 of 1.
+
+    Those `on_node` are LOCAL_RANK and LOCAL_WORLD_SIZE: the ranks of a node share the part of a dataset that it has.
+    """
+    running = torch.distributed.is_available() and torch.distributed.is_initialized()
+    if running and not on_node:
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    given = {name: os.environ.get(name) for name in ("RANK", "WORLD_SIZE")}
-    if given["RANK"] is None and given["WORLD_SIZE"] is None:
+    rank, size = ("LOCAL_RANK", "LOCAL_WORLD_SIZE") if on_node else ("RANK", "WORLD_SIZE")
+    given = {name: os.environ.get(name) for name in (rank, size)}
+    if given[rank] is None and given[size] is None and not running and "RANK" not in os.environ:
         return 0, 1
     try:
-        return int(given["RANK"] or ""), int(given["WORLD_SIZE"] or "")
+        return int(given[rank] or ""), int(given[size] or "")
     except ValueError:
         raise RecipeError(
-            f"the environment has RANK={given['RANK']!r} and WORLD_SIZE={given['WORLD_SIZE']!r}",
+            f"the environment has {rank}={given[rank]!r} and {size}={given[size]!r}",
             hint="set both to numbers, or unset both, or give rank and world_size to the loader",
         ) from None
 
 
 class DataLoader(loaders.DataLoader):
-    """`tokenmill.DataLoader` with tensors. Rank and world size are found where they are not given.
+    """`tokenmill.DataLoader` with tensors. Rank and world size are found where they are not given: among the ranks
+    of this node, if the dataset is the part that it has.
 
     Tensors share the memory of the arrays. Where there is a GPU, `pin_memory` copies them into
     pinned memory, in the thread that prefetches, so that `.to(device, non_blocking=True)` does not wait.
@@ -64,9 +71,10 @@ class DataLoader(loaders.DataLoader):
         pin_memory: bool = True,
         **options: Any,
     ) -> None:
-        found = find_rank() if rank is None or world_size is None else (rank, world_size)
+        opened = dataset if isinstance(dataset, datasets.Dataset | Mixture) else datasets.open(dataset)
+        found = find_rank(on_node=opened.on_node) if rank is None or world_size is None else (rank, world_size)
         super().__init__(
-            dataset,
+            opened,
             seq_len,
             batch_size,
             rank=found[0] if rank is None else rank,

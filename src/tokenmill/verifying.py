@@ -17,6 +17,7 @@ from typing import Literal
 import numpy as np
 
 from tokenmill import manifest as manifests
+from tokenmill import placement
 from tokenmill.build.commit import group_pieces
 from tokenmill.build.receipt import PIECES, RECEIPTS, REJECTS, Receipt
 from tokenmill.build.redo import dataset_receipts, load_receipts, reopen, task_of
@@ -84,7 +85,7 @@ def verify_folder(
 ) -> Report:
     begin = time.monotonic()
     found = manifests.load(folder)
-    problems = list(_structure(folder, found)) + list(strays(folder, found))
+    problems = [*_structure(folder, found), *strays(folder, found), *_unlisted(folder, found)]
     hashed = 0
     if not quick:
         known_bad = {problem.file for problem in problems}
@@ -140,6 +141,20 @@ def strays(folder: Folder, found: Manifest) -> Iterator[Problem]:
         for name in folder.names(parent):
             if f"{parent}/{name}" not in known:
                 yield Problem(f"{parent}/{name}", "does not belong to the dataset")
+
+
+def _unlisted(folder: Folder, found: Manifest) -> Iterator[Problem]:
+    """Whether the record of nodes, if there is one, knows this part as it is."""
+    part = placement.part_of(found.identity)
+    try:
+        nodes = placement.load(folder)
+    except DatasetError as error:
+        yield Problem(placement.NAME, error.message.partition(": ")[2])
+        return
+    if part is not None and nodes is not None:
+        listed = [place.manifest for place in nodes.parts[part.number : part.number + 1]]
+        if listed != [folder.digest(manifests.NAME)]:
+            yield Problem(placement.NAME, f"it has another dataset for part {part.number}")
 
 
 def _hash_all(folder: Folder, found: Manifest, files: dict[str, Digest], threads: int) -> list[Problem]:

@@ -18,24 +18,34 @@ from tokenmill.cores import resolve_workers
 from tokenmill.errors import RecipeError
 from tokenmill.manifest import Manifest
 from tokenmill.storage import local_folder, open_folder
+from tokenmill.storage.urls import is_url
 
 if TYPE_CHECKING:
     from tokenmill.build.build import Hire
     from tokenmill.build.progress import Watcher
     from tokenmill.layouts.exporting import Exported
+    from tokenmill.placement import Nodes
 
 EXECUTORS = ("local", "ray")
+PLACEMENTS = ("shared", "node-local")
+# How long a build of the same part may take to end that was stopped a moment ago.
+ENDING_SECONDS = 30.0
+_NO_BESIDES = "each part is on a disk of its node already; tokenmill export is run on each"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """A finished dataset, and whether there was anything left to do."""
+    """A finished dataset, and whether there was anything left to do.
+
+    If it is in parts on `nodes`, `output` is as it was given, and the manifest says what they come to.
+    """
 
     output: str
     manifest: Manifest
     already_complete: bool
     seconds: float
     export: Exported | None = None
+    nodes: Nodes | None = None
 
 
 def prepare(
@@ -51,6 +61,7 @@ def prepare(
     timeout: float | None = None,
     executor: str = "local",
     ray_address: str | None = None,
+    placement: str = "shared",
     watch: Watcher | None = None,
     **recipe: Any,
 ) -> Result:
@@ -66,13 +77,30 @@ def prepare(
 
     With `executor="ray"` the units are tasks of the cluster at `ray_address` (or of the one that is found, or of a
     Ray of this machine for the while); `workers` then limits how many of them run at once.
+
+    With `placement="node-local"` as well, every node keeps a part of the dataset at `output` on its own disk, and
+    `nodes.json` there says which node has what. Variables in `output` are those of the node; `workers` are for each.
     """
     begin = time.monotonic()
     if not output:
         raise RecipeError("no output is given", hint="add -o OUT")
     if wait and restart:
         raise RecipeError("each one who waits would start the build over", hint="start it over first, without waiting")
-    _check_executor(executor, ray_address)
+    _check_executor(executor, ray_address, placement)
+    fields = {"sources": (sources,) if isinstance(sources, str) else tuple(sources), **recipe}
+    if placement == "node-local":
+        if layout is not None or scratch is not None:
+            raise RecipeError("--layout and --scratch do not go with node-local placement", hint=_NO_BESIDES)
+        return _prepare_on_nodes(
+            fields,
+            os.fspath(output),
+            config=config,
+            address=ray_address,
+            workers=workers,
+            restart=restart,
+            patience=timeout if wait else ENDING_SECONDS,
+            watch=watch,
+        )
     folder = open_folder(output, spool=scratch)
     count = resolve_workers(workers)
     # Who only waits needs no workers; who builds in the end hires them then.
@@ -84,8 +112,7 @@ def prepare(
         from tokenmill.build.waiting import wait_for
         from tokenmill.recipe import make_recipe
 
-        given = (sources,) if isinstance(sources, str) else tuple(sources)
-        wanted = make_recipe({"sources": given, **recipe}, config=config)
+        wanted = make_recipe(fields, config=config)
         if layout is not None:
             check_layout(layout, wanted)
 
@@ -127,8 +154,31 @@ def prepare(
     )
 
 
-def _check_executor(executor: str, ray_address: str | None) -> None:
+def _prepare_on_nodes(
+    fields: dict[str, Any], output: str, *, config: str | os.PathLike[str] | None, **options: Any
+) -> Result:
+    from tokenmill.build.ray_nodes import build_on_nodes
+    from tokenmill.recipe import make_recipe
+
+    begin = time.monotonic()
+    # What begins with a variable or `~` is another place on every node; any other path is the same on all.
+    place = output if output.startswith(("$", "~")) or is_url(output) else os.path.abspath(output)
+    found, already_complete, nodes = build_on_nodes(make_recipe(fields, config=config), place, **options)
+    return Result(
+        output=place,
+        manifest=found,
+        already_complete=already_complete,
+        seconds=time.monotonic() - begin,
+        nodes=nodes,
+    )
+
+
+def _check_executor(executor: str, ray_address: str | None, placement: str) -> None:
     if executor not in EXECUTORS:
         raise RecipeError(f"{executor!r} is no executor", hint=f"one of {', '.join(EXECUTORS)}")
+    if placement not in PLACEMENTS:
+        raise RecipeError(f"{placement!r} is no placement", hint=f"one of {', '.join(PLACEMENTS)}")
+    if placement == "node-local" and executor != "ray":
+        raise RecipeError("node-local placement is for the nodes of a cluster", hint="add --executor ray")
     if ray_address is not None and executor != "ray":
         raise RecipeError("an address of a Ray cluster is given, and no Ray", hint="add --executor ray")

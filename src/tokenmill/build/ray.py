@@ -1,4 +1,4 @@
-"""Units as tasks of a Ray cluster: the third executor, and the only module that imports ray.
+"""Units as tasks of a Ray cluster: the third executor.
 
     driver    tasks  ->  at most two a core in flight  ->  answers: done | failed | the worker died
                                   ^                                        |
@@ -14,7 +14,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-import importlib.metadata
 import json
 import os
 import platform
@@ -24,7 +23,8 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
@@ -37,6 +37,7 @@ from tokenmill.build.executor import MAX_TRIES, Checked, Failure, Listener, Requ
 from tokenmill.build.inline import EngineHolder
 from tokenmill.build.task import Task, Work
 from tokenmill.build.unit import run_unit
+from tokenmill.build.versions import check_versions, own_version
 from tokenmill.cores import positive_from_environment
 from tokenmill.errors import BuildError, RecipeError
 from tokenmill.storage import Folder
@@ -45,7 +46,7 @@ from tokenmill.tokenizer.engine import open_engine
 from tokenmill.tokenizer.spec import TokenizerSpec, from_dataset
 
 try:
-    import ray
+    import ray as ray  # noqa: PLC0414 - ray_nodes takes it from here
 except ImportError:
     raise RecipeError("Ray is not installed", hint="pip install 'tokenmill[ray]', on every node") from None
 
@@ -78,7 +79,7 @@ class Ray:
             "output": to_record(folder),
             "work": dataclasses.asdict(work),
             "tokenizer": spec.describe(),
-            "version": _version(),
+            "version": own_version(),
         }
         self._briefing = ray.put(json.dumps(briefing, sort_keys=True))
 
@@ -90,7 +91,7 @@ class Ray:
         """Have one worker look at the sources first. One that dies is replaced a few times."""
         message = json.dumps(dataclasses.asdict(request))
         for _ in range(MAX_TRIES):
-            answer = hear(self._submit.remote(self._briefing, message))
+            answer = hear(partial(ray.get, self._submit.remote(self._briefing, message)))
             if answer["kind"] == "checked":
                 return records.convert(Checked, answer["checked"], where="checked")
             if answer["kind"] == "failed":
@@ -115,7 +116,7 @@ class Ray:
             if not self._flying:
                 return failures
             for ref in _answered(list(self._flying)):
-                task, answer = self._flying.pop(ref), hear(ref)
+                task, answer = self._flying.pop(ref), hear(partial(ray.get, ref))
                 if answer["kind"] == "done":
                     listener({**answer["counts"], "kind": "progress"})
                     listener({"kind": "done", "unit": task.unit.index})
@@ -125,12 +126,17 @@ class Ray:
     def stop(self) -> None:
         """Stop what is in flight, and leave the cluster; a Ray of our own ends with it."""
         flying, self._flying = self._flying, {}
-        for ref in flying:
-            with contextlib.suppress(ray.exceptions.RayError, ValueError):  # it is over already
-                ray.cancel(ref, force=True)
+        cancel(flying)
         if self._ours:
             self._ours = False
             ray.shutdown()
+
+
+def cancel(running: Iterable[Any]) -> None:
+    """Stop tasks at once, wherever they run."""
+    for task in running:
+        with contextlib.suppress(ray.exceptions.RayError, ValueError):  # it is over already
+            ray.cancel(task, force=True)
 
 
 def num_slots(wanted: int | None, cores: int) -> int:
@@ -233,13 +239,13 @@ def _own_signals() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def hear(ref: Any) -> Message:
-    """The answer of a task; that its worker died is one too."""
+def hear(get: Callable[[], str]) -> Message:
+    """The answer of a task, which `get` gives; that its worker died is one too."""
     try:
-        answer: Message = json.loads(ray.get(ref))
+        answer: Message = json.loads(get())
         return answer
     except ray.exceptions.RayTaskError as error:  # it never came to our code, which lets nothing through
-        hint = f"install tokenmill {_version()} on every node"
+        hint = f"install tokenmill {own_version()} on every node"
         cause = str(error.cause).strip().splitlines()
         message = f"a node cannot run tokenmill: {cause[-1] if cause else error.cause!r}"
         # An error of the whole build: a node that fails at once would take every unit there is.
@@ -256,10 +262,6 @@ def serve(briefing: str, message: str) -> str:
     except Exception as error:  # the driver judges it
         answer = {"kind": "failed", "error": errors.to_record(error)}
     return json.dumps(answer)
-
-
-def _version() -> str:
-    return importlib.metadata.version("tokenmill")
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -291,12 +293,7 @@ def _open_bench(briefing: str) -> _Bench:
         Folder(work.scratch).make()
     name = told["tokenizer"]["file"]
     spec = from_dataset(told["tokenizer"], folder.read(name) if name else None)
-    ours, theirs = (told["version"], told["tokenizer"]["engine"]), (_version(), spec.describe()["engine"])
-    if ours != theirs:
-        raise RecipeError(
-            f"{platform.node()} has tokenmill {theirs[0]} with {theirs[1]}, the driver {ours[0]} with {ours[1]}",
-            hint="install the same versions on every node",
-        )
+    check_versions(told["version"], told["tokenizer"], spec)
     return _Bench(folder, work, spec, EngineHolder(spec, open_engine(spec)))
 
 

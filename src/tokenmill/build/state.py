@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from tokenmill import manifest as manifests
-from tokenmill import records
+from tokenmill import placement, records
 from tokenmill.build.receipt import PIECES, RECEIPTS, REJECTS, Receipt, load_receipts
 from tokenmill.build.setup import Setup
 from tokenmill.build.task import Work
@@ -61,7 +61,8 @@ def check_ours(folder: Folder) -> None:
     if found is not None and not found.is_folder:
         raise OutputError(f"{folder.path} is not a folder", hint="choose another output")
     names = folder.names()
-    if names and not _is_ours(folder):
+    # Where a driver has no part of its dataset, the record of nodes stands alone.
+    if names not in ([], [placement.NAME]) and not _is_ours(folder):
         raise OutputError(
             f"{folder.path} holds something else: {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}",
             hint="choose an output that is empty or does not exist",
@@ -134,6 +135,7 @@ def enter(folder: Folder, setup: Setup, *, restart: bool) -> None:
     if restart:
         start_over(folder)
     if not folder.exists(PLAN):
+        folder.remove(placement.NAME)
         folder.write_parts(PLAN, records.sealed_parts(plan))
         return
     if _is_stored(folder, plan):
@@ -160,6 +162,7 @@ def start_over(folder: Folder) -> None:
     with contextlib.suppress(DatasetError):
         splits |= set(load_job(folder).work.split_names)
     folder.remove(manifests.NAME)
+    folder.remove(placement.NAME)
     folder.sync("")  # from here on it is no dataset, whatever else is still there
     for parent in (*sorted(splits), "provenance"):
         for name in folder.names(parent):

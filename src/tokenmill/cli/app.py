@@ -113,9 +113,11 @@ def prepare(options: dict[str, Any]) -> int:
         result = prepare(watch=watcher, wait=options["wait"], **library_arguments(options))
     export = result.export
     if options["as_json"]:
-        _print_json(show.result_record(result) | ({"export": show.export_record(export)} if export else {}))
+        beside = {"export": show.export_record(export)} if export else {}
+        _print_json(show.result_record(result) | show.nodes_record(result.nodes) | beside)
     elif not quiet:
         show.result(result)
+        show.nodes(show.nodes_record(result.nodes))
         if export is not None:
             show.exported(export)
     return 3 if result.manifest.quarantined else 0
@@ -178,10 +180,12 @@ def inspect(
 ) -> int:
     from tokenmill.cli.inspecting import describe, first_texts
 
+    record = describe(dataset)
+    texts = first_texts(dataset, split, documents) if "tokens" in record else []
     if as_json:
-        _print_json({**describe(dataset), "texts": first_texts(dataset, split, documents)})
+        _print_json({**record, "texts": texts})
     else:
-        show.dataset(describe(dataset), split, first_texts(dataset, split, documents))
+        show.dataset(record, split, texts)
     return 0
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from tokenmill import manifest as manifests
+from tokenmill import placement
+from tokenmill.cli.show import nodes_record
 from tokenmill.data.dataset import open as open_dataset
 from tokenmill.errors import RecipeError
 from tokenmill.storage import open_folder
@@ -12,11 +15,15 @@ SHOWN_IDS = 20
 
 
 def describe(path: str) -> dict[str, Any]:
-    """A dataset in numbers."""
-    dataset = open_dataset(path)
-    manifest = dataset.manifest
+    """A dataset in numbers, and which node has what of it. Where no part of it is, that alone."""
+    folder = open_folder(path)
+    nodes = nodes_record(placement.load(folder)) if folder.is_local else {}
+    if nodes and not folder.exists(manifests.NAME):
+        return {"path": folder.path, **nodes}
+    manifest = open_dataset(path).manifest
     return {
-        "path": open_folder(path).path,
+        **nodes,
+        "path": folder.path,
         "fingerprint": manifest.fingerprint,
         "tokenizer": manifest.tokenizer,
         "parity": manifest.parity,

@@ -101,6 +101,14 @@ PREPARE_OPTIONS = {
             help="the Ray cluster: HOST:PORT or auto; without it the one that is found, else a local Ray for the while",
         ),
     ],
+    "placement": Annotated[
+        _TEXT,
+        _option(
+            metavar="WHERE",
+            help="with ray: shared (all nodes reach OUT, the default), or node-local (every node keeps a part in OUT "
+            "on its own disk; '$VARIABLES' in OUT are those of the node)",
+        ),
+    ],
     "wait": Annotated[_FLAG, _option("--wait", help="if another process builds OUT, wait for it")],
 }
 _FLAGS = ("restart", "as_json", "quiet", "verbose", "no_progress", "wait")
@@ -136,8 +144,9 @@ def library_arguments(given: dict[str, Any]) -> dict[str, Any]:
     arguments["template"] = unescape(arguments["template"])
     arguments["documents"] = unescape(arguments["documents"])
     arguments["restart"] = given["restart"]
-    if given.get("executor") is None:
-        arguments.pop("executor", None)
+    for name in ("executor", "placement"):
+        if given.get(name) is None:
+            arguments.pop(name, None)
     return arguments
 
 

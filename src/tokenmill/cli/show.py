@@ -6,6 +6,7 @@ control characters escaped.
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 import time
 from types import TracebackType
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from tokenmill.layouts.exporting import Exported
     from tokenmill.layouts.importing import Imported
     from tokenmill.moving import Moved
+    from tokenmill.placement import Nodes
     from tokenmill.verifying import Problem, Report
 
 LINE_SECONDS = 30.0
@@ -43,6 +45,7 @@ class Watcher:
         self._wants_bar = progress and not quiet and sys.stderr.isatty()
         self._wants_lines = progress and not quiet and not sys.stderr.isatty()
         self._last_line = time.monotonic()
+        self._node = ""  # who speaks, where nodes build parts of their own
 
     def __enter__(self) -> Watcher:
         return self
@@ -54,6 +57,7 @@ class Watcher:
 
     def __call__(self, event: Event) -> None:
         kind = event["kind"]
+        self._node = event.get("node", "")
         if kind == "progress":
             self._show_progress(event)
         elif kind == "start":
@@ -81,6 +85,7 @@ class Watcher:
             self._end_bar()
 
     def _say(self, text: str, *, only_verbose: bool = False) -> None:
+        text = f"{self._node}: {text}" if self._node else text
         if self._quiet or (only_verbose and not self._verbose):
             return
         if self._bar is not None:
@@ -175,6 +180,17 @@ def result(result: Result | Imported) -> None:
         print(f"  {manifest.quarantined:,} bad documents are listed in {result.output}/.build/rejects")
 
 
+def nodes_record(nodes: Nodes | None) -> dict[str, Any]:
+    return {} if nodes is None else {"nodes": [dataclasses.asdict(place) for place in nodes.parts]}
+
+
+def nodes(record: dict[str, Any]) -> None:
+    """Which node has what."""
+    for number, place in enumerate(record.get("nodes", ())):
+        tokens = ", ".join(f"{totals['tokens']:,} tokens of {name}" for name, totals in place["splits"].items())
+        print(f"  part {number:<5} {printable(place['host'] + ':' + place['path'])}  {tokens}")
+
+
 def export_record(result: Exported) -> dict[str, Any]:
     return {
         "output": result.output,
@@ -255,6 +271,10 @@ def repaired(problems: tuple[Problem, ...], after: Report) -> None:
 
 
 def dataset(record: dict[str, Any], split: str, texts: list[str]) -> None:
+    if "tokens" not in record:
+        print(f"{record['path']}: no part of the dataset is here")
+        nodes(record)
+        return
     tokenizer = record["tokenizer"]
     print(f"{record['path']}: {format_count(record['tokens'])} tokens, {format_bytes(record['bytes'])}")
     print(f"  tokenizer  {tokenizer['name']} (vocabulary {tokenizer['vocab_size']:,}), stored as {record['dtype']}")
@@ -265,6 +285,7 @@ def dataset(record: dict[str, Any], split: str, texts: list[str]) -> None:
     print(f"  sources    {record['sources']:,}, {record['documents_read']:,} documents read")
     for reason, count in record["dropped"].items():
         print(f"  dropped    {count:,} {reason.replace('_', ' ')}")
+    nodes(record)
     for index, text in enumerate(texts):
         lines = printable(text[:2000]).strip().splitlines()
         print(f"\n{split} document {index}:")

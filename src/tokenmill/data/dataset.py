@@ -12,8 +12,10 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill import manifest as manifests
+from tokenmill import placement
 from tokenmill.errors import DatasetError
 from tokenmill.manifest import Manifest, Shard
+from tokenmill.placement import Nodes
 from tokenmill.shards.layout import Tokens, numpy_dtype
 from tokenmill.shards.reader import check_structure, document_starts, map_tokens
 from tokenmill.storage import Folder, open_folder
@@ -64,6 +66,16 @@ class Dataset:
     @property
     def splits(self) -> list[str]:
         return list(self._splits)
+
+    @property
+    def on_node(self) -> bool:
+        """Whether this is what one node has of a dataset, and other nodes have the rest."""
+        return placement.part_of(self.manifest.identity) is not None
+
+    @property
+    def nodes(self) -> Nodes | None:
+        """Which node has what, if this is one node's part of a dataset."""
+        return placement.load(Folder(self.path))
 
     def __getitem__(self, split: str) -> TokenSplit:
         if split not in self._splits:

@@ -16,9 +16,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill import placement
 from tokenmill.data.bare import Found, Hints, TokenFile, map_file
 from tokenmill.errors import DatasetError, RecipeError
 from tokenmill.shards.layout import HEADER, MAGIC, NAMES, numpy_dtype
+from tokenmill.storage import Folder
 
 Finder = Callable[[str, Hints], Found | None]
 
@@ -42,6 +44,10 @@ def find(path: str, hints: Hints) -> Found:
     for finder in FINDERS.values():
         if (found := finder(path, hints)) is not None:
             return found
+    if nodes := placement.load(Folder(path)):
+        raise DatasetError(
+            f"{path} holds no part of its dataset", hint=f"open it where one is: {placement.where(nodes)}"
+        )
     if os.path.isdir(os.path.join(path, ".build")):
         hint = "its build has not finished: run the same tokenmill command again"
     else:

@@ -69,6 +69,11 @@ class Mixture:
         }
         _check_tokenizers(self.datasets)
 
+    @property
+    def on_node(self) -> bool:
+        """Whether what one node has of a dataset is among them."""
+        return any(dataset.on_node for dataset in self.datasets.values())
+
 
 @dataclass(frozen=True, slots=True)
 class Era:

@@ -1,0 +1,240 @@
+"""Node-local placement: every node of a Ray cluster builds its part on its own disk; the driver's side.
+
+    plan -> ask the disks -> deal -> [ node: a whole build of its part ] x nodes -> nodes.json, on every node
+                                        messages -> progress of the whole
+
+The plan is made once, here, so that all parts are of the same sources. A node does the rest alone, its commit too,
+so the driver has next to nothing to do, whatever the size of the whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import json
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from tokenmill import errors, placement, records
+from tokenmill import manifest as manifests
+from tokenmill.build import part, state
+from tokenmill.build.crew import Message
+from tokenmill.build.executor import MAX_TRIES
+from tokenmill.build.progress import Event, Watcher
+from tokenmill.build.ray import LOOK_SECONDS, cancel, connect, hear, num_slots, ray
+from tokenmill.build.setup import Setup, set_up
+from tokenmill.errors import BuildError, Interrupted, RecipeError, TokenmillError
+from tokenmill.manifest import Manifest
+from tokenmill.placement import Nodes, Place
+from tokenmill.planning import Plan
+from tokenmill.recipe import Recipe
+from tokenmill.storage import Digest, local_folder
+
+# What adds up over the nodes, of their reports.
+_SUMS = ("bytes", "units", "documents", "tokens", "workers", "bytes_per_second", "tokens_per_second")
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node that is up; `host` and `path` are as it says itself."""
+
+    id: str
+    slots: int
+    host: str = ""
+    path: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """A part, and the node that builds it."""
+
+    node: Node
+    plan: Plan
+
+
+def build_on_nodes(
+    recipe: Recipe,
+    output: str,
+    *,
+    address: str | None,
+    workers: int | None,
+    restart: bool,
+    patience: float | None,
+    watch: Watcher | None,
+) -> tuple[Manifest, bool, Nodes]:
+    """A dataset in parts: what they come to, whether all stood already, and where they are.
+
+    `patience` is how long a node waits for another build there, which may be one that is about to end.
+    """
+    _check_recipe(recipe)
+    here = local_folder(part.expand(output))
+    if not here.exists(placement.NAME):
+        state.check_ours(here)
+    setup = set_up(recipe, output=here.path)
+    tell: Watcher = watch or (lambda event: None)
+    for note in setup.notes:
+        tell({"kind": "note", "message": note})
+    ours = connect(address, workers)
+    try:
+        jobs = _share_out(setup, output, restart=restart)
+
+        def submit(job: Job) -> Any:
+            slots = num_slots(workers, job.node.slots)
+            told = {"output": job.node.path, "workers": slots, "patience": patience}
+            return _submit(job, slots, {**part.to_message(setup, job.plan), **told})
+
+        ends = _run(jobs, submit, _Whole(setup.plan, tell))
+        parts = [
+            manifests.unseal(end["manifest"].encode(), where=job.node.host) for job, end in zip(jobs, ends, strict=True)
+        ]
+        record = Nodes(
+            format=placement.FORMAT,
+            fingerprint=setup.plan.fingerprint,
+            parts=tuple(map(_place, jobs, parts, ends)),
+        )
+        sealed = records.seal(record)
+        told = [(job.node, {"output": job.node.path, "nodes": sealed.decode()}) for job in jobs]
+        _call_all(part.keep_nodes, told)
+    finally:
+        if ours:
+            ray.shutdown()
+    part.write_nodes(here, sealed)
+    return placement.together(setup.plan, parts), all(end["already_complete"] for end in ends), record
+
+
+def _check_recipe(recipe: Recipe) -> None:
+    """Refuse what needs all documents in one place."""
+    if recipe.max_tokens is not None:
+        raise RecipeError("--max-tokens counts through all parts, which nodes build alone", hint="use --sample")
+    if recipe.split == "nanogpt":
+        raise RecipeError("--split nanogpt is drawn from all documents", hint="use --split val=0.0005")
+
+
+def _share_out(setup: Setup, output: str, *, restart: bool) -> list[Job]:
+    """The parts, each with the node that has it or gets it."""
+    told = {**part.greeting(setup.spec), "output": output, "restart": restart}
+    answers = _call_all(part.look, [(node, told) for node in _living_nodes()])
+    found = {replace(node, host=answer["host"], path=answer["path"]): answer for node, answer in answers}
+    nodes = sorted(found, key=lambda node: (node.host, node.path))
+    for one, other in itertools.pairwise(nodes):
+        if (one.host, one.path) == (other.host, other.path):
+            raise RecipeError(
+                f"two nodes on {one.host} would both write to {one.path}",
+                hint="put a variable into OUT that each node has set to a place of its own, like '$LOCAL/owt'",
+            )
+    held = [(placement.part_of(found[node]), found[node]["finished"]) for node in nodes]
+    owners = placement.assign(held, setup.plan.fingerprint, len(setup.plan.units))
+    parts = placement.deal(setup.plan, len(owners))
+    return [Job(nodes[owner], plan) for owner, plan in zip(owners, parts, strict=True)]
+
+
+def _living_nodes() -> list[Node]:
+    """Nodes that are up and have slots."""
+    up = [Node(node["NodeID"], int(node["Resources"].get("CPU", 0))) for node in ray.nodes() if node["Alive"]]
+    found = [node for node in up if node.slots]
+    if not found:
+        raise BuildError("no node of the cluster has a slot", hint="`ray status` tells what there is")
+    return found
+
+
+def _call_all(function: Callable[[str], str], calls: Iterable[tuple[Node, Message]]) -> list[tuple[Node, Message]]:
+    """The answers of nodes, all asked at the same time. It takes no slot of theirs."""
+    task = ray.remote(num_cpus=0, max_retries=0)(function)
+    asked = [(node, task.options(scheduling_strategy=_only(node)).remote(json.dumps(told))) for node, told in calls]
+    answers = [(node, hear(partial(ray.get, ref))) for node, ref in asked]
+    for _, answer in answers:
+        if "error" in answer:
+            raise errors.from_record(answer["error"])
+    return answers
+
+
+def _submit(job: Job, slots: int, told: Message) -> Any:
+    """Begin to build a part. Gives what its messages come from."""
+    options = {"num_cpus": slots, "max_retries": 0, "num_returns": "streaming"}
+    return ray.remote(**options, scheduling_strategy=_only(job.node))(part.build_part).remote(json.dumps(told))
+
+
+def _only(node: Node) -> Any:
+    return ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node.id, soft=False)
+
+
+def _next(talk: Any) -> str:
+    said: str = ray.get(next(talk))
+    return said
+
+
+def _run(jobs: Sequence[Job], submit: Callable[[Job], Any], whole: _Whole) -> list[Message]:
+    """Build all parts side by side; the last message of each. Where one fails, the others go on to their end first."""
+    running = {submit(job): number for number, job in enumerate(jobs)}
+    tries: Counter[int] = Counter(running.values())
+    ends: dict[int, Message] = {}
+    failures: list[tuple[Job, TokenmillError]] = []
+    try:
+        while running:
+            for talk in ray.wait(list(running), timeout=LOOK_SECONDS)[0]:
+                number, heard = running[talk], hear(partial(_next, talk))
+                if heard["kind"] == "event":
+                    whole.hear(jobs[number].node, heard["event"])
+                    continue
+                del running[talk]
+                if heard["kind"] == "stands":
+                    ends[number] = heard
+                elif heard["kind"] == "died" and tries[number] < MAX_TRIES and _is_up(jobs[number].node):
+                    whole.hear(jobs[number].node, {"kind": "note", "message": heard["error"]["message"]})
+                    running[submit(jobs[number])] = number
+                    tries[number] += 1
+                else:
+                    failures.append((jobs[number], errors.from_record(heard["error"])))
+    except KeyboardInterrupt:
+        raise Interrupted(
+            "stopped; what the nodes have done is kept", hint="run the same command again: it goes on from there"
+        ) from None
+    finally:
+        cancel(running)
+    _raise_failures(failures, len(jobs))
+    return [ends[number] for number in range(len(jobs))]
+
+
+def _is_up(node: Node) -> bool:
+    return any(found.id == node.id for found in _living_nodes())
+
+
+def _raise_failures(failures: Sequence[tuple[Job, TokenmillError]], num_parts: int) -> None:
+    if not failures:
+        return
+    lines = [f"{job.node.host}:{job.node.path}: {error.message}" for job, error in failures[:10]]
+    first = failures[0][1]
+    kind = type(first) if all(type(error) is type(first) for _, error in failures) else BuildError
+    raise kind(
+        f"{len(failures)} of {num_parts} parts failed, the others are done:\n  " + "\n  ".join(lines),
+        hint=first.hint or "the same command goes on, and keeps what is done",
+    )
+
+
+def _place(job: Job, manifest: Manifest, end: Message) -> Place:
+    data = end["manifest"].encode()
+    digest = Digest(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+    return placement.describe(manifest, digest, host=job.node.host, path=job.node.path)
+
+
+class _Whole:
+    """Reports of all nodes as one: what each said last, added up."""
+
+    def __init__(self, plan: Plan, tell: Watcher) -> None:
+        self._tell = tell
+        self._last: dict[Node, Event] = {}
+        self._total = {"total_bytes": plan.text_bytes(), "total_units": len(plan.units)}
+        tell({"kind": "start", "bytes": 0, **self._total})
+
+    def hear(self, node: Node, event: Event) -> None:
+        if event["kind"] != "progress":
+            self._tell({**event, "node": node.host})
+            return
+        self._last[node] = event
+        last = self._last.values()
+        left = [one["seconds_left"] for one in last]
+        sums = {name: sum(one[name] for one in last) for name in _SUMS}
+        self._tell({**event, **sums, **self._total, "seconds_left": None if None in left else max(left)})
