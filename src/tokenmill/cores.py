@@ -9,10 +9,14 @@ from tokenmill.errors import RecipeError
 
 def resolve_workers(workers: int | None) -> int:
     """How many workers: as asked; three quarters of the cores for 0 or less; all of them by default."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if workers is None:
-        workers = positive_from_environment("DATASET_NUM_PROC") or cores
-    return workers if workers > 0 else max(1, cores * 3 // 4)
+        workers = positive_from_environment("DATASET_NUM_PROC") or num_cores()
+    return workers if workers > 0 else max(1, num_cores() * 3 // 4)
+
+
+def num_cores() -> int:
+    """The cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def positive_from_environment(name: str) -> int | None:

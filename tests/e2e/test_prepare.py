@@ -253,6 +253,10 @@ def test_ctrl_c_stops_within_two_seconds_and_says_how_to_go_on(corpus: Path, tmp
     subprocess.run(command("verify", out), check=True)
 
 
+def children(process: int) -> list[int]:
+    return [int(name) for name in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
 def test_a_killed_worker_costs_a_retry_and_nothing_else(corpus: Path, tmp_path: Path) -> None:
     write_parquet(corpus / "big.parquet", make_texts(8000, seed=9))
     build = ["prepare", corpus, "--unit-bytes", "16KB"]
@@ -262,8 +266,8 @@ def test_a_killed_worker_costs_a_retry_and_nothing_else(corpus: Path, tmp_path: 
     receipts = out / ".build/receipts"
     while not receipts.is_dir() or not any(receipts.glob("*.json")):
         time.sleep(0.005)
-    children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-    os.kill(int(children[0]), signal.SIGKILL)
+    (foreman,) = children(process.pid)
+    os.kill(children(foreman)[0], signal.SIGKILL)
     _, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors
     assert tree(out) == tree(tmp_path / "reference")

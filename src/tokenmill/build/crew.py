@@ -8,19 +8,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
+import signal
 import socket
-import subprocess
-import sys
 import time
+from collections.abc import Iterable
 from multiprocessing import connection as mp_connection
 from multiprocessing.connection import Connection
 from typing import Any
 
+from tokenmill.build.foreman import Foreman, new_foreman
+
 Message = dict[str, Any]
 STOP_SECONDS = 1.0
-# What is loaded stays: looking through it for garbage again and again makes loading slower.
-_START = "import gc; gc.disable(); from tokenmill.build.worker import main; gc.freeze(); gc.enable(); main({fd})"
 
 
 def send(link: Connection, message: Message) -> None:
@@ -37,14 +36,15 @@ class Crew:
     def __init__(self, workers: int) -> None:
         self.workers = workers
         self._briefing: Message | None = None
-        self._processes: dict[Connection, subprocess.Popen[bytes]] = {}
+        self._foremen = [new_foreman()]
+        self._hired: dict[Connection, tuple[Foreman, int]] = {}
         for _ in range(workers):
             self._hire()
 
     def brief(self, briefing: Message) -> None:
         """Tell the workers, and those that will replace them, what they work on."""
         self._briefing = briefing
-        for link in self._processes:
+        for link in self._hired:
             self.tell(link, briefing)
 
     def tell(self, link: Connection, message: Message) -> None:
@@ -53,49 +53,61 @@ class Crew:
 
     def hear(self) -> list[tuple[Connection, Message]]:
         """What workers say, as soon as one of them says something. The death of one is a message too."""
-        return [(link, self._hear_one(link)) for link in self._ready()]
+        return [(link, self._hear_one(link)) for link in _ready(self._hired)]
 
     def stop(self) -> None:
         """Stop all workers: politely, and a second later by force."""
-        processes, self._processes = self._processes, {}
-        for process in processes.values():
-            process.terminate()
-        deadline = time.monotonic() + STOP_SECONDS
-        for link, process in processes.items():
-            try:
-                process.wait(max(0.0, deadline - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-            link.close()
+        for number, seconds in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, None)):
+            for foreman in self._foremen:
+                foreman.signal_all(number)
+            self._see_off(seconds)
+        for foreman in self._foremen:
+            foreman.leave()
+        self._foremen = []
 
-    def _ready(self) -> list[Connection]:
-        return [link for link in mp_connection.wait(list(self._processes)) if isinstance(link, Connection)]
+    def _see_off(self, seconds: float | None) -> None:
+        """Wait until all workers are gone, or for so long."""
+        deadline = None if seconds is None else time.monotonic() + seconds
+        while self._hired:
+            found = _ready(self._hired, None if deadline is None else max(0.0, deadline - time.monotonic()))
+            for link in found:
+                try:
+                    link.recv_bytes()  # what it still had to say
+                except (EOFError, OSError):
+                    del self._hired[link]
+                    link.close()
+            if not found:
+                return
 
     def _hear_one(self, link: Connection) -> Message:
         try:
             return receive(link)
         except (EOFError, OSError):
-            process = self._processes.pop(link)
-            code = process.wait()
+            foreman, worker = self._hired.pop(link)
             link.close()
+            code = foreman.exit_code(worker)
             self._hire()
-            cause = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-            error = {"kind": "BuildError", "message": f"a worker {cause}", "hint": "is there enough memory?"}
+            error = {"kind": "BuildError", "message": f"a worker {_cause(code)}", "hint": "is there enough memory?"}
             return {"kind": "died", "error": error}
 
     def _hire(self) -> None:
+        if not self._foremen[-1].is_alive:
+            self._foremen.append(new_foreman())
+        foreman = self._foremen[-1]
         ours, theirs = socket.socketpair()
         with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _START.format(fd=theirs.fileno())],
-                pass_fds=[theirs.fileno()],
-                # A worker is one thread; numpy would start one for each core, and take a tenth of a second for it.
-                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+            worker = foreman.hire(theirs)
         link = Connection(ours.detach())
-        self._processes[link] = process
+        self._hired[link] = foreman, worker
         if self._briefing is not None:
             self.tell(link, self._briefing)
+
+
+def _cause(code: int | None) -> str:
+    if code is None:
+        return "died"
+    return f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+
+
+def _ready(links: Iterable[Connection], seconds: float | None = None) -> list[Connection]:
+    return [link for link in mp_connection.wait(list(links), seconds) if isinstance(link, Connection)]

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import sys
+from collections.abc import Iterator
 
 
 def main() -> None:
@@ -16,6 +19,26 @@ def main() -> None:
         return
     # No command does linear algebra; without this numpy starts a thread for each core when it loads.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    from tokenmill.cli.app import run
+    with _foreman_for(sys.argv[1:]):
+        from tokenmill.cli.app import run
 
-    sys.exit(run())
+        code = run()
+    sys.exit(code)
+
+
+@contextlib.contextmanager
+def _foreman_for(arguments: list[str]) -> Iterator[None]:
+    """Workers load as much as this command does: where there are cores for both, both begin at once."""
+    from tokenmill.cores import num_cores
+
+    alone = re.search(r"--help|--executor[ =]ray|(-j|--workers)[ =]?1( |$)", " ".join(arguments))
+    if arguments[:1] != ["prepare"] or alone or num_cores() == 1:
+        yield
+        return
+    from tokenmill.build.foreman import call_in, send_home
+
+    call_in()
+    try:
+        yield
+    finally:
+        send_home()

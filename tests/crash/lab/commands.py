@@ -89,7 +89,7 @@ def started(arguments: Sequence[str]) -> Iterator[subprocess.Popen[bytes]]:
     try:
         yield process
     finally:
-        for worker in children(process.pid):
+        for worker in below(process.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.kill(worker, signal.SIGKILL)
         process.kill()
@@ -116,16 +116,19 @@ def num_receipts(output: str) -> int:
     return 0
 
 
-def children(process: int) -> list[int]:
-    """The processes that a process has started and that live."""
-    found = []
+def below(process: int) -> list[int]:
+    """The processes that live of those that a process has started, and of those that they have."""
+    parents: dict[int, list[int]] = {}
     for name in os.listdir("/proc"):
         if name.isdecimal():
             with contextlib.suppress(OSError):
                 fields = Path(f"/proc/{name}/stat").read_text(errors="replace").rpartition(")")[2].split()
-                if int(fields[1]) == process and fields[0] not in "ZX":
-                    found.append(int(name))
-    return found
+                if fields[0] not in "ZX":
+                    parents.setdefault(int(fields[1]), []).append(int(name))
+    found = [process]
+    for one in found:
+        found += parents.get(one, [])
+    return found[1:]
 
 
 def is_alive(process: int) -> bool:

@@ -22,7 +22,7 @@ from functools import partial
 from typing import Any
 
 from lab.cell import Point, explore
-from lab.commands import FINISHED, children, is_alive, make_bench, num_receipts, run, started, wait_until
+from lab.commands import FINISHED, below, is_alive, make_bench, num_receipts, run, started, wait_until
 from lab.forks import PATIENCE_SECONDS, Fork
 from lab.judge import Case
 from lab.report import Row
@@ -207,7 +207,7 @@ def _disturb(
             while left and wait_until(lambda: _is_at_work(process, output, left[0]), process):
                 moment = left.pop(0)
                 time.sleep(chance.uniform(0, 0.02))
-                workers = children(process.pid)
+                workers = below(process.pid)
                 if chance.random() < 0.5 or not workers:
                     process.kill()
                     process.wait()
@@ -227,7 +227,7 @@ def _disturb(
 
 
 def _is_at_work(process: subprocess.Popen[bytes], output: str, moment: int) -> bool:
-    return num_receipts(output) >= moment and bool(children(process.pid))
+    return num_receipts(output) >= moment and bool(below(process.pid))
 
 
 def _all_gone(processes: list[int]) -> bool:

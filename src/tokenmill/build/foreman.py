@@ -1,0 +1,127 @@
+"""The foreman: a process that loads what every worker needs once, and then forks a worker whenever one is wanted.
+
+    parent --- a socket and "hire" ---> foreman --- fork ---> worker, with that socket
+           <-- what it died of --------                       (and no thread but its own)
+
+To load takes longer than to fork by far, and memory that was loaded once is shared. Nothing runs in
+the foreman but this, so it has a single thread, and forking is safe.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable
+
+from tokenmill.redaction import redact
+
+# What is loaded stays: looking through it for garbage again and again makes loading slower.
+_START = "import gc; gc.disable(); from tokenmill.build import foreman, worker; gc.freeze(); foreman.serve({fd})"
+# numpy would start a thread for each core as it loads, and take a tenth of a second; an allocator of Arrow starts one.
+_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+_MESSAGE = struct.Struct("<i")
+_HIRE = -1
+_waiting: list[Foreman] = []
+
+
+class Foreman:
+    """The parent's view: workers have the numbers 0, 1, 2, ... in the order in which they were hired."""
+
+    def __init__(self) -> None:
+        self._line, theirs = socket.socketpair()
+        self._hired = 0
+        with theirs:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-c", _START.format(fd=theirs.fileno())],
+                pass_fds=[theirs.fileno()],
+                env={**os.environ, **_ONE_THREAD},
+                stdin=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+
+    @property
+    def is_alive(self) -> bool:
+        # Dead, it still keeps its number, which is that of its workers' group, until it leaves.
+        return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+
+    def hire(self, link: socket.socket) -> int:
+        """Have a worker that listens to `link`. If the foreman is dead, `link` is closed, as if the worker were."""
+        with contextlib.suppress(OSError):
+            socket.send_fds(self._line, [_MESSAGE.pack(_HIRE)], [link.fileno()])
+        self._hired += 1
+        return self._hired - 1
+
+    def exit_code(self, worker: int) -> int | None:
+        """What a worker that is gone ended with, negative for a signal; None if nobody knows."""
+        try:
+            self._line.send(_MESSAGE.pack(worker))
+            code: int = _MESSAGE.unpack(self._line.recv(_MESSAGE.size))[0]
+        except (OSError, struct.error):
+            return None
+        return code
+
+    def signal_all(self, number: signal.Signals) -> None:
+        """Send a signal to the workers and to the foreman itself."""
+        os.killpg(self._process.pid, number)
+
+    def leave(self) -> None:
+        """Once the workers are gone."""
+        self._process.kill()
+        self._process.wait()
+        self._line.close()
+
+
+def call_in() -> None:
+    """Have a foreman load while this process does, too: for a command that will most likely want one."""
+    _waiting.append(Foreman())
+
+
+def new_foreman() -> Foreman:
+    """The one that was called in, if nobody has it yet."""
+    return _waiting.pop() if _waiting else Foreman()
+
+
+def send_home() -> None:
+    """Nobody wanted the one that was called in."""
+    while _waiting:
+        _waiting.pop().leave()
+
+
+def serve(fd: int) -> None:
+    """The foreman's own life: ends when the parent does."""
+    from tokenmill.build import worker
+
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
+    line = socket.socket(fileno=fd)
+    numbers: list[int] = []
+    while True:
+        message, links, *_ = socket.recv_fds(line, _MESSAGE.size, 1)
+        if not message:
+            return
+        wanted = _MESSAGE.unpack(message)[0]
+        if wanted == _HIRE:
+            numbers.append(_fork(worker.main, links[0], line))
+        else:
+            _, status = os.waitpid(numbers[wanted], 0)
+            line.send(_MESSAGE.pack(os.waitstatus_to_exitcode(status)))
+
+
+def _fork(main: Callable[[int], None], link: int, line: socket.socket) -> int:
+    process = os.fork()
+    if process:
+        os.close(link)
+        return process
+    try:
+        gc.enable()
+        line.close()
+        main(link)
+    except BaseException:  # a bug of ours; the foreman's loop is no place for it
+        print(redact(traceback.format_exc()), file=sys.stderr, flush=True)  # noqa: T201 - there is nobody else to tell
+    os._exit(1)

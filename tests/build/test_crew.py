@@ -1,0 +1,97 @@
+"""Workers that a foreman forks: heard, replaced when they die, gone when they are stopped."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tokenmill.build import foreman
+from tokenmill.build.crew import Crew
+
+
+@pytest.fixture
+def crew() -> Iterator[Crew]:
+    found = Crew(2)
+    yield found
+    found.stop()
+
+
+def children(process: int) -> list[int]:
+    return [int(name) for name in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+
+
+def is_alive(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until_gone(*processes: int) -> None:
+    """A process has closed its files, which we hear, a moment before it is no more."""
+    deadline = time.monotonic() + 60
+    while any(is_alive(process) for process in processes):
+        assert time.monotonic() < deadline
+        time.sleep(0.001)
+
+
+def wait_for_workers(count: int) -> tuple[int, list[int]]:
+    """The foreman among our children, and its workers as soon as there are so many."""
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        for child in children(os.getpid()):
+            if len(workers := children(child)) == count:
+                return child, workers
+        time.sleep(0.01)
+    raise AssertionError("no workers")
+
+
+def test_a_worker_that_dies_is_told_of_by_its_signal_and_replaced(crew: Crew) -> None:
+    leader, workers = wait_for_workers(2)
+    os.kill(workers[0], signal.SIGKILL)
+    ((_, message),) = crew.hear()
+    assert message["error"]["message"] == "a worker was killed by signal 9"
+    again, others = wait_for_workers(2)
+    assert again == leader
+    assert workers[1] in others
+    assert workers[0] not in others
+
+
+def test_a_dead_foreman_is_replaced_when_a_worker_is_needed(crew: Crew) -> None:
+    leader, workers = wait_for_workers(2)
+    os.kill(leader, signal.SIGKILL)
+    while is_alive(leader):
+        time.sleep(0.01)
+    os.kill(workers[0], signal.SIGKILL)
+    ((_, message),) = crew.hear()
+    assert message["error"]["message"] == "a worker died"
+    again, (other,) = wait_for_workers(1)
+    assert again != leader
+    assert other not in workers
+    crew.stop()
+    wait_until_gone(leader, again, *workers, other)
+
+
+def test_a_foreman_has_one_thread_to_fork_from(crew: Crew) -> None:
+    leader, workers = wait_for_workers(2)
+    threads = [Path(f"/proc/{leader}/task/{name}/comm").read_text() for name in os.listdir(f"/proc/{leader}/task")]
+    assert len(threads) == 1, threads
+    crew.stop()
+    wait_until_gone(leader, *workers)
+
+
+def test_a_foreman_that_was_called_in_is_taken_or_sent_home() -> None:
+    before = children(os.getpid())
+    foreman.call_in()
+    (called,) = set(children(os.getpid())) - set(before)
+    crew = Crew(1)
+    assert set(children(os.getpid())) - set(before) == {called}
+    crew.stop()
+    foreman.call_in()
+    foreman.send_home()
+    assert children(os.getpid()) == before
