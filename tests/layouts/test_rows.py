@@ -293,9 +293,7 @@ class _Lengths(TokenSplit):
 )
 @settings(max_examples=100, deadline=None)
 def test_files_are_filled_in_order_with_as_many_rows_as_fit(lengths: list[int], limit: int, block: int) -> None:
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tokenmill.layouts.stream.BLOCK_TOKENS", block)
-        found = cut_by_size(Rows(_Lengths(lengths)), limit, lambda some: some)
+    found = cut_by_size(Rows(_Lengths(lengths), block_tokens=block), limit, lambda some: some)
     expected, filled = [0], 0
     for end, length in zip(np.cumsum(lengths).tolist(), lengths, strict=True):
         if filled and filled + length > limit:

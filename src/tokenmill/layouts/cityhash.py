@@ -62,13 +62,18 @@ def _narrow(value: int) -> int:
 
 def _fetch(data: npt.NDArray[np.uint8], at: npt.NDArray[np.int64], size: int = 8) -> Any:
     """Words of eight bytes at some places, one after the other: an array for each."""
-    rows = np.lib.stride_tricks.sliding_window_view(data, size)[at]
-    return rows.view("<u8").T if size > 8 else rows.view("<u8").reshape(len(at))
+    words = _strings(data, at, size).view("<u8")
+    return np.ascontiguousarray(words.reshape(len(at), -1).T) if size > 8 else words
 
 
 def _fetch32(data: npt.NDArray[np.uint8], at: npt.NDArray[np.int64]) -> Any:
-    rows = np.lib.stride_tricks.sliding_window_view(data, 4)[at]
-    return rows.view("<u4").reshape(len(at)).astype(np.uint64)
+    return _strings(data, at, 4).view("<u4").astype(np.uint64)
+
+
+def _strings(data: npt.NDArray[np.uint8], at: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.void]:
+    """As many bytes from each of some places, copied as if they were one item."""
+    every = np.ndarray(len(data) - size + 1, f"V{size}", data, strides=(1,))
+    return every[at]
 
 
 def _rotate(value: Any, by: int, wrap: Callable[[Any], Any]) -> Any:

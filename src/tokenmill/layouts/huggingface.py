@@ -7,6 +7,7 @@ parquet with such a column. The bytes of the files are those that the installed 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -26,6 +27,7 @@ OPTIONS = frozenset({"shard_size", "seq_len"})
 NEEDS: frozenset[str] = frozenset()
 
 SHARD_TOKENS = 1 << 25
+GROUP_TOKENS = 1 << 20
 
 
 def plan(source: Dataset, options: Options) -> Export:
@@ -72,7 +74,7 @@ def _batches(rows: Rows, start: int, stop: int, schema: pa.Schema) -> Iterator[p
     """A block of rows each, which becomes a row group."""
     import pyarrow as pa
 
-    for tokens, lengths in rows.blocks(start, stop):
+    for tokens, lengths in replace(rows, block_tokens=GROUP_TOKENS).blocks(start, stop):
         values = pa.array(tokens.astype(np.int32, copy=False))
         edges = pa.array(np.concatenate(([0], np.cumsum(lengths))).astype(np.int32))
         yield pa.record_batch([pa.ListArray.from_arrays(edges, values, type=schema.field(0).type)], schema=schema)

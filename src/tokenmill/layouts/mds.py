@@ -10,6 +10,7 @@ samples with `hashes=["sha256"]` and a size limit of four bytes a token, byte fo
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,7 +21,7 @@ from tokenmill.data.bare import Hints
 from tokenmill.data.dataset import Dataset, Starts
 from tokenmill.errors import RecipeError
 from tokenmill.layouts.mds_files import open_mds
-from tokenmill.layouts.rows import Rows, cut_by_size, rows_of
+from tokenmill.layouts.rows import Rows, cut_by_size, cut_out, rows_of
 from tokenmill.layouts.shape import Export, Facts, Files, Options, Part, Receipt, require_shard_size
 
 SUMMARY = "shards of Mosaic's streaming datasets, a sample a document or packed ones"
@@ -108,15 +109,10 @@ def _samples(values: memoryview, lengths: Starts) -> bytes:
     heads[:, :4] = (sample_bytes(lengths, None) - 4).astype("<u4").view(np.uint8).reshape(-1, 4)
     heads[:, 4] = 1 << 2 | width >> 1
     heads[:, 5:] = lengths.astype("<u4").view(np.uint8).reshape(-1, 4)
-    head, ends = heads.data.cast("B"), 4 * np.cumsum(lengths)
-    places = zip((5 + width).tolist(), (ends - 4 * lengths).tolist(), ends.tolist(), strict=True)
-    return b"".join(
-        [
-            part
-            for number, (size, begin, end) in enumerate(places)
-            for part in (head[9 * number : 9 * number + size], values[begin:end])
-        ]
-    )
+    begins = 9 * np.arange(len(lengths))
+    ends = 4 * np.cumsum(lengths)
+    before = cut_out(heads.data.cast("B"), begins, begins + 5 + width)
+    return b"".join(itertools.chain.from_iterable(zip(before, cut_out(values, ends - 4 * lengths, ends), strict=True)))
 
 
 def _indexes(about: dict[str, Any], receipts: Sequence[Receipt]) -> Mapping[str, bytes]:

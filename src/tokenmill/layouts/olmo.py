@@ -52,11 +52,20 @@ def _parts(name: str, split_name: str, split: TokenSplit, bounds: tuple[int, int
 
 def _rows(name: str, split: TokenSplit, start: int, stop: int) -> Iterator[bytes]:
     """Lines of the table, some thousand at a time. A document's id is the token of the split that it begins at."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+    from pyarrow import csv
+
+    options = csv.WriteOptions(include_header=False, quoting_style="none")
     before, number = 0, 0
     for lengths in lengths_by_block(split, start, stop):
         edges = np.concatenate(([0], np.cumsum(lengths))) + before
-        rows = zip(edges[:-1].tolist(), edges[1:].tolist(), range(number, number + len(lengths)), strict=True)
-        yield "".join([f"{a},{b},{name}-{start + a},{name},{place}\n" for a, b, place in rows]).encode()
+        ids = pc.binary_join_element_wise(name, pa.array(edges[:-1] + start).cast(pa.string()), "-")
+        places = np.arange(number, number + len(lengths))
+        rows = [edges[:-1], edges[1:], ids, pa.repeat(name, len(lengths)), places]
+        held = pa.BufferOutputStream()
+        csv.write_csv(pa.table(dict(zip(("start", "end", "id", "source", "place"), rows, strict=True))), held, options)
+        yield held.getvalue().to_pybytes()
         before, number = int(edges[-1]), number + len(lengths)
 
 

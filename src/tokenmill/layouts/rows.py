@@ -14,19 +14,23 @@ from typing import Any
 
 import numpy as np
 
-from tokenmill.data.dataset import BLOCK_TOKENS, Dataset, Starts, TokenSplit
+from tokenmill.data.dataset import Dataset, Starts, TokenSplit
 from tokenmill.errors import RecipeError
 from tokenmill.layouts.shape import filled_splits
 from tokenmill.layouts.stream import TokenStream, lengths_by_block
 from tokenmill.shards.layout import Tokens
 
+# Rows are copied more than once on their way: a block of them should stay near the core.
+BLOCK_TOKENS = 1 << 18
+
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows of a split, in order."""
+    """The rows of a split, in order, given in blocks of about so many tokens."""
 
     split: TokenSplit
     seq_len: int | None = None
+    block_tokens: int = BLOCK_TOKENS
 
     @property
     def stream(self) -> TokenStream:
@@ -41,11 +45,11 @@ class Rows:
     def lengths(self, start: int, stop: int) -> Iterator[Starts]:
         """Tokens of the rows that fill a range, some rows at a time."""
         if self.seq_len is None:
-            for lengths in lengths_by_block(self.split, start, stop):
+            for lengths in lengths_by_block(self.split, start, stop, block_tokens=self.block_tokens):
                 if len(filled := lengths[lengths > 0]):
                     yield filled
             return
-        step = max(1, BLOCK_TOKENS // self.seq_len)
+        step = max(1, self.block_tokens // self.seq_len)
         count = (stop - start) // self.seq_len
         for first in range(0, count, step):
             yield np.full(min(step, count - first), self.seq_len, np.int64)
@@ -100,3 +104,8 @@ def cut_by_size(rows: Rows, limit: int, cost: Callable[[Starts], Starts]) -> lis
             first, before, spent = last, int(costs[last - 1]) if last else 0, 0
         end = int(ends[-1])
     return [(start, stop) for start, stop in zip(cuts, [*cuts[1:], end], strict=True) if start < stop]
+
+
+def cut_out(data: memoryview, begins: Starts, ends: Starts) -> Iterator[memoryview]:
+    """Slices of some bytes, for layouts that put something between rows: cut and joined without a loop of ours."""
+    return map(data.__getitem__, map(slice, begins.tolist(), ends.tolist()))

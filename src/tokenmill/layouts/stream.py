@@ -77,11 +77,11 @@ def document_lengths(split: TokenSplit, start: int, stop: int) -> Starts:
     return np.diff(split.document_ends(start, stop), prepend=start)
 
 
-def lengths_by_block(split: TokenSplit, start: int, stop: int) -> Iterator[Starts]:
+def lengths_by_block(split: TokenSplit, start: int, stop: int, *, block_tokens: int = BLOCK_TOKENS) -> Iterator[Starts]:
     """The same, some at a time: an index of any size takes little memory."""
     before = start
-    for at in range(start, stop, BLOCK_TOKENS):
-        ends = split.document_ends(at, min(at + BLOCK_TOKENS, stop))
+    for at in range(start, stop, block_tokens):
+        ends = split.document_ends(at, min(at + block_tokens, stop))
         if len(ends):
             yield np.diff(ends, prepend=before)
             before = int(ends[-1])
