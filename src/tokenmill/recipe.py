@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 import pydantic
-import yaml
 
 from tokenmill.errors import RecipeError
 from tokenmill.filters import code_digest
@@ -153,6 +152,8 @@ def parse_split(text: str) -> dict[str, float]:
 
 
 def _load_yaml(path: Path) -> dict[str, Any]:
+    import yaml
+
     try:
         loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # PyYAML lets some of a date's through

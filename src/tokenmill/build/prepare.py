@@ -107,13 +107,14 @@ def prepare(
     early = count > 1 and executor == "local" and not wait and not folder.exists(manifests.NAME)
     crew = Crew(count) if early else None
     try:
-        from tokenmill.build.beside import check_layout, export_beside
         from tokenmill.build.build import build, make_executor
         from tokenmill.build.waiting import wait_for
         from tokenmill.recipe import make_recipe
 
         wanted = make_recipe(fields, config=config)
         if layout is not None:
+            from tokenmill.build.beside import check_layout, export_beside
+
             check_layout(layout, wanted)
 
         hire: Hire = partial(make_executor, count, crew)

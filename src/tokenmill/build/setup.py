@@ -14,7 +14,6 @@ from tokenmill.planning import Plan, make_plan
 from tokenmill.recipe import Recipe
 from tokenmill.shards.layout import dtype_for
 from tokenmill.sources.listing import Listing, list_sources
-from tokenmill.sources.reading import read_unit
 from tokenmill.tokenizer.spec import TokenizerSpec, char_spec, resolve
 
 
@@ -119,6 +118,8 @@ def _characters(plan: Plan, root: str, recipe: Recipe) -> str:
 
 
 def _texts(plan: Plan, root: str, recipe: Recipe) -> Iterable[str]:
+    from tokenmill.sources.reading import read_unit
+
     for unit in plan.units:
         sources = list(plan.sources[unit.source : unit.source + unit.num_sources])
         paths = [f"{root}/{source.name}" for source in sources]
