@@ -102,6 +102,8 @@ def _move(
     with locked(target):
         _let_in(target, wanted)
         files = wanted.all_files()
+        for parent in sorted({os.path.dirname(name) for name in files}):
+            target.make(parent)
         count = workers or FILES_AT_ONCE
         tally = Tally(sum(digest.bytes for digest in files.values()), count, watch)
         # The largest first, so that none is left alone at the end.
@@ -156,7 +158,6 @@ def _get(source: Folder, target: Folder, name: str, digest: Digest, tally: Tally
     if found is not None and found.is_file and found.size == digest.bytes and fast_digest(target, name) == digest:
         tally.add(digest.bytes, moved=False)
         return False
-    target.make(os.path.dirname(name))
     require_space(target, digest.bytes)
     download(source, target, name, digest, tally.add)
     return True

@@ -10,6 +10,7 @@ import io
 from collections import deque
 from collections.abc import Generator
 from concurrent.futures import Future
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # whoever has a store has loaded it
@@ -24,19 +25,29 @@ _FIRST_BYTES = 1 << 16
 
 
 def stream(store: Store, key: str, start: int, stop: int, etag: str) -> Generator[memoryview]:
-    """The bytes of an object from one place to another, range by range."""
-    waiting: deque[Future[Any]] = deque()
+    """The bytes of an object from one place to another, as they come."""
+    waiting: deque[tuple[Future[None], SimpleQueue[Any]]] = deque()
     at = start
     try:
         while at < stop or waiting:
             while at < stop and len(waiting) <= 1:
                 end = min(at + STREAM_BYTES, stop)
-                waiting.append(store.pool.submit(store.fetch, key, at, end, etag))
+                waiting.append(_begin(store, key, at, end, etag))
                 at = end
-            yield memoryview(waiting.popleft().result())
+            future, parts = waiting.popleft()
+            yield from map(memoryview, iter(parts.get, None))
+            future.result()
     finally:
-        for future in waiting:
+        for future, _ in waiting:
             future.cancel()
+
+
+def _begin(store: Store, key: str, start: int, stop: int, etag: str) -> tuple[Future[None], SimpleQueue[Any]]:
+    """A range on its way. Its parts end with None; there is no bound but its size, so that it never waits for a reader."""
+    parts: SimpleQueue[Any] = SimpleQueue()
+    future = store.pool.submit(store.fetch_parts, key, start, stop, etag, parts.put)
+    future.add_done_callback(lambda _: parts.put(None))
+    return future, parts
 
 
 class RemoteFile(io.RawIOBase):

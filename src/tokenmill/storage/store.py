@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PART_BYTES = 8 << 20
+# Memory that comes back from a reader is used again; larger blocks would be new pages each time.
+CHUNK_BYTES = 1 << 20
 # An upload has at most 10,000 parts.
 _MAX_PARTS = 9_000
 _PARTS_AT_ONCE = 4
@@ -133,12 +135,31 @@ class Store:
         """Bytes [start, stop) of an object that must still be the one with this etag."""
 
         def ask() -> obstore.Bytes:
-            options: Any = {"range": (start, stop), **({"if_match": etag} if etag else {})}
-            data = obstore.get(self._store, key, options=options).bytes()
+            data = obstore.get(self._store, key, options=_range(start, stop, etag)).bytes()
             if len(data) != stop - start:
                 raise answers.GenericError(f"{len(data)} bytes came for [{start}, {stop})")
             return data
 
+        return self._unchanged(key, ask)
+
+    def fetch_parts(self, key: str, start: int, stop: int, etag: str, take: Callable[[obstore.Bytes], None]) -> None:
+        """The same bytes, handed over as they come; where an answer breaks off, the next one begins."""
+        at = start
+
+        def ask() -> None:
+            nonlocal at
+            for part in obstore.get(self._store, key, options=_range(at, stop, etag)).stream(
+                min_chunk_size=CHUNK_BYTES
+            ):
+                take(part)
+                at += len(part)
+            if at != stop:
+                raise answers.GenericError(f"{at - start} bytes came for [{start}, {stop})")
+
+        self._unchanged(key, ask)
+
+    def _unchanged(self, key: str, ask: Callable[[], T]) -> T:
+        """What is asked of an object that must not have changed."""
         try:
             return self._ask(key, ask, but=(FileNotFoundError, answers.PreconditionError))
         except answers.PreconditionError:
@@ -278,6 +299,10 @@ def _connect(root: Url) -> Any:
         return S3Store(root.bucket, config=cast("S3Config", settings), **options)
     except (answers.BaseError, ValueError) as error:
         raise StorageError(f"{root.root}: {_reason(error)}", hint=_hint(error)) from None
+
+
+def _range(start: int, stop: int, etag: str) -> Any:
+    return {"range": (start, stop), **({"if_match": etag} if etag else {})}
 
 
 def _found(meta: Any, sha256: str = "") -> Found:
