@@ -20,7 +20,7 @@ from lab.report import Row, table
 
 MODULES = (
     *("powercut", "kills", "faults", "native", "disks", "races", "seeded"),
-    *("damage", "fuzz", "guided", "inputs", "bombs", "specials", "leaks", "network", "rays"),
+    *("damage", "fuzz", "guided", "inputs", "bombs", "specials", "leaks", "network", "rays", "transfers"),
 )
 
 

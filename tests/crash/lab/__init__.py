@@ -18,6 +18,7 @@ fuzz       records, recipes and tokenizers, changed        hostile    datasets t
 guided     records again, led by the code they reach       inputs     sources, changed
 bombs      small on the disk, huge in memory               specials   special strings in texts
 leaks      secrets, searched for everywhere                network    object stores behind a proxy that fails
+transfers  exports and imports, killed
 
 Each experiment is a function that gives a `Row`. The tests run it small; `run.py` runs it large.
 """

@@ -89,9 +89,9 @@ def wrong_with(case: Case, output: str) -> str | None:
     """What is wrong with a finished dataset, with what is left in .build or on the scratch disk; None if nothing."""
     dataset, kept = _files(output)
     if dataset != case.world.right:
-        return f"wrong tree: {_difference(dataset, case.world.right)}"
+        return f"wrong tree: {difference(dataset, case.world.right)}"
     if kept != case.kept:
-        return f"in .build: {_difference(kept, case.kept)}"
+        return f"in .build: {difference(kept, case.kept)}"
     if case.world.scratch is not None and (left := os.listdir(case.world.scratch)):
         return f"on the scratch disk: {left[0]}"
     return None
@@ -100,7 +100,7 @@ def wrong_with(case: Case, output: str) -> str | None:
 def wrong_tree(case: Case, output: str) -> str | None:
     """What is wrong with the files of a dataset; None if they are all there, with the right bytes, and no others."""
     dataset, _ = _files(output)
-    return None if dataset == case.world.right else f"wrong tree: {_difference(dataset, case.world.right)}"
+    return None if dataset == case.world.right else f"wrong tree: {difference(dataset, case.world.right)}"
 
 
 def looks_finished_but_wrong(case: Case, output: str) -> str | None:
@@ -108,7 +108,7 @@ def looks_finished_but_wrong(case: Case, output: str) -> str | None:
     if not os.path.lexists(os.path.join(output, manifest.NAME)):
         return None
     found = {name: digest for name, digest in _files(output)[0].items() if not name.endswith(".tmp")}
-    return None if found == case.world.right else f"looks finished: {_difference(found, case.world.right)}"
+    return None if found == case.world.right else f"looks finished: {difference(found, case.world.right)}"
 
 
 def untyped(error: BaseException) -> str | None:
@@ -147,7 +147,7 @@ def _files(output: str) -> tuple[Tree, Tree]:
     return dataset, kept
 
 
-def _difference(found: Tree, wanted: Tree) -> str:
+def difference(found: Tree, wanted: Tree) -> str:
     more, less = sorted(found.keys() - wanted.keys()), sorted(wanted.keys() - found.keys())
     other = sorted(name for name in found.keys() & wanted.keys() if found[name] != wanted[name])
     parts = (("too many", more), ("missing", less), ("other bytes", other))

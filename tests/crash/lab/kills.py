@@ -142,7 +142,7 @@ def _point(case: Case, history: History, number: int) -> str | None:
     scene.prepare(case, output)
     wrong = None
     for turn, kill in enumerate(history.kills):
-        wrong = _until_killed(partial(scene.call, case, output), kill, may_end=turn > 0)
+        wrong = until_killed(partial(scene.call, case, output), kill, may_end=turn > 0)
         if wrong:
             break
     wrong = wrong or scene.afterwards(case, output)
@@ -150,7 +150,7 @@ def _point(case: Case, history: History, number: int) -> str | None:
     return wrong and f"{history}: {wrong}"
 
 
-def _until_killed(call: Callable[[FileSystem], object], kill: Kill, *, may_end: bool) -> str | None:
+def until_killed(call: Callable[[FileSystem], object], kill: Kill, *, may_end: bool) -> str | None:
     """Run the call in a child that is killed; a sentence if it ends in another way. A later run may end before."""
     end = Fork(lambda: call(Tapped(kill.act))).wait()
     if end.signal == signal.SIGKILL or (end.is_well and may_end):
