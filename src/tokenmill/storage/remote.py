@@ -35,7 +35,7 @@ def stream(store: Store, key: str, start: int, stop: int, etag: str) -> Generato
                 waiting.append(_begin(store, key, at, end, etag))
                 at = end
             future, parts = waiting.popleft()
-            yield from map(memoryview, iter(parts.get, None))
+            yield from (memoryview(part) for part in iter(parts.get, None))
             future.result()
     finally:
         for future, _ in waiting:
@@ -43,7 +43,7 @@ def stream(store: Store, key: str, start: int, stop: int, etag: str) -> Generato
 
 
 def _begin(store: Store, key: str, start: int, stop: int, etag: str) -> tuple[Future[None], SimpleQueue[Any]]:
-    """A range on its way. Its parts end with None; there is no bound but its size, so that it never waits for a reader."""
+    """A range on its way; None ends its parts. They are bounded by its size alone: it never waits for its reader."""
     parts: SimpleQueue[Any] = SimpleQueue()
     future = store.pool.submit(store.fetch_parts, key, start, stop, etag, parts.put)
     future.add_done_callback(lambda _: parts.put(None))

@@ -142,15 +142,14 @@ class Store:
 
         return self._unchanged(key, ask)
 
-    def fetch_parts(self, key: str, start: int, stop: int, etag: str, take: Callable[[obstore.Bytes], None]) -> None:
+    def fetch_parts(self, key: str, start: int, stop: int, etag: str, take: Callable[[bytes], None]) -> None:
         """The same bytes, handed over as they come; where an answer breaks off, the next one begins."""
         at = start
 
         def ask() -> None:
             nonlocal at
-            for part in obstore.get(self._store, key, options=_range(at, stop, etag)).stream(
-                min_chunk_size=CHUNK_BYTES
-            ):
+            answer = obstore.get(self._store, key, options=_range(at, stop, etag))
+            for part in answer.stream(min_chunk_size=CHUNK_BYTES):
                 take(part)
                 at += len(part)
             if at != stop:
