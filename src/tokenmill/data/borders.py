@@ -32,32 +32,25 @@ class DocumentIndex(Protocol):
         """The first tokens of these documents."""
 
 
-@dataclass(frozen=True, slots=True)
-class Borders:
-    """Documents begin at `columns[i]` of `rows[i]`. Column 0 is not listed: there, a row begins anyway."""
+def find_borders(split: DocumentIndex, rows: Tokens, starts: Numbers) -> Numbers:
+    """Where documents begin in rows of tokens that begin at `starts` of the split, counted through all rows.
 
-    rows: Numbers
-    columns: Numbers
-
-
-def find_borders(split: DocumentIndex, rows: Tokens, starts: Numbers) -> Borders:
-    """The borders in rows of tokens that begin at `starts` of the split.
-
-    Where documents have an end of text, there are as many of these as documents, so the tokens
-    themselves tell. Where they have none, the index does.
+    The first column is left out: there, a row begins anyway. Where documents have an end of text, there are as
+    many of these as documents, so the tokens themselves tell. Where they have none, the index does.
     """
     width = rows.shape[1]
     if split.eot != "none":
-        found, columns = np.divmod(np.flatnonzero(rows.reshape(-1) == split.eot_id), width)
-        columns += split.eot == "append"  # it stands before the border, or is the first token behind it
-        inside = (columns > 0) & (columns < width)
-        return Borders(found[inside], columns[inside])
+        (places,) = (rows.reshape(-1) == split.eot_id).nonzero()
+        places += split.eot == "append"  # it stands before the border, or is the first token behind it
+        inside: Numbers = places[places % width > 0]
+        return inside
     first, last = split.document_at(starts), split.document_at(starts + width - 1)
     counts = last - first
     found = np.repeat(np.arange(len(starts)), counts)
     # The numbers of all documents that begin inside, row after row.
     documents = np.repeat(first + 1 - (np.cumsum(counts) - counts), counts) + np.arange(len(found))
-    return Borders(found, split.document_starts(documents) - starts[found])
+    borders: Numbers = split.document_starts(documents) + found * width - starts[found]
+    return borders
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +61,11 @@ class Runs:
     documents: Numbers
 
 
-def find_runs(borders: Borders, first_documents: Numbers, seq_len: int) -> Runs:
+def find_runs(borders: Numbers, first_documents: Numbers, seq_len: int) -> Runs:
     """The runs between borders, in rows that begin in these documents. Each row begins one."""
     num_rows = len(first_documents)
-    inside = borders.columns < seq_len  # a border at the last target concerns no input
-    begins = borders.rows[inside] * seq_len + borders.columns[inside]
+    found, columns = np.divmod(borders, seq_len + 1)
+    begins = (borders - found)[columns < seq_len]  # a border at the last target concerns no input
     edges = np.sort(np.concatenate((np.arange(num_rows + 1) * seq_len, begins)))
     owners = edges[:-1] // seq_len
     before = np.arange(len(owners)) - owners.searchsorted(np.arange(num_rows))[owners]

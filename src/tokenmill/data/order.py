@@ -80,7 +80,7 @@ def _rounds(key: bytes, bits: int) -> tuple[Round, ...]:
     for i, round_key in enumerate(_keys(key, _ROUNDS if bits > _FEW_BITS else _ROUNDS_OF_FEW_BITS)):
         mixed = functools.partial(_mix_half, key=round_key, mask=_mask(sizes[i % 2]))
         values = 1 << sizes[(i + 1) % 2]
-        rounds.append(mixed(np.arange(values, dtype=np.uint64)).__getitem__ if values <= _FEW_VALUES else mixed)
+        rounds.append(mixed(np.arange(values, dtype=np.uint64)).take if values <= _FEW_VALUES else mixed)
     return tuple(rounds)
 
 

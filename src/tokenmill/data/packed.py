@@ -29,14 +29,26 @@ from tokenmill.shards.layout import Tokens, numpy_dtype
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """The segments of some rows: at which column of them they begin, counted through all rows, and what they hold."""
+    """What rows are made of: row i of segments [borders[i], borders[i + 1]), which span tokens from `starts` on."""
 
-    begins: Numbers
     starts: Numbers
     spans: Numbers
+    borders: Numbers
+
+
+@dataclass(frozen=True, slots=True)
+class FullRows:
+    """Rows that are full: `sizes` inputs from `begins` on, counted through all rows, are the tokens from `starts` on.
+
+    Padding is a segment like any other; it lies behind the last token of the split. `ends` says which of them a
+    document ends with.
+    """
+
+    begins: Numbers
     sizes: Numbers
-    filled: Numbers  # columns of each row that hold tokens
-    borders: Numbers  # row i has segments [borders[i], borders[i + 1])
+    starts: Numbers
+    ends: npt.NDArray[np.bool_]
+    borders: Numbers
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,16 +128,16 @@ class PackedStream:
 
     def batches(self, located: Numbers) -> Iterator[Batch]:
         num_batches, num_rows = located.shape
-        segments = find_segments(self.packing, located.ravel())
+        full = fill_up(find_segments(self.packing, located.ravel()), self.packing.spec)
         edges = np.arange(num_batches + 1) * num_rows
-        tokens = read(self._split, find_stretches(segments, self.packing.spec, edges), self._padding)
-        ignored = find_ignored(segments, self.packing.spec.seq_len, edges)
-        runs = self._find_runs(segments, edges) if self._run_fields else itertools.repeat(None, num_batches)
+        tokens = read(self._split, find_stretches(full, edges), self._padding)
+        ignored = self._find_ignored(full, edges)
+        runs = self._find_runs(full, edges) if self._run_fields else itertools.repeat(None, num_batches)
         return map(self._form_batch, located, tokens, ignored, runs)
 
     def _form_batch(self, located: Numbers, tokens: Tokens, ignored: Ignored, runs: Runs | None) -> Batch:
         """What trainers want of the tokens of these rows, as stored."""
-        batch = lay_out(tokens.reshape(len(located), -1), self._dtype, self._run_fields, masked=True)
+        batch = lay_out(tokens.reshape(-1, self.packing.spec.seq_len + 1), self._dtype, self._run_fields, masked=True)
         labels = batch["labels"]
         labels.reshape(-1)[ignored.places] = IGNORED
         for row, filled in ignored.padded:
@@ -136,70 +148,59 @@ class PackedStream:
             batch["sample_index"] = located
         return batch
 
-    def _find_runs(self, segments: Segments, edges: Numbers) -> Iterator[Runs]:
+    def _find_ignored(self, full: FullRows, edges: Numbers) -> Iterator[Ignored]:
+        """What is ignored of each batch, all of as many rows: what would follow the end of a document, and padding."""
+        num_rows, seq_len = int(edges[1]), self.packing.spec.seq_len
+        places = (full.begins + full.sizes)[full.ends] - 1
+        rows, columns = np.divmod(full.begins[full.starts == self._split.num_tokens], seq_len)
+        limits = places.searchsorted(edges * seq_len).tolist(), rows.searchsorted(edges).tolist()
+        places %= num_rows * seq_len
+        padded = list(zip((rows % num_rows).tolist(), columns.tolist(), strict=True))
+        for (first, last), (first_padded, last_padded) in zip(*map(pairwise, limits), strict=True):
+            yield Ignored(places[first:last], padded[first_padded:last_padded])
+
+    def _find_runs(self, full: FullRows, edges: Numbers) -> Iterator[Runs]:
         """The runs of each batch. Padding is one like any other, of document -1."""
         seq_len = self.packing.spec.seq_len
-        short = np.flatnonzero(segments.filled < seq_len)
-        begins = np.append(segments.begins, short * seq_len + segments.filled[short])
-        documents = np.full(len(begins), -1)
+        documents = np.full(len(full.starts), -1)
         if "document_ids" in self._run_fields:
-            documents[: len(segments.starts)] = self._split.document_at(segments.starts)
-        in_turn = np.argsort(begins)
-        begins, documents = begins[in_turn], documents[in_turn]
-        limits = begins.searchsorted(edges * seq_len)
+            real = full.starts < self._split.num_tokens
+            documents[real] = self._split.document_at(full.starts[real])
+        limits = full.borders[edges].tolist()
         for (begin, end), (first, last) in zip(pairwise(edges * seq_len), pairwise(limits), strict=True):
-            yield Runs(np.append(begins[first:last], end) - begin, documents[first:last])
+            yield Runs(np.append(full.begins[first:last], end) - begin, documents[first:last])
 
 
 def find_segments(packing: Packing, located: Numbers) -> Segments:
-    """The segments of these rows, row after row."""
-    rows, seq_len = packing.rows, packing.spec.seq_len
-    firsts = rows.borders[located]
-    counts = rows.borders[located + 1] - firsts
+    """The segments of these rows, row after row, as the plan has them."""
+    rows = packing.rows
+    firsts = rows.borders.take(located)
+    counts = rows.borders.take(located + 1) - firsts
     borders = np.concatenate(([0], np.cumsum(counts)))
     numbers = np.repeat(firsts - borders[:-1], counts) + np.arange(borders[-1])
-    spans: npt.NDArray[np.int64] = rows.spans[numbers].astype(np.int64)
-    sizes = np.minimum(spans, seq_len)
-    sums = np.concatenate(([0], np.cumsum(sizes)))
-    before = sums[borders[:-1]]
-    return Segments(
-        begins=sums[:-1] + np.repeat(np.arange(len(located)) * seq_len - before, counts),
-        starts=rows.starts[numbers],
-        spans=spans,
-        sizes=sizes,
-        filled=sums[borders[1:]] - before,
-        borders=borders,
-    )
+    return Segments(rows.starts.take(numbers), rows.spans.take(numbers).astype(np.int64), borders)
 
 
-def find_ignored(segments: Segments, seq_len: int, edges: Numbers) -> Iterator[Ignored]:
-    """What is ignored of each batch: what would follow the end of a document, and padding."""
-    places = (segments.begins + segments.sizes)[segments.spans <= seq_len] - 1
-    limits = places.searchsorted(edges * seq_len)
-    short = np.flatnonzero(segments.filled < seq_len)
-    short_limits = short.searchsorted(edges)
-    for number, (begin, _) in enumerate(pairwise(edges)):
-        rows = short[short_limits[number] : short_limits[number + 1]]
-        yield Ignored(
-            places[limits[number] : limits[number + 1]] - begin * seq_len,
-            list(zip((rows - begin).tolist(), segments.filled[rows].tolist(), strict=True)),
-        )
-
-
-def find_stretches(segments: Segments, spec: Spec, edges: Numbers) -> Stretches:
-    """The tokens of rows of one token more than inputs, batch after batch of the rows that `edges` says.
-
-    A full row whose last document ends with it takes the token behind that: its label is ignored. What
-    is not full is filled up with padding, which lies behind the last token of the split.
-    """
-    starts, stops = segments.starts, segments.starts + segments.spans
-    lasts = segments.borders[1:] - 1
-    room = spec.seq_len - segments.filled
-    stops[lasts] += (room == 0) & (segments.spans[lasts] <= spec.seq_len)
+def fill_up(segments: Segments, spec: Spec) -> FullRows:
+    """The same rows with padding where they have room for it."""
+    seq_len = spec.seq_len
+    starts, sizes, borders = segments.starts, np.minimum(segments.spans, seq_len), segments.borders
+    room = seq_len - np.diff(np.concatenate(([0], np.cumsum(sizes)))[borders])
     short = np.flatnonzero(room)
-    places = segments.borders[1:][short]
-    return Stretches(
-        np.insert(starts, places, spec.num_tokens),
-        np.insert(stops, places, spec.num_tokens + room[short] + 1),
-        segments.borders[edges] + short.searchsorted(edges),
-    )
+    places = borders[1:][short]
+    starts = np.insert(starts, places, spec.num_tokens)
+    sizes = np.insert(sizes, places, room[short])
+    ends = np.insert(segments.spans <= seq_len, places, True)
+    borders = borders + np.concatenate(([0], np.cumsum(room > 0)))
+    return FullRows(np.cumsum(sizes) - sizes, sizes, starts, ends, borders)
+
+
+def find_stretches(full: FullRows, edges: Numbers) -> Stretches:
+    """The tokens of rows, one more than inputs, batch after batch of the rows that `edges` says.
+
+    That one is the target of the last input. Behind a document that ends with its row it is just any token: its
+    label is ignored.
+    """
+    stops = full.starts + full.sizes
+    stops[full.borders[1:] - 1] += 1
+    return Stretches(full.starts, stops, full.borders[edges])

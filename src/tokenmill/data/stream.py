@@ -131,17 +131,20 @@ class WindowLayout:
 
     def batch(self, split: DocumentIndex, starts: Numbers, stored: Tokens, documents: Numbers) -> Batch:
         """The batch of rows that begin at these tokens of a split, and in these documents."""
+        if not self._masked and not self._run_fields:
+            return lay_out(stored, self._dtype)
+        width = stored.shape[1]
+        borders = find_borders(split, stored, starts)
         batch = lay_out(stored, self._dtype, self._run_fields, masked=self._masked)
-        if self._masked or self._run_fields:
-            borders = find_borders(split, stored, starts)
-            if self._masked:
-                batch["labels"][borders.rows, borders.columns - 1] = IGNORED
-            if self._run_fields:
-                fill_fields(batch, self._run_fields, find_runs(borders, documents, stored.shape[1] - 1))
+        if self._masked:
+            # A border is a target a column earlier, in rows that have one less.
+            batch["labels"].reshape(-1)[borders - borders // width - 1] = IGNORED
+        if self._run_fields:
+            fill_fields(batch, self._run_fields, find_runs(borders, documents, width - 1))
         return batch
 
 
-def lay_out(stored: Tokens, dtype: np.dtype[Any], run_fields: Collection[str], *, masked: bool) -> Batch:
+def lay_out(stored: Tokens, dtype: np.dtype[Any], run_fields: Collection[str] = (), *, masked: bool = False) -> Batch:
     """A batch of rows of one token more than inputs: ids, labels, and room for what else every input has.
 
     Labels that are not masked share the memory of inputs. Else all of it is one allocation: several

@@ -49,10 +49,11 @@ def read(split: TokenSplit, wanted: Stretches, padding: bytes = b"") -> Iterator
         for number in distinct(slices.shards)
     }
     shards, begins, ends = slices.shards.tolist(), slices.begins.tolist(), slices.ends.tolist()
+    dtype = numpy_dtype(split.dtype)
     for first, last in pairwise(slices.edges.tolist()):
         found = zip(shards[first:last], begins[first:last], ends[first:last], strict=True)
         data = bytearray().join([maps[shard][begin:end] for shard, begin, end in found])
-        tokens: Any = np.frombuffer(data, numpy_dtype(split.dtype))
+        tokens: Any = np.frombuffer(data, dtype)
         yield tokens
 
 
