@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 import random
 import secrets
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +23,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from s3 import Bucket, make_bucket, s3_server
+from tokenmill.cli import app as cli
 
 WORDS = [
     *("the", "mill", "turns", "raw", "text", "into", "tokens,", "数千の文書", "и", "слова,", "naïve", "café", "🙂"),
@@ -70,9 +76,38 @@ def corpus(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.fixture(autouse=True)
+def one_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One worker unless a test asks for more: starting others takes longer than these small corpora."""
+    monkeypatch.setenv("DATASET_NUM_PROC", "1")
+
+
 @pytest.fixture
-def tokenmill(tmp_path: Path) -> Command:
-    """Runs the command; gives its exit code and what it printed."""
+def tokenmill(terminal: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Command:
+    """The command in this process: parsed, run and told as in a terminal, without the seconds that a start takes.
+
+    What Python itself reads from the environment when it starts needs a process of its own, and gets one.
+    """
+
+    def run(*arguments: Any, code: int | None = 0, **environment: str) -> subprocess.CompletedProcess[str]:
+        if any(name.startswith("PYTHON") for name in environment):
+            return terminal(*arguments, code=code, **environment)
+        line = ["tokenmill", *map(str, arguments)]
+        output, errors = io.StringIO(), io.StringIO()
+        with monkeypatch.context() as patch, kept_signals(), redirect_stdout(output), redirect_stderr(errors):
+            patch.chdir(tmp_path)
+            patch.setattr(sys, "argv", line)
+            for name, value in environment.items():
+                patch.setenv(name, value)
+            done = cli.run()
+        return checked(subprocess.CompletedProcess(line, done, output.getvalue(), errors.getvalue()), code)
+
+    return run
+
+
+@pytest.fixture
+def terminal(tmp_path: Path) -> Command:
+    """The command as a process of its own; gives its exit code and what it printed."""
 
     def run(*arguments: Any, code: int | None = 0, **environment: str) -> subprocess.CompletedProcess[str]:
         done = subprocess.run(
@@ -80,19 +115,75 @@ def tokenmill(tmp_path: Path) -> Command:
             capture_output=True,
             text=True,
             cwd=tmp_path,
-            # One worker unless a test asks for more: starting others takes longer than these small corpora.
-            env={**os.environ, "DATASET_NUM_PROC": "1", **environment},
+            env={**os.environ, **environment},
             timeout=300,
         )
-        if code is not None:
-            assert done.returncode == code, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
-        return done
+        return checked(done, code)
 
     return run
 
 
+def checked(done: subprocess.CompletedProcess[str], code: int | None) -> subprocess.CompletedProcess[str]:
+    if code is not None:
+        assert done.returncode == code, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done
+
+
+@contextmanager
+def kept_signals() -> Iterator[None]:
+    """The command takes over the signals that end it; the tests want them back."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
 def command(*arguments: Any) -> list[str]:
     return [sys.executable, "-c", "from tokenmill.cli import main; main()", *map(str, arguments)]
+
+
+@dataclass(frozen=True)
+class Gate:
+    """A build that waits in its middle until it is told to go on: then nothing depends on how quick a machine is.
+
+    Its filter stops at the texts that say so. Builds with `options` and `environment` wait there, or pass an open gate.
+    """
+
+    path: Path
+
+    options = ("--filter", "gate:keep")
+    text = "wait at the gate"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {**os.environ, "PYTHONPATH": str(self.path), "GATE": str(self.path / "open")}
+
+    def open(self) -> None:
+        (self.path / "open").touch()
+
+
+@pytest.fixture
+def gate(tmp_path: Path) -> Gate:
+    folder = tmp_path / "gate"
+    folder.mkdir()
+    (folder / "gate.py").write_text(
+        "import os, time\n"
+        "def keep(text):\n"
+        f"    while text == {Gate.text!r} and not os.path.exists(os.environ['GATE']):\n"
+        "        time.sleep(0.01)\n"
+        "    return True\n"
+    )
+    return Gate(folder)
+
+
+def wait_for_receipts(process: subprocess.Popen[Any], out: Path, count: int = 1) -> None:
+    """Until a build has done so many units. One that ends before is an error."""
+    receipts = out / ".build/receipts"
+    while not receipts.is_dir() or len(list(receipts.glob("*.json"))) < count:
+        assert process.poll() is None, "it ended too early"
+        time.sleep(0.002)
 
 
 @pytest.fixture(scope="session")
