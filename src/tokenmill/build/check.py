@@ -26,8 +26,6 @@ from tokenmill.tokenizer.encoded import Engine, text_array
 from tokenmill.tokenizer.parity import check_parity
 from tokenmill.tokenizer.spec import TokenizerSpec
 
-SURVEY_BYTES = 256_000
-
 
 @dataclass(frozen=True, slots=True)
 class Place:
@@ -44,7 +42,7 @@ def check(request: Request, work: Work, spec: TokenizerSpec, engine: Engine) -> 
     unread = []
     for task in request.tasks:
         try:
-            places += _visit(task, work, SURVEY_BYTES // len(request.tasks))
+            places += _visit(task, work, request.bytes_each)
         except SourceError:  # when the unit is done, it will say what is wrong
             unread.append(task.unit.index)
     parity = check_parity(spec, engine, [text for place in places for text in place.texts])

@@ -5,9 +5,10 @@ Inline   this process        Pool   a crew of worker processes        Ray   task
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from tokenmill import errors
@@ -16,8 +17,9 @@ from tokenmill.build.task import Task, make_task
 from tokenmill.planning import Plan
 
 MAX_TRIES = 3
-# Units that are looked at before the work.
+# Units that are looked at before the work, and text of them all together.
 PLACES = 8
+SURVEY_BYTES = 256_000
 # Memory that a worker may take.
 MEMORY_BUDGET = 700_000_000
 # Errors of the whole build; any other one concerns a unit.
@@ -37,9 +39,10 @@ class Failure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """Where to look before the work: the beginnings of these units, out of `total_bytes` of text."""
+    """Where to look before the work: so many bytes of each of these units, out of `total_bytes` of text."""
 
     tasks: tuple[Task, ...]
+    bytes_each: int
     total_bytes: int
 
 
@@ -70,7 +73,35 @@ def make_request(plan: Plan, places: int = PLACES) -> Request:
     """Evenly spread units of a plan."""
     last, count = len(plan.units) - 1, min(places, len(plan.units))
     wanted = sorted({last * place // max(1, count - 1) for place in range(count)})
-    return Request(tasks=tuple(make_task(plan, unit) for unit in wanted), total_bytes=plan.text_bytes())
+    return Request(
+        tasks=tuple(make_task(plan, unit) for unit in wanted),
+        bytes_each=SURVEY_BYTES // max(1, len(wanted)),
+        total_bytes=plan.text_bytes(),
+    )
+
+
+def divided(request: Request, parts: int) -> list[Request]:
+    """A request for each of several workers. Every one of them estimates the whole."""
+    count = min(parts, len(request.tasks))
+    return [replace(request, tasks=request.tasks[part::count]) for part in range(count)]
+
+
+def joined(found: Sequence[Checked]) -> Checked:
+    """What several workers have compared, and the mean of what those expect that saw any text."""
+    parity = {name: sum(one.parity[name] for one in found) for name in ("documents", "bytes", "tokens")}
+    expected = [one.estimate for one in found if one.estimate.documents] or [found[0].estimate]
+    count = len(expected)
+    return Checked(
+        parity={"reference": found[0].parity["reference"], **parity},
+        estimate=Estimate(
+            tokens=sum(one.tokens for one in expected) // count,
+            error=round(math.hypot(*(one.error for one in expected)) / count),
+            documents=sum(one.documents for one in expected) // count,
+            output_bytes=sum(one.output_bytes for one in expected) // count,
+            seconds=sum(one.seconds for one in expected) / count,
+        ),
+        unread=tuple(sorted(unit for one in found for unit in one.unread)),
+    )
 
 
 class Executor(Protocol):

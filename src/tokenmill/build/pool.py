@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 
 from tokenmill import errors, records
 from tokenmill.build.crew import Crew, Message
-from tokenmill.build.executor import MAX_TRIES, Checked, Failure, Listener, Request, judge
+from tokenmill.build.executor import MAX_TRIES, Checked, Failure, Listener, Request, divided, joined, judge
 from tokenmill.build.task import Task, Work
 from tokenmill.storage import Folder
 from tokenmill.storage.places import to_record
@@ -44,26 +44,27 @@ class Pool:
         )
 
     def check(self, request: Request) -> Checked:
-        """Have one worker look at the sources first, while the others still load."""
-        asked: Connection | None = None
-        checked: Checked | None = None
-        while checked is None:
-            if asked is None and self._idle:
-                asked = self._idle.pop()
-                self._crew.tell(asked, dataclasses.asdict(request))
+        """Have the workers look at the sources first, each at some of them. What one that dies had, another gets."""
+        parts = divided(request, self.workers)
+        count = len(parts)
+        asked: dict[Connection, Request] = {}
+        found: list[Checked] = []
+        while len(found) < count:
+            while parts and self._idle:
+                link = self._idle.pop()
+                asked[link] = parts.pop()
+                self._crew.tell(link, dataclasses.asdict(asked[link]))
             for link, message in self._crew.hear():
-                if link is not asked:
+                part = asked.pop(link, None)
+                if part is None or message["kind"] == "died":
+                    parts += [part] if part else []
                     self._welcome(link, message)
-                    continue
-                if message["kind"] == "checked":
+                elif message["kind"] == "checked":
                     self._idle.append(link)
-                    checked = records.convert(Checked, message["checked"], where="checked")
-                elif message["kind"] == "failed":
-                    raise errors.from_record(message["error"])
+                    found.append(records.convert(Checked, message["checked"], where="checked"))
                 else:
-                    asked = None
-                    self._welcome(link, message)
-        return checked
+                    raise errors.from_record(message["error"])
+        return joined(found)
 
     def run(self, tasks: Iterator[Task], listener: Listener) -> list[Failure]:
         tries: Counter[int] = Counter()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import re
 import sys
@@ -19,6 +20,8 @@ def main() -> None:
         return
     # No command does linear algebra; without this numpy starts a thread for each core when it loads.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+    # What a command loads stays: looking through it for garbage again and again makes loading slower.
+    gc.set_threshold(100_000)
     with _foreman_for(sys.argv[1:]):
         from tokenmill.cli.app import run
 

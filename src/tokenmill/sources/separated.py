@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from tokenmill.sources.batch import MAX_DOCUMENTS
 from tokenmill.sources.streams import Stream, open_stream
 
@@ -87,13 +89,19 @@ def _runs(stream: Stream, separator: bytes, at: int, held: bytes, stop: int, lim
 def _few(at: int, data: bytearray, end: int, separator: bytes, start: int = 0) -> Iterator[Run]:
     """The documents from `start` to `end`, in runs of few enough: a chunk of nothing but newlines holds millions."""
     middle = (start + end) // 2
-    is_many = data.count(separator, start, end) > MAX_DOCUMENTS
+    is_many = _count(data, separator, start, end) > MAX_DOCUMENTS
     cut = _find(data, separator, middle, start) if is_many else -1
     if 0 <= cut < end - len(separator):
         yield from _few(at, data, cut, separator, start)
         yield from _few(at, data, end, separator, cut + len(separator))
     else:
         yield Run(at + start, memoryview(data)[start:end])
+
+
+def _count(data: bytearray, separator: bytes, start: int, end: int) -> int:
+    if len(separator) > 1 or end <= start:
+        return data.count(separator, start, end)
+    return int(np.count_nonzero(np.frombuffer(data, np.uint8, end - start, start) == separator[0]))  # 3 times as fast
 
 
 def _read_behind(held: bytes, stream: Stream, chunk: int) -> tuple[bytearray, bool]:
