@@ -14,7 +14,7 @@ STARTS = 3
 
 @contextlib.contextmanager
 def ray_cluster(*, nodes: int, head_slots: int) -> Iterator[Any]:
-    """A head with so many slots, and nodes of one slot each."""
+    """A head with so many slots, and nodes of one slot each. The variable NODE tells them apart."""
     from ray.cluster_utils import Cluster
 
     before = dict(os.environ)
@@ -22,9 +22,9 @@ def ray_cluster(*, nodes: int, head_slots: int) -> Iterator[Any]:
     os.environ.update(RAY_USAGE_STATS_ENABLED="0", RAY_AUTH_MODE="disabled")
     cluster = Cluster()
     try:
-        add_node(cluster, num_cpus=head_slots, include_dashboard=False)
-        for _ in range(nodes):
-            add_node(cluster)
+        add_node(cluster, num_cpus=head_slots, include_dashboard=False, env_vars={"NODE": "node0"})
+        for number in range(nodes):
+            add_node(cluster, env_vars={"NODE": f"node{number + 1}"})
         yield cluster
     finally:
         cluster.shutdown()
@@ -43,12 +43,12 @@ def add_node(cluster: Any, **options: Any) -> Any:
     raise AssertionError("the last start gives a node, or raises")
 
 
-def unit_processes() -> list[int]:
+def unit_processes(function: str = "serve") -> list[int]:
     """The processes of our nodes that do units now: Ray names them by the function that they run."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
-            is_unit = (path / "cmdline").read_bytes().startswith(b"ray::serve")
+            is_unit = (path / "cmdline").read_bytes().startswith(f"ray::{function}".encode())
             if is_unit and _parent(_parent(int(path.name))) == os.getpid():
                 found.append(int(path.name))
     return found

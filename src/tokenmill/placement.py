@@ -107,7 +107,7 @@ def assign(found: Sequence[tuple[Part | None, bool]], whole: str, num_units: int
     """The node of each part, as places in `found`: what each node's disk holds, and whether that is finished.
 
     Nodes keep what they have; parts that nobody has go to nodes that have none. How many there are is settled by the
-    first start. Who holds something else is given a part like one who has none: the build there will say what differs.
+    first start. Who holds something else is given a part at last: the build there will say what differs.
     """
     ours = {node: part for node, (part, _) in enumerate(found) if part is not None and part.whole == whole}
     counts = sorted({part.into for part in ours.values()})
@@ -120,7 +120,7 @@ def assign(found: Sequence[tuple[Part | None, bool]], whole: str, num_units: int
     owners: dict[int, int] = {}
     for node, part in sorted(ours.items(), key=lambda item: not found[item[0]][1]):  # what is finished goes before
         owners.setdefault(part.number, node)
-    free = [node for node in range(len(found)) if node not in ours]
+    free = sorted(set(range(len(found))) - ours.keys(), key=lambda node: found[node][0] is not None)
     missing = [number for number in range(count) if number not in owners]
     if len(missing) > len(free):
         raise BuildError(

@@ -9,11 +9,13 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 import tokenmill as library
@@ -153,6 +155,63 @@ def test_a_broken_source_fails_its_units_after_the_others_are_done(cluster: Any,
     assert num_receipts(tmp_path / "out") == total - len(failed)
 
 
+LOCAL: dict[str, Any] = {"executor": "ray", "placement": "node-local"}
+# A filter that comes to a halt at one document, and says so, until it may go on.
+HALT = """
+import os, time
+
+def keep(text):
+    while "HALT" in text and not os.path.exists({go!r}):
+        open({halted!r}, "w").close()
+        time.sleep(0.01)
+    return True
+"""
+
+
+def test_every_node_keeps_a_part_and_one_that_was_lost_goes_on_with_its_own(
+    cluster: Any, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, halted, parts = tmp_path / "go", tmp_path / "halted", [tmp_path / f"node{n}/out" for n in range(2)]
+    (tmp_path / "halting.py").write_text(HALT.format(go=str(go), halted=str(halted)))
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("NODE", "driver")
+    (corpus / "d.txt").write_text("the last unit\nHALT\n")
+    recipe = {**RECIPE, "filter": "halting:keep"}
+    events: list[dict[str, Any]] = []
+
+    def prepare() -> Any:
+        place = f"{tmp_path}/$NODE/out"
+        return library.prepare(str(corpus), place, ray_address=cluster.address, watch=events.append, **LOCAL, **recipe)
+
+    def lose_a_node() -> None:
+        wait_for(halted.exists)
+        cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
+
+    loser = threading.Thread(target=lose_a_node)
+    loser.start()
+    with pytest.raises(BuildError, match=r"1 of 2 parts failed, the others are done:\n.*node1/out: the node was lost"):
+        prepare()
+    loser.join()
+    kept = {file: file.stat().st_mtime_ns for part in parts for file in (part / ".build/receipts").glob("*.json")}
+    add_node(cluster, env_vars={"NODE": "node1"})
+    go.touch()
+    result = prepare()
+
+    plain = library.prepare(str(corpus), tmp_path / "right", workers=1, **recipe).manifest
+    whole = result.manifest
+    assert (whole.fingerprint, whole.text_sum, whole.dropped) == (plain.fingerprint, plain.text_sum, plain.dropped)
+    assert list(whole.sources) == list(plain.sources)
+    opened = [library.open(part)["train"] for part in parts]
+    tokens = np.concatenate([train.tokens(0, train.num_tokens) for train in opened])
+    assert (tokens == library.open(tmp_path / "right")["train"].tokens(0, len(tokens))).all()
+    assert whole.splits["train"].tokens == plain.splits["train"].tokens == len(tokens)
+    assert {file: file.stat().st_mtime_ns for file in kept} == kept
+    assert [place.path for place in result.nodes.parts] == [str(part) for part in parts]
+    assert len({(place / "nodes.json").read_bytes() for place in (*parts, tmp_path / "driver/out")}) == 1
+    last = [event for event in events if event["kind"] == "progress"][-1]
+    assert (last["units"], last["bytes"]) == (last["total_units"], last["total_bytes"])
+
+
 def test_without_a_cluster_a_local_ray_is_started_and_stopped(
     corpus: Path,
     tmp_path: Path,
@@ -196,6 +255,16 @@ def test_arguments_that_make_no_sense_are_refused(corpus: Path, tmp_path: Path) 
         library.prepare(str(corpus), tmp_path / "out", executor="dask")
     with pytest.raises(RecipeError, match="and no Ray"):
         library.prepare(str(corpus), tmp_path / "out", ray_address="auto")
+    with pytest.raises(RecipeError, match="'far' is no placement"):
+        library.prepare(str(corpus), tmp_path / "out", placement="far")
+    with pytest.raises(RecipeError, match="for the nodes of a cluster"):
+        library.prepare(str(corpus), tmp_path / "out", placement="node-local")
+    for extra in ({"layout": "nanogpt"}, {"scratch": tmp_path}, {"max_tokens": "1k"}, {"split": "nanogpt"}):
+        with pytest.raises(RecipeError, match=f"--{next(iter(extra)).replace('_', '-')}"):
+            library.prepare(str(corpus), tmp_path / "out", **LOCAL, **extra)
+    with pytest.raises(RecipeError, match="no place on this machine"):
+        library.prepare(str(corpus), "s3://bucket/out", **LOCAL)
+    assert not (tmp_path / "out").exists()
 
 
 def test_without_ray_the_error_says_what_to_install(corpus: Path, tmp_path: Path) -> None:

@@ -182,7 +182,10 @@ def _run(jobs: Sequence[Job], submit: Callable[[Job], Any], whole: _Whole) -> li
                 del running[talk]
                 if heard["kind"] == "stands":
                     ends[number] = heard
-                elif heard["kind"] == "died" and tries[number] < MAX_TRIES and _is_up(jobs[number].node):
+                    whole.stands(jobs[number])
+                elif heard["kind"] == "died" and not _is_up(jobs[number].node):
+                    failures.append((jobs[number], _lost()))
+                elif heard["kind"] == "died" and tries[number] < MAX_TRIES:
                     whole.hear(jobs[number].node, {"kind": "note", "message": heard["error"]["message"]})
                     running[submit(jobs[number])] = number
                     tries[number] += 1
@@ -199,7 +202,12 @@ def _run(jobs: Sequence[Job], submit: Callable[[Job], Any], whole: _Whole) -> li
 
 
 def _is_up(node: Node) -> bool:
-    return any(found.id == node.id for found in _living_nodes())
+    return any(found["NodeID"] == node.id and found["Alive"] for found in ray.nodes())
+
+
+def _lost() -> BuildError:
+    hint = "start it again with the disk that it had, then run the same command: what it has done is kept"
+    return BuildError("the node was lost", hint=hint)
 
 
 def _raise_failures(failures: Sequence[tuple[Job, TokenmillError]], num_parts: int) -> None:
@@ -230,11 +238,21 @@ class _Whole:
         tell({"kind": "start", "bytes": 0, **self._total})
 
     def hear(self, node: Node, event: Event) -> None:
-        if event["kind"] != "progress":
+        if event["kind"] == "progress":
+            self._last[node] = event
+            self._report()
+        else:
             self._tell({**event, "node": node.host})
-            return
-        self._last[node] = event
+
+    def stands(self, job: Job) -> None:
+        """A part is done, whatever of it was there before: nothing of it is left, and nobody works on it."""
+        before = self._last.get(job.node, dict.fromkeys(_SUMS, 0))
+        done = {"bytes": job.plan.text_bytes(), "units": len(job.plan.units), "seconds_left": 0}
+        self._last[job.node] = {**before, **done, "workers": 0, "bytes_per_second": 0, "tokens_per_second": 0}
+        self._report()
+
+    def _report(self) -> None:
         last = self._last.values()
         left = [one["seconds_left"] for one in last]
         sums = {name: sum(one[name] for one in last) for name in _SUMS}
-        self._tell({**event, **sums, **self._total, "seconds_left": None if None in left else max(left)})
+        self._tell({"kind": "progress", **sums, **self._total, "seconds_left": None if None in left else max(left)})
