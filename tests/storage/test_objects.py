@@ -18,8 +18,8 @@ from tokenmill.storage.log import open_log
 from tokenmill.storage.mapped import fast_digest
 from tokenmill.storage.objects import ObjectFolder
 from tokenmill.storage.places import from_record, ready, to_record
-from tokenmill.storage.remote import RANGE_BYTES, STREAM_BYTES, RemoteFile
-from tokenmill.storage.store import PART_BYTES
+from tokenmill.storage.remote import RANGE_BYTES, RemoteFile
+from tokenmill.storage.store import WHOLE_BYTES
 
 
 @pytest.fixture
@@ -54,7 +54,7 @@ def test_a_file_grows_on_this_machine_and_appears_whole(folder: Folder, bucket: 
 
 
 def test_a_large_file_goes_in_parts_and_comes_back_in_ranges(folder: Folder, bucket: Bucket) -> None:
-    data = os.urandom(PART_BYTES + STREAM_BYTES + 12345)
+    data = os.urandom(WHOLE_BYTES + 12345)
     assert publish(folder, "big.bin", data) == digest_of(data)
     assert "-" in bucket.client().head_object(Bucket=bucket.name, Key="out/big.bin")["ETag"], "it came in parts"
     assert folder.digest("big.bin") == fast_digest(folder, "big.bin") == digest_of(data)

@@ -37,7 +37,7 @@ class Folder:
     is_local: ClassVar[bool] = True
 
     def at(self, name: str) -> str:
-        return os.path.join(self.path, name)
+        return f"{self.path}/{name}"
 
     def relative(self, path: str) -> str:
         return os.path.relpath(path, self.path)

@@ -34,11 +34,13 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 PART_BYTES = 8 << 20
+_PARTS_AT_ONCE = 4
+# Up to here one request is cheaper than parts, and takes no more memory than those that are on their way.
+WHOLE_BYTES = _PARTS_AT_ONCE * PART_BYTES
 # Memory that comes back from a reader is used again; larger blocks would be new pages each time.
 CHUNK_BYTES = 1 << 20
 # An upload has at most 10,000 parts.
 _MAX_PARTS = 9_000
-_PARTS_AT_ONCE = 4
 _REQUESTS_AT_ONCE = 16
 _TRIES = 6
 _CLIENT = {"connect_timeout": "10s", "read_timeout": "60s", "timeout": "10m"}
@@ -191,11 +193,10 @@ class Store:
         said = {"sha256": sha256} if sha256 else None
 
         def ask() -> object:
-            # An empty file cannot be sent in parts, and a small one is one request.
-            content = data if isinstance(data, bytes) or size > part else data.read_bytes()
-            return obstore.put(
-                self._store, key, content, attributes=said, chunk_size=part, max_concurrency=_PARTS_AT_ONCE
-            )
+            if size <= WHOLE_BYTES:
+                content = data if isinstance(data, bytes) else data.read_bytes()
+                return obstore.put(self._store, key, content, attributes=said, use_multipart=False)
+            return obstore.put(self._store, key, data, attributes=said, chunk_size=part, max_concurrency=_PARTS_AT_ONCE)
 
         self._must(key, ask)
 
