@@ -10,7 +10,8 @@ import gzip
 import os
 import re
 import struct
-from collections.abc import Callable, Sequence
+import zlib
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,16 @@ import numpy.typing as npt
 
 from tokenmill import placement
 from tokenmill.data.bare import Found, Hints, TokenFile, map_file
+from tokenmill.data.listing import (
+    check_numbers,
+    check_pairs,
+    files_by_folder,
+    groups_by_name,
+    head_of,
+    mapped,
+    names_in,
+    size_of,
+)
 from tokenmill.errors import DatasetError, RecipeError
 from tokenmill.shards.layout import HEADER, MAGIC, NAMES, numpy_dtype
 from tokenmill.storage import Folder
@@ -61,7 +72,9 @@ def find_megatron(path: str, hints: Hints) -> Found | None:
     if os.path.isfile(f"{prefix}.idx") and not os.path.isdir(path):
         groups = {"train": [prefix]}
     else:
-        groups = _groups([f"{path}/{name[:-4]}" for name in _names(path) if name.endswith(".idx")])
+        groups = groups_by_name([f"{path}/{name[:-4]}" for name in names_in(path) if name.endswith(".idx")])
+        if groups:
+            check_pairs(path, ".bin", ".idx")
     if not groups:
         return None
     files: dict[str, list[TokenFile]] = {}
@@ -93,13 +106,15 @@ def find_llmc(path: str, hints: Hints) -> Found | None:
     if os.path.isfile(path):
         groups = {"train": [path]}
     else:
-        groups = _groups([f"{path}/{name}" for name in _names(path) if name.endswith(".bin")])
-    heads = {one: _head(one, 12) for paths in groups.values() for one in paths}
+        groups = groups_by_name([f"{path}/{name}" for name in names_in(path) if name.endswith(".bin")])
+    heads = {one: head_of(one, 12) for paths in groups.values() for one in paths}
     if not heads or not all(_is_llmc(head) for head in heads.values()):
         return None
     kinds = {struct.unpack("<i", head[:4])[0] for head in heads.values()}
     if len(kinds) > 1:
         raise DatasetError(f"{path}: shards of different kinds: {sorted(kinds)}", hint="open one of them")
+    for paths in groups.values():
+        check_numbers(paths)
     version, dtype, usual = LLMC_KINDS[kinds.pop()]
     files = {
         split: [_llmc_shard(one, heads[one], version, dtype) for one in sorted(paths)]
@@ -115,10 +130,11 @@ def find_llmc(path: str, hints: Hints) -> Found | None:
 def find_templar(path: str, hints: Hints) -> Found | None:
     """`train_000000.npy` shards, or tokens.bin where there are none. A folder `val` beside them is another split."""
     if os.path.isfile(path):
-        head = _head(path, len(NPY_MAGIC))
+        head = head_of(path, len(NPY_MAGIC))
         paths = {"train": [path]} if head == NPY_MAGIC or os.path.basename(path) == "tokens.bin" else {}
     else:
-        paths = {split: _templar_shards(folder) for split, folder in (("train", path), ("val", f"{path}/val"))}
+        train = _templar_shards(path, hints.layout == "templar")
+        paths = {"train": train, "val": _templar_shards(f"{path}/val", bool(train))}
     shards = {split: [_templar_file(one, hints) for one in found] for split, found in paths.items() if found}
     if not shards:
         return None
@@ -132,7 +148,7 @@ def find_templar(path: str, hints: Hints) -> Found | None:
 
 def find_datatrove(path: str, hints: Hints) -> Found | None:
     """.ds files with their index, one of them or a folder; folders in it are splits."""
-    groups = _files_by_split(path, ".ds")
+    groups = files_by_folder(path, ".ds", ".ds.index")
     if not groups:
         return None
     files: dict[str, list[TokenFile]] = {}
@@ -140,9 +156,9 @@ def find_datatrove(path: str, hints: Hints) -> Found | None:
     dtype = None
     for split, paths in groups.items():
         for one in paths:
-            ends = _mapped(f"{one}.index", "<u8")
+            ends = mapped(f"{one}.index", "<u8")
             count = int(ends[-1]) if len(ends) else 0
-            size = os.path.getsize(one)
+            size = size_of(one)
             if not count or size not in (2 * count, 4 * count):
                 raise DatasetError(f"{one}: {size} bytes, but its index has {count} tokens", hint="is it whole?")
             mine = "uint16" if size == 2 * count else "int32"
@@ -158,8 +174,8 @@ def find_datatrove(path: str, hints: Hints) -> Found | None:
 
 def find_olmo(path: str, hints: Hints) -> Found | None:
     """.npy files that are raw tokens, one of them or a folder; folders in it are splits."""
-    groups = _files_by_split(path, ".npy")
-    if not groups or any(_head(one, len(NPY_MAGIC)) == NPY_MAGIC for paths in groups.values() for one in paths):
+    groups = files_by_folder(path, ".npy", ".csv.gz")
+    if not groups or any(head_of(one, len(NPY_MAGIC)) == NPY_MAGIC for paths in groups.values() for one in paths):
         return None
     tables = {one: _table_of(one) for paths in groups.values() for one in paths}
     has_tables = all(table is not None for table in tables.values())
@@ -168,7 +184,7 @@ def find_olmo(path: str, hints: Hints) -> Found | None:
     dtype = hints.stored_dtype(where=path) if hints.dtype else None
     for split, paths in groups.items():
         for one in paths:
-            size = os.path.getsize(one)
+            size = size_of(one)
             if dtype is None:
                 dtype = hints.stored_dtype(default=_fitting(size, tables[one]), where=one)
             count, rest = divmod(size, numpy_dtype(dtype).itemsize)
@@ -197,15 +213,16 @@ def find_nanogpt(path: str, hints: Hints) -> Found | None:
     if os.path.isfile(path):
         paths = {"train": path} if path.endswith(".bin") else {}
     else:
-        paths = {name[:-4]: f"{path}/{name}" for name in _names(path) if name.endswith(".bin")}
+        paths = {name[:-4]: f"{path}/{name}" for name in names_in(path) if name.endswith(".bin")}
         if not {"train", "val"} & paths.keys():
             return None
     dtype = hints.stored_dtype(default="uint16", where=path)
     files = {}
     for split, one in paths.items():
-        count, rest = divmod(os.path.getsize(one), numpy_dtype(dtype).itemsize)
+        size = size_of(one)
+        count, rest = divmod(size, numpy_dtype(dtype).itemsize)
         if rest or not count:
-            raise DatasetError(f"{one}: {os.path.getsize(one)} bytes are no tokens of {dtype}", hint=_DTYPE)
+            raise DatasetError(f"{one}: {size} bytes are no tokens of {dtype}", hint=_DTYPE)
         files[split] = [TokenFile(path=one, offset=0, num_tokens=count)]
     if not files:
         return None
@@ -233,7 +250,7 @@ _DTYPE = "is it whole? else give dtype: uint16 or uint32"
 def _megatron_pair(prefix: str) -> tuple[str, TokenFile, npt.NDArray[np.int64]]:
     """Dtype, tokens, and where documents begin (in bytes) but for the first."""
     where = f"{prefix}.idx"
-    head = _head(where, HEADER.size)
+    head = head_of(where, HEADER.size)
     if len(head) < HEADER.size:
         raise DatasetError(f"{where}: too short for an index", hint="is it whole?")
     magic, version, code, num_sequences, num_bounds = HEADER.unpack(head)
@@ -242,12 +259,12 @@ def _megatron_pair(prefix: str) -> tuple[str, TokenFile, npt.NDArray[np.int64]]:
             f"{where}: magic {magic!r}, version {version}, dtype code {code}",
             hint="an index of Megatron's with tokens of uint16 or int32 can be read",
         )
-    if os.path.getsize(where) != HEADER.size + 12 * num_sequences + 8 * num_bounds:
+    if size_of(where) != HEADER.size + 12 * num_sequences + 8 * num_bounds:
         raise DatasetError(f"{where}: its size does not fit {num_sequences} sequences", hint="is it whole?")
-    size, itemsize = os.path.getsize(f"{prefix}.bin"), numpy_dtype(NAMES[code]).itemsize
-    starts = _mapped(where, "<i8", HEADER.size + 4 * num_sequences, num_sequences)
-    bounds = _mapped(where, "<i8", HEADER.size + 12 * num_sequences, num_bounds)
-    lengths = _mapped(where, "<i4", HEADER.size, num_sequences)
+    size, itemsize = size_of(f"{prefix}.bin"), numpy_dtype(NAMES[code]).itemsize
+    starts = mapped(where, "<i8", HEADER.size + 4 * num_sequences, num_sequences)
+    bounds = mapped(where, "<i8", HEADER.size + 12 * num_sequences, num_bounds)
+    lengths = mapped(where, "<i4", HEADER.size, num_sequences)
     if not size or not num_sequences or int(starts[-1]) + int(lengths[-1]) * itemsize != size or starts[0] != 0:
         raise DatasetError(f"{where}: its sequences do not fill {prefix}.bin of {size} bytes", hint="is it whole?")
     if num_bounds == num_sequences + 1:
@@ -265,7 +282,7 @@ def _is_llmc(head: bytes) -> bool:
 
 def _llmc_shard(path: str, head: bytes, version: int, dtype: str) -> TokenFile:
     _, found, count = struct.unpack("<iii", head)
-    size = os.path.getsize(path)
+    size = size_of(path)
     if found != version or size != LLMC_HEADER_BYTES + count * numpy_dtype(dtype).itemsize or not count:
         raise DatasetError(
             f"{path}: version {found}, {count} tokens of {dtype} in {size} bytes", hint="is it whole, and of llm.c?"
@@ -273,10 +290,12 @@ def _llmc_shard(path: str, head: bytes, version: int, dtype: str) -> TokenFile:
     return TokenFile(path=path, offset=LLMC_HEADER_BYTES, num_tokens=count)
 
 
-def _templar_shards(folder: str) -> list[str]:
-    names = _names(folder)
+def _templar_shards(folder: str, is_sure: bool) -> list[str]:
+    """Shards by their name; where nobody is sure that they are Templar's, the first one's content must tell as well."""
+    names = names_in(folder)
     shards = [f"{folder}/{name}" for name in names if re.fullmatch(r"train_\d{6,}\.npy", name)]
-    if shards and _head(shards[0], len(NPY_MAGIC)) == NPY_MAGIC:
+    if shards and (is_sure or head_of(shards[0], len(NPY_MAGIC)) == NPY_MAGIC):
+        check_numbers(shards)
         return shards
     return [f"{folder}/tokens.bin"] if "tokens.bin" in names else []
 
@@ -286,9 +305,10 @@ def _templar_file(path: str, hints: Hints) -> tuple[str, TokenFile]:
         dtype, offset, count = hints.stored_dtype(default="uint16", where=path), 0, None
     else:
         dtype, offset, count = _npy_header(path)
-    found, rest = divmod(os.path.getsize(path) - offset, numpy_dtype(dtype).itemsize)
+    size = size_of(path)
+    found, rest = divmod(size - offset, numpy_dtype(dtype).itemsize)
     if rest or not found or count not in (None, found):
-        raise DatasetError(f"{path}: {os.path.getsize(path)} bytes do not hold its tokens", hint="is it whole?")
+        raise DatasetError(f"{path}: {size} bytes do not hold its tokens", hint="is it whole?")
     return dtype, TokenFile(path=path, offset=offset, num_tokens=found)
 
 
@@ -316,7 +336,7 @@ def _table_of(path: str) -> npt.NDArray[np.int64] | None:
     try:
         with gzip.open(table) as file:
             found = [(int(row[1]), int(row[2])) for row in map(_TABLE_ROW.match, file) if row]
-    except (OSError, EOFError) as error:
+    except (OSError, EOFError, zlib.error) as error:
         raise DatasetError(f"{table} cannot be read: {error}", hint="is it whole?") from None
     bounds = np.array(found, np.int64).reshape(-1, 2)
     if not len(bounds) or bounds[0, 0] != 0 or (bounds[1:, 0] != bounds[:-1, 1]).any():
@@ -342,50 +362,3 @@ def _policy(
         document = map_file(parts[0], dtype)[:end]
         seen.add("append" if document[-1] == eot_id else "prepend" if document[0] == eot_id else "none")
     return seen.pop() if len(seen) == 1 else "none"
-
-
-def _groups(paths: Sequence[str]) -> dict[str, list[str]]:
-    """Files by split, as their names tell it: `val` in a name is validation, `test` a test, all else is training."""
-    groups: dict[str, list[str]] = {}
-    for path in sorted(paths):
-        parts = re.split(r"[_.-]", os.path.basename(path))
-        groups.setdefault(next((part for part in parts if part in ("val", "test")), "train"), []).append(path)
-    return groups
-
-
-def _files_by_split(path: str, ending: str) -> dict[str, list[str]]:
-    """A file, the files of a folder, or those of the folders in it, which are splits then."""
-    if os.path.isfile(path):
-        return {"train": [path]} if path.endswith(ending) else {}
-    own = [f"{path}/{name}" for name in _names(path) if name.endswith(ending)]
-    if own:
-        return {"train": own}
-    found = {}
-    for name in _names(path):
-        inside = [f"{path}/{name}/{one}" for one in _names(f"{path}/{name}") if one.endswith(ending)]
-        if inside and name.isidentifier():
-            found[name] = inside
-    return found
-
-
-def _names(folder: str) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except OSError:
-        return []
-
-
-def _head(path: str, size: int) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            return file.read(size)
-    except OSError as error:
-        raise DatasetError(f"{path} cannot be read: {error.strerror}", hint="check the path") from None
-
-
-def _mapped(path: str, kind: str, offset: int = 0, count: int | None = None) -> npt.NDArray[Any]:
-    try:
-        shape = None if count is None else (count,)
-        return np.memmap(path, kind, mode="r", offset=offset, shape=shape).view(np.ndarray)
-    except (OSError, ValueError) as error:
-        raise DatasetError(f"{path} cannot be mapped: {error}", hint="is it whole?") from None

@@ -135,7 +135,7 @@ class _Index:
 
 def open_catid(path: str, hints: Hints) -> StoredDataset:
     """A folder with an index.yaml, or a folder of such folders, which are splits then."""
-    indexes = find_indexes(path, "index.yaml", "catid")
+    indexes = find_indexes(path, "index.yaml", "catid", ending=".bin")
     files = {split: _files(folder, index, hints.eot_id) for split, (folder, index) in indexes.items()}
     notes = (
         () if hints.eot_id is None else (f"catid stores no end of text: {hints.eot_id} is put behind every document",)

@@ -15,15 +15,25 @@ _MAX_INDEX_BYTES = 1 << 30
 _WHOLE = "is it whole?"
 
 
-def find_indexes(path: str, name: str, layout: str) -> dict[str, tuple[str, Any]]:
-    """By split: a folder with an index of some name, and what the index says. Folders in a folder are splits."""
+def find_indexes(path: str, name: str, layout: str, *, ending: str) -> dict[str, tuple[str, Any]]:
+    """By split: a folder with an index of some name, and what the index says. Folders in a folder are splits.
+
+    One that has files with this ending and no index is a split that has lost it.
+    """
     folders = {"train": path}
     if not os.path.isfile(f"{path}/{name}"):
         names = [one for one in sorted(os.listdir(path)) if one.isidentifier()] if os.path.isdir(path) else []
         folders = {one: f"{path}/{one}" for one in names if os.path.isfile(f"{path}/{one}/{name}")}
+        for one in names:
+            if folders and one not in folders and _has_files(f"{path}/{one}", ending):
+                raise DatasetError(f"{path}/{one} has no {name}", hint=f"{_WHOLE} else move the folder away")
     if not folders:
         raise DatasetError(f"{path} holds nothing of layout {layout}", hint=f"give the folder that has the {name}")
     return {split: (folder, read_index(f"{folder}/{name}")) for split, folder in folders.items()}
+
+
+def _has_files(folder: str, ending: str) -> bool:
+    return os.path.isdir(folder) and any(name.endswith(ending) for name in os.listdir(folder))
 
 
 def read_index(path: str) -> Any:

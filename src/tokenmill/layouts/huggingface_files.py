@@ -29,7 +29,7 @@ COLUMN = "input_ids"
 # The key under which files of ours say what a row is.
 MARK = b"tokenmill"
 MARKS = {"packed": b"packed rows", "documents": b"a row is a document"}
-_SHARDED = re.compile(r"([A-Za-z_]\w*)-\d{5}-of-\d{5}\.(?:parquet|arrow)")
+_SHARDED = re.compile(r"([A-Za-z_]\w*)-(\d{5})-of-(\d{5})\.(?:parquet|arrow)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +115,21 @@ def _paths(path: str) -> dict[str, list[str]]:
                 split = sharded[1] if sharded and sharded[1] != "data" else inside
                 split = split if split.isidentifier() and split != "data" else "train"
                 found.setdefault(split, []).append(f"{folder}/{name}")
+        _check_numbers(folder, names)
     return {split: found[split] for split in sorted(found)}
+
+
+def _check_numbers(folder: str, names: list[str]) -> None:
+    """Refuse files of which some are missing, by what their names say."""
+    wanted: dict[tuple[str, int], set[int]] = {}
+    for sharded in filter(None, map(_SHARDED.fullmatch, names)):
+        wanted.setdefault((sharded[1], int(sharded[3])), set()).add(int(sharded[2]))
+    for (split, count), numbers in sorted(wanted.items()):
+        if missing := sorted(set(range(count)) - numbers):
+            raise DatasetError(
+                f"{folder} has {len(numbers)} of {count} files of {split}: number {missing[0]} is missing",
+                hint="fetch the others, or give the files one by one",
+            )
 
 
 def _check(schema: pa.Schema, path: str) -> str:

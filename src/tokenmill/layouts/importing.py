@@ -175,6 +175,8 @@ def _part(name: str, split: TokenSplit, bounds: tuple[int, int], target: _Target
 
     def write(files: Files) -> Facts:
         lengths = document_lengths(split, start, stop)
+        if (lengths < 0).any() or int(lengths.sum()) != stop - start:
+            raise DatasetError(f"{name}: its documents do not lie end to end", hint="is the index of the files whole?")
         lengths = lengths[lengths > 0]
         if int(lengths.max()) > MAX_DOCUMENT_TOKENS:
             raise DatasetError(f"{name}: a document has 2^31 tokens or more", hint="is the end-of-text id right?")

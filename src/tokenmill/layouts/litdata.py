@@ -65,7 +65,7 @@ def plan(source: Dataset, options: Options) -> Export:
 
 def open(path: str, hints: Hints) -> Dataset:
     """A folder with an index.json, or a folder of such folders, which are splits then."""
-    indexes = find_indexes(path, "index.json", "litdata")
+    indexes = find_indexes(path, "index.json", "litdata", ending=".bin")
     files = {split: _chunks(folder, index) for split, (folder, index) in indexes.items()}
     packed = are_packed(files)
     narrow = all(chunk.dtype == "<u2" for found in files.values() for chunk in found)

@@ -7,6 +7,7 @@ Other columns are passed over. A column of tokens has a dtype; its shape is fixe
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,6 +28,8 @@ from tokenmill.typed import convert
 
 COLUMNS = ("tokens", "input_ids")
 _DTYPES = {"uint16": "<u2", "int32": "<i4", "uint32": "<u4", "int64": "<i8", "uint64": "<u8"}
+# Those of Mosaic's that Python has; its others are left alone.
+_HASHES = {name for name in hashlib.algorithms_guaranteed if not name.startswith("shake")}
 _WHOLE = "is it whole?"
 
 
@@ -47,6 +50,7 @@ class MdsShard:
     path: str
     num_samples: int
     num_bytes: int
+    hashes: tuple[tuple[str, str], ...]
     column: Column
 
     @cached_property
@@ -63,7 +67,7 @@ class MdsShard:
 
     def blocks(self, first: int, last: int) -> Iterator[Tokens]:
         itemsize = np.dtype(self.column.dtype).itemsize
-        data = self._map().data
+        data = self._checked.data
         begins, stops = self._places(first, last)
         edges = np.searchsorted(
             np.cumsum(stops - begins), np.arange(0, (stops - begins).sum(), BLOCK_TOKENS * itemsize)
@@ -75,6 +79,15 @@ class MdsShard:
 
     def _map(self) -> npt.NDArray[np.uint8]:
         return map_bytes(self.path, self.num_bytes)
+
+    @cached_property
+    def _checked(self) -> npt.NDArray[np.uint8]:
+        """The shard, mapped, when the hashes that its index has are found right: once, before any token is taken."""
+        data = self._map()
+        for kind, wanted in self.hashes:
+            if kind in _HASHES and (found := hashlib.new(kind, data.data).hexdigest()) != wanted:
+                raise DatasetError(f"{self.path}: its {kind} is {found}, the index says {wanted}", hint=_WHOLE)
+        return data
 
     def _places(self, first: int, last: int) -> tuple[Starts, Starts]:
         """Where the tokens of samples begin and end, in bytes of the file."""
@@ -126,7 +139,7 @@ class MdsShard:
 
 def open_mds(path: str, hints: Hints) -> StoredDataset:
     """A folder with an index.json, or a folder of such folders, which are splits then."""
-    indexes = find_indexes(path, "index.json", "mds")
+    indexes = find_indexes(path, "index.json", "mds", ending=".mds")
     files = {split: _shards(folder, index) for split, (folder, index) in indexes.items()}
     columns = {shard.column for found in files.values() for shard in found}
     if len(columns) != 1:
@@ -148,6 +161,7 @@ def open_mds(path: str, hints: Hints) -> StoredDataset:
 class _RawData:
     basename: str
     bytes: int
+    hashes: dict[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -187,7 +201,13 @@ def _shard(folder: str, entry: Any, where: str) -> MdsShard:
             f"{where}: compressed with {found.compression}, which is not read",
             hint="decompress the shards beside themselves, or write them without compression",
         )
-    return MdsShard(path=path, num_samples=found.samples, num_bytes=found.raw_data.bytes, column=_column(found, where))
+    return MdsShard(
+        path=path,
+        num_samples=found.samples,
+        num_bytes=found.raw_data.bytes,
+        hashes=tuple(sorted(found.raw_data.hashes.items())),
+        column=_column(found, where),
+    )
 
 
 def _column(entry: _Entry, where: str) -> Column:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from tokenmill import records
-from tokenmill.errors import DatasetError, DiskFullError, Interrupted, OutputError, TokenmillError
+from tokenmill.errors import DatasetError, DiskFullError, Interrupted, OutputError, RecipeError, TokenmillError
 from tokenmill.layouts.shape import Files, Part, Receipt
 from tokenmill.manifest import check_name
 from tokenmill.storage import Digest, Folder, Output, ScratchOutput
@@ -106,6 +106,7 @@ def start_over(folder: Folder) -> None:
             for file in receipt.files:
                 check_name(file, where=name)
                 folder.remove(file)
+                _remove_empty(folder, os.path.dirname(file))
     folder.remove_tree(".build")
 
 
@@ -119,8 +120,32 @@ def transfer(
     scratch: str | None,
     watch: Watcher | None,
 ) -> Transfer:
-    """Write the parts that are not there yet, then the files that sum them up."""
-    local = scratch_corner(scratch, folder)
+    """Write the parts that are not there yet, then the files that sum them up.
+
+    If it is the source that cannot be transferred, what was begun here is taken back: there is nothing to go on with.
+    """
+    is_new, was_there = not folder.exists(REQUEST), folder.exists("")
+    try:
+        return _transfer(folder, request, parts, finish, threads, scratch_corner(scratch, folder), watch)
+    except (DatasetError, RecipeError):
+        if is_new:
+            start_over(folder)
+            for part in parts:
+                _remove_empty(folder, os.path.dirname(part.name))
+            if not was_there:
+                folder.remove_empty("")
+        raise
+
+
+def _transfer(
+    folder: Folder,
+    request: Request,
+    parts: Sequence[Part],
+    finish: Finish,
+    threads: int,
+    local: Folder | None,
+    watch: Watcher | None,
+) -> Transfer:
     folder.make(RECEIPTS)
     with locked(folder):
         _sweep(folder)
@@ -133,8 +158,8 @@ def transfer(
             last = run.sum_up(finish(receipts))
         finally:
             _sweep(folder)
-        if local is not None:
-            local.remove_tree("")
+            if local is not None:
+                local.remove_tree("")
     return Transfer(receipts=(*receipts, last), num_kept=num_kept)
 
 
@@ -312,6 +337,11 @@ def _sweep(folder: Folder) -> None:
     for place in _places(folder):
         with contextlib.suppress(TokenmillError):
             folder.sweep(place)
+
+
+def _remove_empty(folder: Folder, name: str) -> None:
+    if name:
+        folder.remove_empty(name)
 
 
 def _places(folder: Folder) -> Iterator[str]:

@@ -1,0 +1,129 @@
+"""Files that are cut off, mixed up, missing or nonsense: an import ends with a typed error and leaves nothing behind.
+
+What no layout could notice (other ids in a raw file) may be imported; the dataset verifies then.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from made import EOT, OPTIONS, make_dataset, quick_folder
+
+import tokenmill
+from tokenmill.errors import TokenmillError
+
+DOCUMENTS = {"train": [[1, 2, 3], [4], [5, 6, 7, 8], list(range(10, 90)), [1]], "val": [[2, 2], [3]]}
+TOKENS = (".bin", ".ds", ".mds", ".npy", ".parquet")
+BESIDE = ("tokens.bin", "sample_ids.bin")  # of Templar's; its shards have the same tokens
+SIZES = {
+    **OPTIONS,
+    "catid": {"shard_size": 9},
+    "huggingface": {"shard_size": 9},
+    "litdata": {"shard_size": 9},
+    "mds": {"shard_size": 100},
+}
+# Layouts that say of themselves how many files there are, or in which a file tells of another.
+TELLING = ("catid", "datatrove", "huggingface", "litdata", "llmc", "mds", "megatron", "olmo", "templar")
+
+
+def cut(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-1])
+
+
+def halve(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def empty(path: Path) -> None:
+    path.write_bytes(b"")
+
+
+def garble(path: Path) -> None:
+    path.write_bytes(random.Random(1).randbytes(path.stat().st_size))
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[random.Random(len(data)).randrange(len(data))] ^= 64
+    path.write_bytes(data)
+
+
+def replace(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+@pytest.fixture(scope="module")
+def exports() -> Iterator[Path]:
+    with quick_folder() as work:
+        dataset = make_dataset(work, DOCUMENTS)
+        for layout, options in SIZES.items():
+            tokenmill.export(dataset, work / layout, to=layout, workers=1, **options)
+            shutil.rmtree(work / layout / ".build")
+        yield work
+
+
+def files_of(folder: Path) -> list[Path]:
+    """Two of every kind: the first of a kind, and the last one."""
+    kinds: dict[str, list[Path]] = {}
+    for path in sorted(folder.rglob("*")):
+        if path.is_file():
+            kinds.setdefault(path.suffix, []).append(path.relative_to(folder))
+    return [path for found in kinds.values() for path in {found[0], found[-1]}]
+
+
+def try_import(path: Path, layout: str) -> bool:
+    """Whether it is imported; if it is not, nothing may be left."""
+    out = path.parent / "imported"
+    try:
+        tokenmill.import_(path, out, layout=layout, eot_id=EOT, workers=1)
+    except TokenmillError as error:
+        assert error.hint
+        assert not out.exists()
+        return False
+    assert tokenmill.verify(out).ok
+    shutil.rmtree(out)
+    return True
+
+
+@pytest.mark.parametrize("layout", sorted(SIZES))
+def test_damaged_files_are_imported_as_they_are_or_refused_whole(exports: Path, layout: str) -> None:
+    damages: tuple[Callable[[Path], None], ...] = (cut, halve, empty, garble, flip, replace)
+    for name in files_of(exports / layout):
+        for damage in damages:
+            shutil.copytree(exports / layout, exports / "hurt")
+            damage(exports / "hurt" / name)
+            took = try_import(exports / "hurt", layout)
+            shutil.rmtree(exports / "hurt")
+            assert not took or damage is not empty or name.suffix not in TOKENS or name.name in BESIDE, str(name)
+
+
+@pytest.mark.parametrize("layout", TELLING)
+def test_a_file_that_is_missing_is_missed(exports: Path, layout: str) -> None:
+    shutil.copytree(exports / layout, exports / "hurt")
+    found = [path for path in sorted((exports / "hurt").rglob("*")) if "train" in str(path) and path.is_file()]
+    tokens = [path for path in found if path.suffix in TOKENS]
+    (tokens[1] if layout in ("llmc", "templar") else tokens[0]).unlink()
+    assert not try_import(exports / "hurt", layout)
+    shutil.rmtree(exports / "hurt")
+
+
+@pytest.mark.parametrize("layout", ["catid", "litdata", "mds"])
+def test_a_split_that_has_lost_its_index_is_missed(exports: Path, layout: str) -> None:
+    shutil.copytree(exports / layout, exports / "hurt")
+    next((exports / "hurt" / "val").glob("index.*")).unlink()
+    assert not try_import(exports / "hurt", layout)
+    shutil.rmtree(exports / "hurt")
+
+
+def test_a_folder_that_was_there_stays(exports: Path, tmp_path: Path) -> None:
+    shutil.copytree(exports / "mds", tmp_path / "hurt")
+    flip(next((tmp_path / "hurt/train").glob("*.mds")))
+    (tmp_path / "out").mkdir()
+    with pytest.raises(tokenmill.TokenmillError, match="sha256"):
+        tokenmill.import_(tmp_path / "hurt", tmp_path / "out", layout="mds", eot_id=EOT)
+    assert list((tmp_path / "out").iterdir()) == []
