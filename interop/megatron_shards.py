@@ -3,8 +3,6 @@
 python interop/megatron_shards.py DATASET CORPUS
 """
 
-# ruff: noqa: T201 - a script prints
-
 from __future__ import annotations
 
 import argparse
@@ -15,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import tiktoken
 from megatron.core.datasets.indexed_dataset import IndexedDataset
-from reference import Count, documents_of, expected_ids, gpt2, shard_prefixes, stop
+from reference import Count, documents_of, expected_ids, gpt2, shard_prefixes
+from results import READS, found, stop
 
 
 def check_shard(prefix: Path, encoding: tiktoken.Encoding, documents: Iterator[str], count: Count) -> None:
@@ -30,13 +29,13 @@ def check_shard(prefix: Path, encoding: tiktoken.Encoding, documents: Iterator[s
         stop(f"{prefix}: sequence_lengths sum to {shard.sequence_lengths.sum()}, the .bin has {len(tokens)} tokens")
     at = 0
     for index, length in enumerate(shard.sequence_lengths.tolist()):
-        found = shard[index]
+        tokens_read = shard[index]
         text = next(documents, None)
         if text is None:
             stop(f"{prefix}: sequence {index} comes after the last document of the corpus")
-        if found.dtype != np.uint16 or not np.array_equal(found, tokens[at : at + length]):
+        if tokens_read.dtype != np.uint16 or not np.array_equal(tokens_read, tokens[at : at + length]):
             stop(f"{prefix}: sequence {index} is not what numpy reads at token {at}")
-        if not np.array_equal(found, expected_ids(encoding, text)):
+        if not np.array_equal(tokens_read, expected_ids(encoding, text)):
             stop(f"{prefix}: sequence {index} is not what tiktoken gives for document {count.documents}")
         at += length
         count.documents += 1
@@ -55,10 +54,7 @@ def main() -> None:
     if next(documents, None) is not None:
         stop(f"the dataset ends after {count.documents} documents, the corpus has more")
     version = importlib.metadata.version("megatron-core")
-    print(
-        f"megatron-core {version}: {len(prefixes)} shards, {count.documents:,} documents, "
-        f"{count.tokens:,} tokens, all equal"
-    )
+    found("megatron-core", version, READS, 16, count.documents, count.tokens, "native shards, all equal")
 
 
 if __name__ == "__main__":

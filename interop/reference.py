@@ -4,18 +4,14 @@ It takes GPT-2's ranks from the file inside the package and imports nothing of t
 also runs where only a trainer is installed.
 """
 
-# ruff: noqa: T201 - a script prints
-
 from __future__ import annotations
 
 import base64
 import json
-import sys
 import sysconfig
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -86,9 +82,3 @@ def shard_prefixes(dataset: Path, split: str = "train") -> list[Path]:
 def expected_ids(encoding: tiktoken.Encoding, text: str) -> npt.NDArray[np.uint32]:
     """A document as nanoGPT has it: its ordinary tokens, then the end of text."""
     return np.array([*encoding.encode_ordinary(text), EOT], np.uint32)
-
-
-def stop(message: str) -> NoReturn:
-    """End with a difference found."""
-    print(f"DIFFERENT: {message}", file=sys.stderr)
-    raise SystemExit(1)

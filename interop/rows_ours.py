@@ -4,8 +4,6 @@ python interop/rows_ours.py write WORK CORPUS     datasets, exports, and the sam
 python interop/rows_ours.py read WORK             imports of what rows_peers.py wrote in between
 """
 
-# ruff: noqa: T201 - a script prints
-
 from __future__ import annotations
 
 import argparse
@@ -14,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from reference import EOT, stop
+from reference import EOT
+from results import IMPORTED, found, stop
 
 import tokenmill
 from tokenmill.layouts.content import content_fingerprint
@@ -53,7 +52,6 @@ def write(work: Path, corpus: Path) -> None:
             tokenmill.export(dataset, out, to=layout, shard_size=SHARD_TOKENS)
             if layout in PACKED:
                 tokenmill.export(dataset, f"{out}-packed", to=layout, shard_size=SHARD_TOKENS, seq_len=SEQ_LEN)
-    print(f"exports: {split.num_documents:,} documents, {split.num_tokens:,} tokens, for 16 and 32 bits")
 
 
 def read(work: Path) -> None:
@@ -71,7 +69,11 @@ def read(work: Path) -> None:
                     stop(f"{path}: imported with other documents")
             elif made.manifest.fingerprint != expected:
                 stop(f"{path}: imported as {made.manifest.fingerprint}, not {expected}")
-            print(f"import {kind} {path.parent.name}/{path.name}: {made.manifest.documents:,} documents, all equal")
+            if path.parent.name == "theirs":
+                about = made.manifest
+                tokens = sum(split.tokens for split in about.splits.values())
+                result = f"{path.name}, the same {'documents' if layout == 'catid' else 'fingerprint'}"
+                found(layout, "", IMPORTED, int(kind.removeprefix("u")), about.documents, tokens, result)
 
 
 def main() -> None:

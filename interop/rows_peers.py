@@ -6,32 +6,24 @@ Runs in the environment of the peer, and knows nothing of tokenmill: what docume
 Where a peer's writer always gives the same bytes, our files must have them.
 """
 
-# ruff: noqa: T201 - a script prints
-
 from __future__ import annotations
 
 import argparse
 import importlib.metadata
 import json
 import os
-import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import numpy as np
+from results import READS, WRITES, found, stop
 
 SEQ_LEN = 1024
 SHARD_TOKENS = 1 << 22
 EOTS = {"u16": 50256, "u32": 150256}
 Documents = list[Any]
-
-
-def stop(message: str) -> NoReturn:
-    """End with a difference found."""
-    print(f"DIFFERENT: {message}", file=sys.stderr)
-    raise SystemExit(1)
 
 
 def documents_of(folder: Path) -> Documents:
@@ -43,10 +35,10 @@ def rows_of(folder: Path) -> Documents:
     return list(tokens[: len(tokens) // SEQ_LEN * SEQ_LEN].reshape(-1, SEQ_LEN))
 
 
-def compare(what: str, found: Iterator[Any], expected: Documents) -> None:
+def compare(what: str, given: Iterator[Any], expected: Documents) -> None:
     """Every row, in order."""
     count = 0
-    for number, row in enumerate(found):
+    for number, row in enumerate(given):
         if number >= len(expected) or not np.array_equal(np.asarray(row), expected[number]):
             stop(f"{what}: row {number}")
         count += 1
@@ -61,10 +53,15 @@ def compare_files(what: str, ours: Path, theirs: Path, names: list[str]) -> None
             stop(f"{what}: {name} is not what the peer writes")
 
 
-def mds(folder: Path, kind: str) -> str:
+def tell(peer: str, direction: str, kind: str, rows: Documents, result: str) -> None:
+    """A line of the table."""
+    version = importlib.metadata.version(peer)
+    found(peer, version, direction, int(kind.removeprefix("u")), len(rows), sum(map(len, rows)), result)
+
+
+def mds(folder: Path, kind: str) -> None:
     from streaming import MDSWriter, StreamingDataset
 
-    num_files = 0
     for suffix, rows, encoding in (
         ("", documents_of(folder), "ndarray:int32"),
         ("-packed", rows_of(folder), f"ndarray:int32:{SEQ_LEN}"),
@@ -79,14 +76,15 @@ def mds(folder: Path, kind: str) -> str:
                 writer.write({"tokens": row})
         names = sorted(path.name for path in theirs.iterdir())
         compare_files("mds", ours, theirs, names)
-        num_files += len(names)
+        rows_are = "packed rows" if suffix else "a sample a document"
+        tell("mosaicml-streaming", READS, kind, rows, rows_are)
+        tell("mosaicml-streaming", WRITES, kind, rows, f"{rows_are}: {len(names)} files, byte for byte")
         if not suffix:
             with MDSWriter(
                 columns={"id": "str", "tokens": encoding, "n": "int"}, out=f"{theirs.parent}-more"
             ) as writer:
                 for number, row in enumerate(rows):
                     writer.write({"id": f"no. {number}", "tokens": row, "n": number})
-    return f"streaming {importlib.metadata.version('mosaicml-streaming')}: all equal, {num_files} files byte for byte"
 
 
 def give(row: Any) -> Iterator[Any]:
@@ -96,7 +94,7 @@ def give(row: Any) -> Iterator[Any]:
     yield torch.from_numpy(row)
 
 
-def litdata(folder: Path, kind: str) -> str:
+def litdata(folder: Path, kind: str) -> None:
     from litdata import StreamingDataset, TokensLoader, optimize
 
     documents = documents_of(folder)
@@ -131,23 +129,24 @@ def litdata(folder: Path, kind: str) -> str:
         one.pop("updated_at")
     if index != their_index:
         stop(f"litdata: index.json is {index['config']}, not {their_index['config']}")
-    return f"litdata {importlib.metadata.version('litdata')}: all equal, {len(names)} chunks byte for byte"
+    tell("litdata", READS, kind, documents, "in whole blocks")
+    tell("litdata", WRITES, kind, documents, f"{len(names)} chunks, byte for byte")
 
 
-def huggingface(folder: Path, kind: str) -> str:
+def huggingface(folder: Path, kind: str) -> None:
     from datasets import Dataset, DatasetDict, load_dataset
 
     for suffix, rows in (("", documents_of(folder)), ("-packed", rows_of(folder))):
         ours, theirs = folder / "ours" / f"huggingface{suffix}", folder / "theirs"
         read = load_dataset(str(ours))["train"].with_format("numpy")
         compare(f"huggingface{suffix}", (row["input_ids"] for row in read), rows)
+        tell("datasets", READS, kind, rows, "packed rows" if suffix else "a row a document")
         made = Dataset.from_dict({"text_number": list(range(len(rows))), "input_ids": rows})
         made.to_parquet(str(theirs / f"huggingface-parquet{suffix}" / "train-00000-of-00001.parquet"))
         DatasetDict(train=made).save_to_disk(str(theirs / f"huggingface-disk{suffix}"), num_shards={"train": 2})
-    return f"datasets {importlib.metadata.version('datasets')}: all equal"
 
 
-def catid(folder: Path, kind: str) -> str:
+def catid(folder: Path, kind: str) -> None:
     """Its loader shuffles, so documents are counted. On one core its writer keeps their order."""
     os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     from catid_dataloader.catid_dataloader_wrapper import DataLoader, DataPreparation, DataVerifier, EpochConfig
@@ -158,9 +157,9 @@ def catid(folder: Path, kind: str) -> str:
         stop("catid: its verifier does not take our files")
     expected = Counter(row.tobytes() for row in documents)
     config = EpochConfig(seed0=1, seed1=2, micro_batch_size=1, context_size=1 << 15, min_data_length=1)
-    found = Counter(row.tobytes() for row in _given(DataLoader(str(ours)), config))
-    if found != expected:
-        stop(f"catid: {(found - expected).total()} documents that are none, {(expected - found).total()} lost")
+    given = Counter(row.tobytes() for row in _given(DataLoader(str(ours)), config))
+    if given != expected:
+        stop(f"catid: {(given - expected).total()} documents that are none, {(expected - given).total()} lost")
     theirs.mkdir(parents=True)
     writer = DataPreparation(str(theirs), byte_tokens=False)
     for row in documents:
@@ -168,9 +167,7 @@ def catid(folder: Path, kind: str) -> str:
     writer.destroy()
     if not DataVerifier.verify(str(theirs)):
         stop("catid: its verifier does not take its own files")
-    return (
-        f"catid {importlib.metadata.version('catid_dataloader')}: verified and all equal, {len(documents):,} documents"
-    )
+    tell("catid_dataloader", READS, kind, documents, "by its verifier and its loader")
 
 
 def _given(loader: Any, config: Any) -> Iterator[Any]:
@@ -204,7 +201,7 @@ def main() -> None:
     arguments = parser.parse_args()
     check = {"mds": mds, "litdata": litdata, "huggingface": huggingface, "catid": catid}[arguments.peer]
     for kind in EOTS:
-        print(f"{check(arguments.work / kind, kind)} ({kind})")
+        check(arguments.work / kind, kind)
 
 
 if __name__ == "__main__":

@@ -5,18 +5,18 @@ python interop/tiktoken_ids.py [CORPUS] [--work DIR]
 Without a corpus it takes the source files of Python's standard library, a document each.
 """
 
-# ruff: noqa: T201 - a script prints
-
 from __future__ import annotations
 
 import argparse
+import importlib.metadata
 import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
-from reference import Count, documents_of, expected_ids, gpt2, library_files, shard_prefixes, stop
+from reference import Count, documents_of, expected_ids, gpt2, library_files, shard_prefixes
+from results import READS, found, stop
 
 import tokenmill
 
@@ -42,12 +42,12 @@ def compare(dataset: Path, documents: Iterator[str]) -> Count:
             if text is None:
                 stop(f"{prefix.name}.bin goes on after document {count.documents}, the corpus's last")
             expected = expected_ids(encoding, text)
-            found = tokens[at : at + len(expected)]
-            if not np.array_equal(found, expected):
-                first = int(np.argmin(found == expected[: len(found)]))
+            ids = tokens[at : at + len(expected)]
+            if not np.array_equal(ids, expected):
+                first = int(np.argmin(ids == expected[: len(ids)]))
                 near = slice(first, first + 8)
                 where = f"document {count.documents}, token {first} of it, {at + first} of {prefix.name}.bin"
-                stop(f"{where}: {found[near]}, not {expected[near]}")
+                stop(f"{where}: {ids[near]}, not {expected[near]}")
             at += len(expected)
             count.documents += 1
             count.tokens += len(expected)
@@ -67,7 +67,8 @@ def main() -> None:
         kind = "files" if corpus.is_dir() else "lines"
         tokenmill.prepare(str(corpus), work / "dataset", workers=WORKERS, documents=kind)
         count = compare(work / "dataset", documents_of(corpus))
-    print(f"tiktoken: {count.documents:,} documents, {count.tokens:,} tokens, all equal")
+    version = importlib.metadata.version("tiktoken")
+    found("tiktoken", version, READS, 16, count.documents, count.tokens, "its ids, document by document")
 
 
 if __name__ == "__main__":
