@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ import tokenmill.torch as adapters
 from conftest import make_texts, write_jsonl
 from tokenmill.data.dataset import Dataset
 from tokenmill.errors import RecipeError, StateError
+from tokenmill.storage import Folder
 
 FIELDS = ("sample_index",)
 # torch warns of more workers than cores, which is what these tests want.
@@ -39,7 +41,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 @pytest.fixture(autouse=True)
 def no_ranks_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE"):
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -85,6 +87,23 @@ def test_rank_and_world_size_come_from_the_environment(dataset: Dataset, monkeyp
     assert take(loader, 3) == take(tokenmill.DataLoader(dataset, 32, 4, rank=1, world_size=3), 3)
     told = adapters.DataLoader(dataset, 32, 4, rank=0, world_size=1)
     assert (told.rank, told.world_size) == (0, 1)
+
+
+def test_the_part_of_a_node_is_shared_by_the_ranks_of_the_node(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    part = {"part": {"number": 1, "into": 2, "whole": "w"}}
+    mine = Dataset(Folder(dataset.path), replace(dataset.manifest, identity={**dataset.manifest.identity, **part}))
+    alone = adapters.DataLoader(mine, 32, 4)
+    assert (alone.rank, alone.world_size) == (0, 1)
+    monkeypatch.setenv("RANK", "5")
+    monkeypatch.setenv("WORLD_SIZE", "8")
+    with pytest.raises(RecipeError, match="LOCAL_RANK=None"):
+        adapters.DataLoader(mine, 32, 4)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "4")
+    loader = adapters.DataLoader(mine, 32, 4)
+    assert (loader.rank, loader.world_size) == (1, 4)
 
 
 @pytest.mark.parametrize("given", [{"RANK": "1"}, {"WORLD_SIZE": "2"}, {"RANK": "one", "WORLD_SIZE": "2"}])

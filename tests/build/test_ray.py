@@ -187,7 +187,7 @@ def test_every_node_keeps_a_part_and_one_that_was_lost_goes_on_with_its_own(
         wait_for(halted.exists)
         cluster.remove_node(next(iter(cluster.worker_nodes)), allow_graceful=False)
 
-    loser = threading.Thread(target=lose_a_node)
+    loser = threading.Thread(target=lose_a_node, daemon=True)
     loser.start()
     with pytest.raises(BuildError, match=r"1 of 2 parts failed, the others are done:\n.*node1/out: the node was lost"):
         prepare()
