@@ -327,9 +327,9 @@ def test_three_failures_of_a_unit_fail_the_build_after_all_others_are_done(token
     assert len(list((tmp_path / "out/.build/receipts").glob("*.json"))) == len(plan["units"]) - 1
 
 
-def test_no_document_at_all_is_an_error_not_an_empty_dataset(tokenmill: Command, tmp_path: Path) -> None:
+def test_no_document_at_all_is_an_error_not_an_empty_dataset(terminal: Command, tmp_path: Path) -> None:
     write_parquet(tmp_path / "a.parquet", ["x", "y"])
-    failed = tokenmill("prepare", "a.parquet", "-o", "out", "--min-chars", 5, code=1)
+    failed = terminal("prepare", "a.parquet", "-o", "out", "--min-chars", 5, code=1)
     assert "no document was kept" in failed.stderr
     assert not (tmp_path / "out/dataset.json").exists()
 
