@@ -1,11 +1,13 @@
 """The loader side by side with what people use, every figure beside its bar.
 
 python benchmarks/loader.py [--dataset OUT] [--tokens 300M] [--repeats 7] [--peers .venv-peers/bin/python]
+python benchmarks/loader.py --only larger-than-memory [--work DIR]
 
 Rows of 64 x 1024 inputs and targets as int64, shuffled, from a warm page cache. Contenders take turns
 of about half a second within each repeat, so that the noise of the machine hits all; the table shows
 medians. The default dataset is made of pieces of Python's own standard library, one token a byte.
-litData and Mosaic streaming run in an environment of their own: `make bench-loader` makes it. Bars
+litData and Mosaic streaming run in an environment of their own: `make bench-loader` makes it. They
+are slow to write, so they and a loader of ours get the first tokens alone (--peer-tokens). Bars
 are printed, never enforced: a slow machine is not a failure.
 """
 
@@ -27,6 +29,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+import loader_memory
 import measure
 import numpy as np
 import torch
@@ -39,6 +42,7 @@ HERE = Path(__file__).parent
 ROWS, WIDTH = 64, 1024
 SEED = 1
 PEERS = ("litdata", "mosaic")
+BESIDE_PEERS = "ours, tokens of the peers"
 PATIENCE_SECONDS = 60.0
 
 Batches = Iterator[Any]
@@ -153,14 +157,13 @@ def first_batch(dataset: str, repeats: int) -> Row:
 
 
 def rows(rates: dict[str, list[float]]) -> Iterator[Row]:
-    """Ours against each contender. Mosaic and litData stand there with the better of their two numbers of workers."""
+    """Ours against each contender."""
     best = max(("ours, prefetch 0", "ours, prefetch 2"), key=lambda name: median(rates[name]))
     bars = {
         "bare gather": 0.7,
         "nanoGPT get_batch": 25.0,
         "torch DataLoader, 0 workers": 5.0,
         "torch DataLoader, 2 workers": 5.0,
-        **{f"{name}, {workers} workers": 1.0 for name in PEERS for workers in (0, 2)},
     }
     for peer, bar in bars.items():
         if peer in rates:
@@ -169,6 +172,9 @@ def rows(rates: dict[str, list[float]]) -> Iterator[Row]:
     for name in ("ours, masked", "ours, best fit"):
         if name in rates:
             yield _compare(name, "bare gather", rates, 0.35)
+    for peer in (f"{name}, {workers} workers" for name in PEERS for workers in (0, 2)):
+        if peer in rates:
+            yield _compare(BESIDE_PEERS, peer, rates, 1.0)
 
 
 def _compare(name: str, peer: str, rates: dict[str, list[float]], bar: float, *, judged: bool = True) -> Row:
@@ -224,9 +230,30 @@ def measure_all(dataset: tokenmill.Dataset, work: Path, options: argparse.Namesp
     turns: dict[str, Callable[[float], float | None]] = {
         name: lambda seconds, batches=batches: turn(batches, seconds) for name, batches in contenders.items()
     }
-    peers: list[Peer] = []
+    peers = start_peers(flat, dtype, work, options)
+    if peers:
+        few = ours(tokenmill.open(work / "few.bin", layout="nanogpt", dtype=dtype, eot_id=split.eot_id))
+        turns[BESIDE_PEERS] = lambda seconds: turn(few, seconds)
+        turns |= {name: peer.turn for name, peer in peers.items()}
+    rates: dict[str, list[float]] = {name: [] for name in turns}
+    for repeat in range(-1, options.repeats):
+        # The first time is for the page tables; a single pass over all the tokens takes some of them longer.
+        for name, take in turns.items():
+            rate = take(options.seconds if repeat >= 0 else 4 * options.seconds)
+            if repeat >= 0 and rate is not None:
+                rates[name].append(rate)
+    for peer in peers.values():
+        peer.end()
+    return {name: found for name, found in rates.items() if len(found) == options.repeats}
+
+
+def start_peers(flat: Path, dtype: str, work: Path, options: argparse.Namespace) -> dict[str, Peer]:
+    """Those of the peers that are installed and can write the first tokens, with 0 and with 2 workers."""
+    few = work / "few.bin"
+    np.memmap(flat, dtype, mode="r")[: options.peer_tokens].tofile(few)
+    started: dict[str, Peer] = {}
     for name in PEERS:
-        command = [str(options.peers), str(HERE / "loader_peers.py"), "write", name, str(work / name), str(flat), dtype]
+        command = [str(options.peers), str(HERE / "loader_peers.py"), "write", name, str(work / name), str(few), dtype]
         if not options.peers.exists():
             print(f"{name} is left out: there is no {options.peers}; make bench-loader installs it", flush=True)
         elif (written := subprocess.run(command, capture_output=True, text=True, check=False)).returncode:
@@ -235,46 +262,48 @@ def measure_all(dataset: tokenmill.Dataset, work: Path, options: argparse.Namesp
             for workers in (0, 2):
                 # Mosaic's processes share memory by the folder that they read: one each.
                 copied = shutil.copytree(work / name, work / f"{name}-{workers}", copy_function=os.link)
-                peers.append(Peer(options.peers, name, workers, copied))
-                turns[f"{name}, {workers} workers"] = peers[-1].turn
-    rates: dict[str, list[float]] = {name: [] for name in turns}
-    for repeat in range(-1, options.repeats):
-        # The first time is for the page tables; a single pass over all the tokens takes some of them longer.
-        for name, take in turns.items():
-            rate = take(options.seconds if repeat >= 0 else 4 * options.seconds)
-            if repeat >= 0 and rate is not None:
-                rates[name].append(rate)
-    for peer in peers:
-        peer.end()
-    return {name: found for name, found in rates.items() if len(found) == options.repeats}
+                started[f"{name}, {workers} workers"] = Peer(options.peers, name, workers, copied)
+    return started
+
+
+def compare(options: argparse.Namespace, folder: Path) -> list[Row]:
+    path = options.dataset or make_dataset(folder, options.tokens)
+    dataset = tokenmill.open(path)
+    split = dataset["train"]
+    print(
+        f"{split.num_tokens:,} tokens of {split.dtype}, {split.num_documents:,} documents, "
+        f"{len(split.token_ends)} shards; {options.peer_tokens:,} tokens for the peers\n"
+        f"{ROWS} x {WIDTH}, medians of {options.repeats}",
+        flush=True,
+    )
+    before = measure.OtherLoad.now()
+    rates = measure_all(dataset, folder, options)
+    measure.OTHER_LOAD.add(before, measure.OtherLoad.now())
+    return [*rows(rates), first_batch(str(path), options.repeats)]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--dataset", type=Path, help="a dataset of yours in place of the one that is made")
     parser.add_argument("--tokens", type=parse_size, default=parse_size("300M"), help="of the dataset that is made")
+    parser.add_argument("--peer-tokens", type=parse_size, default=parse_size("30M"), help="for litData and Mosaic")
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--seconds", type=float, default=0.5, help="of a turn")
+    parser.add_argument("--seconds", type=float, help="of a turn (0.5), or of the long run (120)")
     parser.add_argument("--peers", type=Path, default=HERE.parent / ".venv-peers/bin/python", help="their Python")
+    parser.add_argument("--only", choices=["larger-than-memory"], help="a long run on more tokens than memory holds")
+    parser.add_argument("--bytes", type=parse_size, help="of that dataset; a tenth more than the memory if not given")
     parser.add_argument("--work", help="where datasets go for the while; a temporary folder if not given")
     parser.add_argument("--json", type=Path, help="write machine, rows and all single figures here")
     options = parser.parse_args()
+    options.seconds = options.seconds or (120 if options.only else 0.5)
     machine = {**measure.describe_machine(), "numpy": np.__version__, "torch": torch.__version__}
     print(", ".join(f"{name} {value}" for name, value in machine.items()), flush=True)
     with tempfile.TemporaryDirectory(dir=options.work, prefix="tokenmill-bench-") as folder:
-        path = options.dataset or make_dataset(Path(folder), options.tokens)
-        dataset = tokenmill.open(path)
-        split = dataset["train"]
-        print(
-            f"{split.num_tokens:,} tokens of {split.dtype}, {split.num_documents:,} documents, "
-            f"{len(split.token_ends)} shards",
-            flush=True,
-        )
-        before = measure.OtherLoad.now()
-        rates = measure_all(dataset, Path(folder), options)
-        measure.OTHER_LOAD.add(before, measure.OtherLoad.now())
-        listed = [*rows(rates), first_batch(str(path), options.repeats)]
-    print(f"{ROWS} x {WIDTH}, medians of {options.repeats}\n\n{measure.format_table(listed)}")
+        if options.only:
+            listed = loader_memory.measure_long_run(Path(folder), options.bytes, options.seconds)
+        else:
+            listed = compare(options, Path(folder))
+    print(f"\n{measure.format_table(listed)}")
     print(f"\nothers took {measure.OTHER_LOAD.cores:.2f} of the {measure.num_cores()} cores while this ran")
     if options.json:
         found = [{**asdict(row), "passed": row.passed} for row in listed]

@@ -37,6 +37,8 @@ STATE_VERSION = 1
 _STEPS = 256
 # Tokens whose places are computed, and which are announced, at once.
 _CHUNK_TOKENS = 1 << 22
+# Rows between looks at how much is mapped: for each, the system may map two megabytes around it.
+_RELEASE_ROWS = 256
 
 
 class DataLoader:
@@ -123,13 +125,16 @@ class DataLoader:
         chunks = self._locate_chunks(seen + mine, step, left)
         coming = next(chunks, None)
         expected = self._expect(coming)
+        release_steps, others_bytes = max(1, _RELEASE_ROWS // self.batch_size), 0
         while coming is not None:
             for _ in expected:
                 pass
             located, coming = coming, next(chunks, None)
             expected = self._expect(coming)
-            for batch in self.stream.batches(located):
+            for number, batch in enumerate(self.stream.batches(located)):
                 next(expected, None)  # a little with each batch, so that none waits for it
+                if number % release_steps == 0:
+                    others_bytes = release(self.stream.maps(), others_bytes)
                 seen += step
                 yield seen, batch
         if last is None or seen + step <= last:
@@ -145,7 +150,7 @@ class DataLoader:
     def _locate_chunks(self, first: Numbers, step: int, left: int | None) -> Iterator[Numbers]:
         """The samples of the steps that are left, from the one with these places on; those of some steps at a time."""
         chunk = max(1, _CHUNK_TOKENS // (self.batch_size * self.seq_len))
-        done = others_bytes = 0
+        done = 0
         for power in count():
             steps = min(_STEPS, 1 << power)
             if left is not None:
@@ -157,7 +162,6 @@ class DataLoader:
             located = located.reshape(*places.shape, *located.shape[1:])
             done += steps
             for begin in range(0, steps, chunk):
-                others_bytes = release(self.stream.maps(), others_bytes)
                 yield located[begin : begin + chunk]
 
 
