@@ -50,9 +50,7 @@ def convert(kind: type[T], value: Any, *, where: str) -> T:
 
 def canonical(value: Any) -> bytes:
     """The one JSON text of a value: sorted keys, no spaces, UTF-8, finite numbers only."""
-    return json.dumps(
-        value, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=_plain
-    ).encode()
+    return _ENCODER.encode(value).encode()
 
 
 def canonical_parts(value: Any) -> Iterator[bytes]:
@@ -100,6 +98,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Table):
         return list(value)
     raise TypeError(f"no JSON for {type(value).__name__}")
+
+
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=_plain)
 
 
 @functools.cache

@@ -21,6 +21,8 @@ from dataclasses import dataclass, field
 from multiprocessing import connection
 from typing import Any
 
+from lab.report import Row
+
 # Tries the point of a number; a sentence if its result is wrong.
 Point = Callable[[int], str | None]
 # Gives the points; it is called in the cell, and its end ends the setting. Must be a function of a module.
@@ -41,13 +43,8 @@ class Findings:
     base_bytes: int = 0
     peak_bytes: int = 0
 
-    def add(self, other: Findings) -> None:
-        self.tried += other.tried
-        self.wrong += other.wrong
-        self.deaths += other.deaths
-        self.hangs += other.hangs
-        self.base_bytes = max(self.base_bytes, other.base_bytes)
-        self.peak_bytes = max(self.peak_bytes, other.peak_bytes)
+    def row(self, fault: str) -> Row:
+        return Row(fault=fault, tried=self.tried, wrong=(*self.wrong, *self.deaths), hangs=self.hangs)
 
 
 def explore(
@@ -55,31 +52,22 @@ def explore(
     arguments: tuple[Any, ...],
     points: int,
     *,
-    cells: int = 1,
     patience: float = 60.0,
     memory: int | None = None,
     is_quiet: bool = False,
 ) -> Findings:
-    """Try points 0 to `points` in `cells` processes. `patience` is how long one point may take.
+    """Try points 0 to `points` in a cell. `patience` is how long one point may take.
 
-    Cells that are quiet keep to themselves what libraries print while they break.
+    A cell that is quiet keeps to itself what libraries print while they break.
     """
-    found = Findings()
-    share = -(-points // cells)
-    begun = [
-        _Cell(setting, arguments, range(first, min(first + share, points)), patience, (memory, is_quiet))
-        for first in range(0, points, share)
-    ]
+    cell = _Cell(setting, arguments, range(points), patience, (memory, is_quiet))
     try:
-        while any(not cell.is_done() for cell in begun):
-            connection.wait([cell.link for cell in begun if not cell.is_done()], timeout=_POLL_SECONDS)
-            for cell in begun:
-                cell.look()
+        while not cell.is_done():
+            connection.wait([cell.link], timeout=_POLL_SECONDS)
+            cell.look()
     finally:
-        for cell in begun:
-            cell.end()
-            found.add(cell.found)
-    return found
+        cell.end()
+    return cell.found
 
 
 class _Cell:

@@ -12,10 +12,10 @@ import os
 import random
 import struct
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 
@@ -55,7 +55,9 @@ Try = Callable[[random.Random], None]
 def readers(seed: int, names: tuple[str, ...]) -> Iterator[Point]:
     """Points of the named readers, in turn."""
     home = "/dev/shm" if os.path.isdir("/dev/shm") else None
-    with tempfile.TemporaryDirectory(prefix="fuzz-", dir=home) as folder:
+    # An error looks for secrets among all variables, so that many of them would cost more than the readers.
+    few = {name: value for name, value in os.environ.items() if name in ("HOME", "PATH", "TMPDIR")}
+    with tempfile.TemporaryDirectory(prefix="fuzz-", dir=home) as folder, patch.dict(os.environ, few, clear=True):
         tries = [READERS[name](Path(folder)) for name in names]
 
         def point(number: int) -> str | None:
@@ -270,25 +272,17 @@ RECORDS = ("manifest", "plan", "job", "receipt", "clean", "holder", "index", "si
 TOKENIZERS = (*("ranks.tiktoken", "tokenizer.json") * 3, "unigram.json", "bpe.model", "unigram.model")
 
 
-def run(points: int, *, names: tuple[str, ...] = RECORDS, seed: int = 0, cells: int = 1) -> Row:
-    begin = time.monotonic()
-    found = explore(readers, (seed, names), points, cells=cells, patience=20, memory=ADDRESS_BYTES, is_quiet=True)
+def run(points: int, *, names: tuple[str, ...] = RECORDS, seed: int = 0) -> Row:
+    found = explore(readers, (seed, names), points, patience=20, memory=ADDRESS_BYTES, is_quiet=True)
     grown = found.peak_bytes - found.base_bytes
-    wrong = [*found.wrong, *found.deaths]
     if grown > GROWTH_BYTES:
-        wrong.append(f"memory grew by {grown} bytes")
-    return Row(
-        fault=f"fuzzed {', '.join(dict.fromkeys(names))}",
-        tried=found.tried,
-        wrong=tuple(wrong),
-        hangs=found.hangs,
-        seconds=time.monotonic() - begin,
-    )
+        found.wrong.append(f"memory grew by {grown} bytes")
+    return found.row(f"fuzzed {', '.join(dict.fromkeys(names))}")
 
 
 EXPERIMENTS = [
-    ("fuzz-records", lambda: run(1_000_000, cells=2)),
-    ("fuzz-recipes", lambda: run(4000, names=("recipe",), cells=2)),
-    ("fuzz-tokenizers", lambda: run(9000, names=TOKENIZERS, cells=2)),
+    ("fuzz-records", lambda: run(1_000_000)),
+    ("fuzz-recipes", lambda: run(2000, names=("recipe",))),
+    ("fuzz-tokenizers", lambda: run(4500, names=TOKENIZERS)),
     *hostile.EXPERIMENTS,
 ]

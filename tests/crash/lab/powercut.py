@@ -7,10 +7,8 @@ that differ only in the random part of a name, or in bytes that nobody reads, ar
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
 import random
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -54,15 +52,13 @@ class Crash:
 
 
 class Explorer:
-    """Crashes one subject in many ways. With a `share` (i, n) it does its part of them only."""
+    """Crashes one subject in many ways; `thinned`, it runs only one in so many of the states."""
 
-    def __init__(
-        self, subject: Subject, boots: Boots, *, share: tuple[int, int] = (0, 1), max_wrong: int = MAX_WRONG
-    ) -> None:
+    def __init__(self, subject: Subject, boots: Boots, *, thinned: int = 1, max_wrong: int = MAX_WRONG) -> None:
         self.findings = Findings()
         self._subject = subject
         self._boots = boots
-        self._share = share
+        self._thinned = thinned
         self._max_wrong = max_wrong
         self._judge = Judge(subject)
         self._known: set[bytes] = set()
@@ -74,7 +70,7 @@ class Explorer:
         """The process dies after each operation. What is not durable yet stays so while the next one works."""
         for count, machine in moments(Machine(self._subject.start), self._log):
             key = identity(machine.killed()) + identity(machine.durable())
-            if self._is_new(key) and key[0] % self._share[1] == self._share[0]:
+            if self._is_new(key) and key[0] % self._thinned == 0:
                 self._try(Crash(machine, f"killed after {_place(self._log, count)}"), key)
 
     def cuts(self, mixed: int, seed: int, *, run: bool = True) -> None:
@@ -84,14 +80,14 @@ class Explorer:
             for choice in choices(points, random.Random(f"{seed} {count}"), mixed):
                 disk = machine.cut(points, choice)
                 key = identity(disk)
-                if self._is_new(key) and run and key[0] % self._share[1] == self._share[0]:
+                if self._is_new(key) and run and key[0] % self._thinned == 0:
                     self._boots.add()
                     self._try(Crash(Machine(disk), f"power cut after {_place(self._log, count)}, {choice}"), key)
 
     def rows(self, count: int, seed: int) -> None:
         """Two and three crashes in a row: some states are resumed, and each such run is crashed again and again."""
         for number in range(count):
-            chance = random.Random(f"{seed} {self._share} {number}")
+            chance = random.Random(f"{seed} {number}")
             first = self._crash(Crash(Machine(self._subject.start), f"history {number}"), self._log, chance)
             log = self._try(first, None)
             for _ in range(SECOND if log else 0):
@@ -148,27 +144,25 @@ def _place(log: Log, count: int) -> str:
 Exploration = Callable[[Explorer], None]
 
 
-def kills(kinds: Sequence[str] = tuple(KINDS), *, processes: int = 1) -> Row:
+def kills(kinds: Sequence[str] = tuple(KINDS)) -> Row:
     """Every operation of every kind of run is the last one of its process."""
-    return _row("kill, modelled", {kind: methodcaller("kills") for kind in kinds}, processes)
+    return _row("kill, modelled", {kind: methodcaller("kills") for kind in kinds})
 
 
-def power_cuts(mixed: Mapping[str, int], seed: int = 0, *, processes: int = 1, thinned: int = 1) -> Row:
+def power_cuts(mixed: Mapping[str, int], seed: int = 0, *, thinned: int = 1) -> Row:
     """The power fails after every operation; for each kind of run, all plain cases and so many mixed ones.
 
     `thinned` runs only one in so many of the states.
     """
     explorations = {kind: methodcaller("cuts", n, seed) for kind, n in mixed.items()}
-    return _row("power cut, modelled", explorations, processes, thinned)
+    return _row("power cut, modelled", explorations, thinned)
 
 
-def crashes_in_a_row(
-    histories: Mapping[str, int], seed: int = 0, *, mixed: Mapping[str, int] | None = None, processes: int = 1
-) -> Row:
+def crashes_in_a_row(histories: Mapping[str, int], seed: int = 0, *, mixed: Mapping[str, int] | None = None) -> Row:
     """Two and three kills and power cuts; states that a single one leaves, too, are not among those counted."""
     known = mixed or {}
     explorations = {kind: partial(_in_a_row, n, known.get(kind, 0), seed) for kind, n in histories.items()}
-    return _row("two and three crashes in a row, modelled", explorations, processes)
+    return _row("two and three crashes in a row, modelled", explorations)
 
 
 def _in_a_row(histories: int, mixed: int, seed: int, explorer: Explorer) -> None:
@@ -176,41 +170,32 @@ def _in_a_row(histories: int, mixed: int, seed: int, explorer: Explorer) -> None
     explorer.rows(histories, seed)
 
 
-def _row(fault: str, explorations: Mapping[str, Exploration], processes: int, thinned: int = 1) -> Row:
-    begin = time.monotonic()
-    shares = [(number, processes * thinned) for number in range(processes)]
-    work = [(kind, part, share) for kind, part in explorations.items() for share in shares]
-    if processes == 1:
-        parts = [explore(*item) for item in work]
-    else:
-        with multiprocessing.get_context("spawn").Pool(processes) as pool:
-            parts = pool.starmap(explore, work, chunksize=1)
-    states = {(kind, state) for (kind, _, _), part in zip(work, parts, strict=True) for state in part.states}
+def _row(fault: str, explorations: Mapping[str, Exploration], thinned: int = 1) -> Row:
+    parts = [explore(kind, exploration, thinned) for kind, exploration in explorations.items()]
     return Row(
         fault=fault,
-        tried=len(states),
+        tried=sum(len(part.states) for part in parts),
         wrong=tuple(wrong for part in parts for wrong in part.wrong),
         hangs=sum(part.hangs for part in parts),
-        seconds=time.monotonic() - begin,
     )
 
 
-def explore(kind: str, exploration: Exploration, share: tuple[int, int] = (0, 1)) -> Findings:
+def explore(kind: str, exploration: Exploration, thinned: int = 1) -> Findings:
     """Make a subject and explore it, all in this process."""
     with tempfile.TemporaryDirectory(prefix="tokenmill-lab-") as path, steady() as boots:
-        explorer = Explorer(make_subject(Path(path), kind), boots, share=share)
+        explorer = Explorer(make_subject(Path(path), kind), boots, thinned=thinned)
         with contextlib.suppress(Enough):
             exploration(explorer)
         return explorer.findings
 
 
 FULL_CUTS = {
-    **{"plain": 2000, "splits": 4000, "scratch": 200, "budget": 2000},
-    **{"join": 4000, "repair": 2000, "remake": 2000},
+    **{"plain": 2000, "splits": 5000, "scratch": 60, "budget": 2000},
+    **{"join": 5700, "repair": 2000, "remake": 2000},
 }
 FULL_HISTORIES = dict.fromkeys(KINDS, 150)
 EXPERIMENTS = [
-    ("modelled kills", partial(kills, processes=2)),
-    ("modelled power cuts", partial(power_cuts, FULL_CUTS, processes=2)),
-    ("modelled crashes in a row", partial(crashes_in_a_row, FULL_HISTORIES, mixed=FULL_CUTS, processes=2)),
+    ("modelled kills", kills),
+    ("modelled power cuts", partial(power_cuts, FULL_CUTS)),
+    ("modelled crashes in a row", partial(crashes_in_a_row, FULL_HISTORIES, mixed=FULL_CUTS)),
 ]

@@ -39,23 +39,20 @@ MODES = ("with the lock", "stale", "without", "held")
 LOCKED = 5
 
 
-def races(scale: int, *, seed: int = 0, cells: int = 1) -> Row:
+def races(scale: int, *, seed: int = 0) -> Row:
     """`scale` races of eight builders."""
-    begin = time.monotonic()
-    found = explore(_racing, (seed,), scale, cells=cells, patience=180)
-    return _row("eight builders race for one output", begin, found)
+    found = explore(_racing, (seed,), scale, patience=180)
+    return found.row("eight builders race for one output")
 
 
-def stops(scale: int, *, seed: int = 0, cells: int = 1) -> Row:
+def stops(scale: int, *, seed: int = 0) -> Row:
     """`scale` builders that are stopped at an operation, and go on when another one has taken over."""
-    begin = time.monotonic()
-    found = explore(_stopping, (scale, seed), scale, cells=cells, patience=180)
-    return _row("a builder stopped past its heartbeat, and continued", begin, found)
+    found = explore(_stopping, (scale, seed), scale, patience=180)
+    return found.row("a builder stopped past its heartbeat, and continued")
 
 
 def command_races(scale: int) -> Row:
     """Eight real commands at a time: one builds, the others end with the exit code of a lock, or find it done."""
-    begin = time.monotonic()
     wrong: list[str] = []
     with make_bench(200) as bench:
         for race in range(scale):
@@ -67,18 +64,7 @@ def command_races(scale: int) -> Row:
                 wrong.append(f"race {race} of commands: exit codes {codes}")
             elif sentence := bench.wrong_with(output):
                 wrong.append(f"race {race} of commands: {sentence}")
-    seconds = time.monotonic() - begin
-    return Row(fault="eight commands race for one output", tried=scale, wrong=tuple(wrong), seconds=seconds)
-
-
-def _row(fault: str, begin: float, found: Any) -> Row:
-    return Row(
-        fault=fault,
-        tried=found.tried,
-        wrong=(*found.wrong, *found.deaths),
-        hangs=found.hangs,
-        seconds=time.monotonic() - begin,
-    )
+    return Row(fault="eight commands race for one output", tried=scale, wrong=tuple(wrong))
 
 
 @contextlib.contextmanager
@@ -237,7 +223,7 @@ def _stand_still(at: int, number: int, name: str, real: Callable[..., Any], argu
 
 
 EXPERIMENTS = [
-    ("races", partial(races, 160, seed=1, cells=2)),
+    ("races", partial(races, 80, seed=1)),
     ("races, commands", partial(command_races, 1)),
-    ("stopped and continued", partial(stops, 420, seed=1, cells=2)),
+    ("stopped and continued", partial(stops, 200, seed=1)),
 ]

@@ -12,7 +12,6 @@ import hashlib
 import os
 import random
 import shutil
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -75,21 +74,14 @@ class Transfer:
             self.call(output)
 
 
-def transfer_kills(scale: int | None, *, seed: int = 0, cells: int = 1) -> Row:
+def transfer_kills(scale: int | None, *, seed: int = 0) -> Row:
     """A kill at every operation of every transfer, or at `scale` of them, drawn by the seed."""
-    begin = time.monotonic()
     points = scale
     if points is None:
         with quick_folder() as place:
             points = sum(len(kills) for _, kills, _ in _undisturbed(place))
-    found = explore(_setting, (scale, seed), points, cells=cells, patience=2 * PATIENCE_SECONDS)
-    return Row(
-        fault=f"SIGKILL at {'every operation' if scale is None else 'some operations'} of an export or import",
-        tried=found.tried,
-        wrong=(*found.wrong, *found.deaths),
-        hangs=found.hangs,
-        seconds=time.monotonic() - begin,
-    )
+    found = explore(_setting, (scale, seed), points, patience=2 * PATIENCE_SECONDS)
+    return found.row(f"SIGKILL at {'every operation' if scale is None else 'some operations'} of an export or import")
 
 
 @contextlib.contextmanager
@@ -157,4 +149,4 @@ def _tree(output: str) -> Tree:
     return {name: hashlib.sha256(data).hexdigest() for name, data in files(Folder(output))}
 
 
-EXPERIMENTS = [("kills, transfers", partial(transfer_kills, None, cells=2))]
+EXPERIMENTS = [("kills, transfers", partial(transfer_kills, None))]
