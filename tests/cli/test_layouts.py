@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 
 from conftest import Command, make_texts, tree, write_parquet
-from tokenmill.errors import DatasetError, RecipeError
-from tokenmill.layouts.consolidating import consolidate, read_expected
+from tokenmill.errors import DatasetError, OutputError, RecipeError
+from tokenmill.layouts.consolidating import consolidate
+from tokenmill.layouts.expecting import Expected, read_expected
 
 
 @pytest.fixture
@@ -76,6 +77,32 @@ def test_consolidate_joins_templars_shards_and_compares(tokenmill: Command, tmp_
         tokenmill(*common, "--checksums", "sums.json", skip)
 
 
+def test_without_the_shards_that_it_was_made_of_a_consolidation_is_checked(tmp_path: Path) -> None:
+    root = shards(tmp_path / "shards", [1, 2, 3, 4], [5, 6, 7])
+    made = consolidate(root, 2)
+    for path in root.glob("*.npy"):
+        path.unlink()
+    sums = {"tokens": Expected(sha256=made.files["tokens.bin"].sha256, elements=7)}
+    assert consolidate(root, 2, expected=sums).already_complete
+    with pytest.raises(OutputError, match="'seq_len': 3"):
+        consolidate(root, 3)
+    (root / "tokens.bin").write_bytes(b"x" * 14)
+    with pytest.raises(DatasetError, match="shards to write it from are gone"):
+        consolidate(root, 2)
+
+
+def test_an_export_to_templar_is_compared_with_what_is_expected(tokenmill: Command, data: Path, tmp_path: Path) -> None:
+    common = ("export", data, "--to", "templar", "out", "--seq-len", "8", "--json")
+    tokens = json.loads(tokenmill(*common).stdout)["files"]["tokens.bin"]
+    tokenmill(*common, "--expect", f"tokens={tokens['sha256']}:{tokens['bytes'] // 2}")
+    wrong = tokenmill(*common, "--expect", f"sample_ids={'0' * 64}", code=4)
+    assert "expected any number of elements and 0000" in wrong.stderr
+    assert (
+        "no tokens.bin"
+        in tokenmill("export", data, "--to", "llmc", "no", "--expect", f"tokens={'0' * 64}", code=2).stderr
+    )
+
+
 def test_consolidate_refuses_shards_that_are_not_whole(tmp_path: Path) -> None:
     root = shards(tmp_path / "shards", [1, 2], [3, 4], [5])
     (root / "train_000001.npy").unlink()
@@ -88,7 +115,7 @@ def test_consolidate_refuses_shards_that_are_not_whole(tmp_path: Path) -> None:
 
 
 def test_what_is_expected_must_make_sense(tmp_path: Path) -> None:
-    for given in ("tokens", "x=00", "tokens=00:x"):
+    for given in ("tokens", "tokens=00", f"x={'0' * 64}", f"tokens={'0' * 64}:x"):
         with pytest.raises(RecipeError):
             read_expected([given], None)
     (tmp_path / "sums.json").write_text('{"tokens": 5}')

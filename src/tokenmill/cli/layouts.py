@@ -53,6 +53,16 @@ Scratch = Annotated[
     Path | None, typer.Option(metavar="DIR", help="write here first, where the output is a slow network drive")
 ]
 Restart = Annotated[bool, typer.Option("--restart", help="throw away what an earlier run wrote there")]
+Expect = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=SHA256[:COUNT]", help="what tokens or sample_ids must be (templar); may be repeated"),
+]
+Checksums = Annotated[
+    Path | None, typer.Option(metavar="FILE", help='the same as JSON: {"tokens": {"sha256": ..., "elements": ...}}')
+]
+SkipValidation = Annotated[
+    bool, typer.Option("--skip-validation", "--skip_validation", help="compare with nothing, whatever is expected")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="print the result as JSON")]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="print nothing but errors")]
 NoProgress = Annotated[bool, typer.Option("--no-progress", help="no bar and no progress lines")]
@@ -84,6 +94,9 @@ def export(
     templar_compat: Annotated[
         bool, typer.Option("--templar-compat", help="sample ids as the original computes them, which is wrong")
     ] = False,
+    expect: Expect = None,
+    checksums: Checksums = None,
+    skip_validation: SkipValidation = False,
     workers: Workers = None,
     scratch: Scratch = None,
     restart: Restart = False,
@@ -91,8 +104,10 @@ def export(
     quiet: Quiet = False,
     no_progress: NoProgress = False,
 ) -> int:
+    from tokenmill.layouts.expecting import read_expected
     from tokenmill.layouts.exporting import export
 
+    expected = {} if skip_validation else read_expected(expect or (), checksums)
     options = {
         "shard_size": shard_size,
         "seq_len": seq_len,
@@ -103,7 +118,15 @@ def export(
     }
     with show.Watcher(quiet=quiet, verbose=False, progress=not no_progress) as watcher:
         result = export(
-            dataset, output, to=to, workers=workers, scratch=scratch, restart=restart, watch=watcher, **options
+            dataset,
+            output,
+            to=to,
+            workers=workers,
+            scratch=scratch,
+            restart=restart,
+            watch=watcher,
+            expected=expected,
+            **options,
         )
     if as_json:
         _print_json(show.export_record(result))
@@ -159,16 +182,9 @@ def consolidate(
     seq_len: Annotated[
         int, typer.Option("--seq_len", "--seq-len", metavar="N", help="tokens of a sample", min=1)
     ] = 2048,
-    expect: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME=SHA256[:COUNT]", help="what tokens or sample_ids must be; may be repeated"),
-    ] = None,
-    checksums: Annotated[
-        Path | None, typer.Option(metavar="FILE", help='the same as JSON: {"tokens": {"sha256": ..., "elements": ...}}')
-    ] = None,
-    skip_validation: Annotated[
-        bool, typer.Option("--skip-validation", "--skip_validation", help="compare with nothing")
-    ] = False,
+    expect: Expect = None,
+    checksums: Checksums = None,
+    skip_validation: SkipValidation = False,
     templar_compat: Annotated[
         bool, typer.Option("--templar-compat", help="sample ids as the original computes them, which is wrong")
     ] = False,
@@ -177,7 +193,8 @@ def consolidate(
     quiet: Quiet = False,
     no_progress: NoProgress = False,
 ) -> int:
-    from tokenmill.layouts.consolidating import consolidate, read_expected
+    from tokenmill.layouts.consolidating import consolidate
+    from tokenmill.layouts.expecting import read_expected
 
     expected = {} if skip_validation else read_expected(expect or (), checksums)
     with show.Watcher(quiet=quiet, verbose=False, progress=not no_progress) as watcher:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from tokenmill.cores import resolve_workers
 from tokenmill.data.dataset import Dataset
 from tokenmill.data.dataset import open as open_dataset
 from tokenmill.errors import RecipeError
+from tokenmill.layouts.expecting import Expected, compare
 from tokenmill.layouts.registry import check_needs, check_options, load_layout
 from tokenmill.layouts.shape import Options
 from tokenmill.layouts.transfer import Watcher, check_free, make_request, start_over, transfer
@@ -57,12 +59,13 @@ def export(
     scratch: str | os.PathLike[str] | None = None,
     restart: bool = False,
     watch: Watcher | None = None,
+    expected: Mapping[str, Expected] | None = None,
     **options: Any,
 ) -> Exported:
     """Write a dataset as the files of the layout `to`. Called again, it goes on where it stopped.
 
     `dataset` may also be token files of another layout. `options` are those of the layout: `shard_size` (tokens),
-    `seq_len`, `order`, `seed`, `name`, ...
+    `seq_len`, `order`, `seed`, `name`, ... `expected` are checksums that Templar's files must have.
     """
     begin = time.monotonic()
     source = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
@@ -75,6 +78,8 @@ def export(
         eot=manifest.identity.get("eot", "none"),
         where=source.path,
     )
+    if expected and (to != "templar" or "train" not in source.splits):
+        raise RecipeError(f"{to} has no tokens.bin to compare", hint="checksums are expected of templar's alone")
     planned = layout.plan(source, wanted)
     if not planned.parts:
         raise RecipeError(f"{source.path} has no tokens to export", hint="check the dataset")
@@ -105,6 +110,7 @@ def export(
     sealed = records.seal(record)
     stood = folder.exists(RECORD) and folder.read(RECORD) == sealed
     folder.write(RECORD, sealed)
+    compare(done.files, expected or {}, manifest.dtype)
     return Exported(
         output=folder.path,
         layout=to,
