@@ -113,7 +113,7 @@ def prepare(
 
         wanted = make_recipe(fields, config=config)
         if layout is not None:
-            from tokenmill.build.beside import check_layout, export_beside
+            from tokenmill.build.export import check_layout, export_beside
 
             check_layout(layout, wanted)
 
