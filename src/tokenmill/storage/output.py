@@ -19,8 +19,9 @@ from tokenmill.storage.beside import hashed_beside
 from tokenmill.storage.fs import FileSystem
 
 TEMP_SUFFIX = ".tmp"
-# The disk begins with a large file while the rest is still being made.
-EARLY_BYTES = 32 << 20
+# The disk begins with a file while the rest is still being made: a piece of a unit of 64 MB has about 30 MB, and its
+# worker would wait for all of it at the end.
+EARLY_BYTES = 4 << 20
 _TEMP_NAME = re.compile(r".+\.[0-9a-f]{12}\.tmp")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
