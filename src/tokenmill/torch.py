@@ -56,8 +56,9 @@ class DataLoader(loaders.DataLoader):
     """`tokenmill.DataLoader` with tensors. Rank and world size are found where they are not given: among the ranks
     of this node, if the dataset is the part that it has.
 
-    Tensors share the memory of the arrays. Where there is a GPU, `pin_memory` copies them into
-    pinned memory, in the thread that prefetches, so that `.to(device, non_blocking=True)` does not wait.
+    Tensors are contiguous, each in memory of its own: `labels.view(-1)` works, and what is written into the
+    inputs leaves the labels alone. Where there is a GPU, `pin_memory` copies them into pinned memory, in
+    the thread that prefetches, so that `.to(device, non_blocking=True)` does not wait.
     """
 
     def __init__(
@@ -285,5 +286,5 @@ class DataModule:
 
 
 def as_tensors(batch: Batch) -> Tensors:
-    """The same memory, as tensors."""
-    return {name: torch.from_numpy(array) for name, array in batch.items()}
+    """The same as tensors that models can `view`; arrays of plain rows overlap, and are copied."""
+    return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in batch.items()}

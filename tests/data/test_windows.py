@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 import pickle
 import threading
 from pathlib import Path
@@ -80,3 +81,22 @@ def test_threads_may_gather_from_the_same_windows_while_shards_are_mapped(split:
     for thread in threads:
         thread.join()
     assert not wrong
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/maps"), reason="only Linux tells what is mapped")
+def test_shards_that_had_to_go_are_let_go_and_come_again(split: TokenSplit, path: Path) -> None:
+    """As with a cache that is too small for a dataset in an object store."""
+    windows = Windows(split, 32)
+    starts = np.array([0, *split.token_ends[:-1]])
+    expected = windows.gather(starts)
+    old = windows.gather_batches(np.stack((starts, starts)))
+    next(old)
+    split._forget(["train/00000", "train/00001"])
+    windows._reach = module.extend_reach(split, 33, windows._reach, [2])
+    assert (next(old) == expected).all(), "who began before goes on with what it had"
+    del old
+    mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(".bin")]
+    names = {line.rpartition("/")[2] for line in mapped if str(path) in line}
+    assert "00002.bin" in names
+    assert names.isdisjoint({"00000.bin", "00001.bin"})
+    assert (windows.gather(starts) == expected).all()

@@ -7,7 +7,9 @@ if it lies inside one shard that is mapped, and that shard is kept as long as th
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -32,10 +34,21 @@ class Reach:
     rows: Tokens
 
 
-def make_reach(split: TokenSplit, width: int, shards: frozenset[int] = frozenset()) -> Reach:
-    """Rows of `width` tokens in these shards. Threads may be in the middle of another one: it is never changed."""
+def extend_reach(split: TokenSplit, width: int, reach: Reach, asked: Iterable[int]) -> Reach:
+    """The same with these shards, and without those that had to make room for them.
+
+    Threads may be in the middle of the old one, so it is not changed, and its shards stay mapped till they are done.
+    """
+    shards = {number: split.shard_bytes(number) for number in asked}
+    return make_reach(
+        split, width, shards | {number: split.shard_bytes(number) for number in split.keeps(reach.tokens)}
+    )
+
+
+def make_reach(split: TokenSplit, width: int, shards: Mapping[int, memoryview] = MappingProxyType({})) -> Reach:
+    """Rows of `width` tokens in these shards."""
     dtype = numpy_dtype(split.dtype)
-    tokens: dict[int, Any] = {number: np.frombuffer(split.shard_bytes(number), dtype) for number in sorted(shards)}
+    tokens: dict[int, Any] = {number: np.frombuffer(data, dtype) for number, data in shards.items()}
     lasts = np.full(len(split.token_ends), -1)
     shifts = np.zeros(len(split.token_ends), np.int64)
     addresses = {number: found.__array_interface__["data"][0] for number, found in tokens.items()}

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.data.dataset import TokenSplit, distinct
-from tokenmill.data.reach import Reach, make_reach
+from tokenmill.data.reach import Reach, extend_reach, make_reach
 from tokenmill.data.stretches import Stretches, read
 from tokenmill.errors import RecipeError
 from tokenmill.shards.layout import Tokens, numpy_dtype
@@ -64,9 +64,9 @@ class Windows:
 
     def _reach_of(self, shards: Numbers) -> Reach:
         """A reach that has these shards, and those that were asked for before."""
-        asked, reach = frozenset(distinct(shards)), self._reach
-        if not asked <= reach.tokens.keys():
-            reach = self._reach = make_reach(self.split, self.seq_len + 1, asked | self.split.keeps(reach.tokens))
+        asked, reach = distinct(shards), self._reach
+        if not reach.tokens.keys() >= set(asked):
+            reach = self._reach = extend_reach(self.split, self.seq_len + 1, reach, asked)
         return reach
 
     def stretches(self, starts: Numbers) -> Stretches:
