@@ -22,7 +22,7 @@ from tokenmill.sources.separated import read_runs
 
 NO_LIMIT = 1 << 40
 BOM = b"\xef\xbb\xbf"
-PROPERTY = settings(max_examples=150, deadline=None, database=None)
+PROPERTY = settings(max_examples=100, deadline=None, database=None)
 
 Documents = list[tuple[int, bytes]]
 
