@@ -120,9 +120,10 @@ class _Decoded:
     def __init__(self, data: bytes) -> None:
         with pq.ParquetFile(pa.BufferReader(data)) as file:
             self._groups = [file.read_row_group(group) for group in range(file.num_row_groups)]
+            self.metadata = file.metadata
         self.num_row_groups = len(self._groups)
 
-    def read_row_group(self, group: int) -> pa.Table:
+    def read_row_group(self, group: int, *, use_threads: bool = True) -> pa.Table:
         return self._groups[group]
 
     def __enter__(self) -> _Decoded:
