@@ -89,6 +89,20 @@ def test_rows_that_are_not_in_memory_are_read_before_they_are_touched(
     assert not any(is_cached(cold, page) for page in (300, 700, 1700))
 
 
+@pytest.mark.parametrize("memory_bytes", [0, 1 << 50])
+def test_a_row_of_a_dataset_that_has_no_room_in_memory_brings_nothing_from_around_it(
+    cold: TokenSplit, monkeypatch: pytest.MonkeyPatch, memory_bytes: int
+) -> None:
+    monkeypatch.setattr(paging, "_memory_bytes", lambda: memory_bytes)
+    windows = Windows(cold, PAGE_TOKENS - 1)
+    cold.shard_bytes(0)
+    far = np.array([1000 * PAGE_TOKENS])
+    list(paging.read_ahead(cold, [far], lambda starts: windows.stretches(starts[None])))
+    windows.gather(np.array([40 * PAGE_TOKENS]))
+    assert is_cached(cold, 40)
+    assert any(is_cached(cold, page) for page in (39, 41, 44)) == (memory_bytes > 0)
+
+
 def test_nothing_is_said_of_rows_that_are_in_memory(cold: TokenSplit) -> None:
     cold.tokens(0, cold.num_tokens).sum()
     windows = Windows(cold, 64)

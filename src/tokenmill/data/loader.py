@@ -51,7 +51,8 @@ class DataLoader:
     whole step is dropped, or with `drop_last=False` shared out as far as it goes. `fields` adds
     "positions", "document_ids", "cu_seqlens" or "sample_index" to the batches. With
     `mask_borders`, no label asks for the first token of the next document. `dtype` is that
-    of ids; None leaves them as they are stored.
+    of ids; None leaves them as they are stored. Inputs and labels that are not masked are views of the same
+    rows: copy one of them before you write into it.
 
     `packing` says how documents come into rows. "concat": end to end, cut wherever a row ends.
     "best_fit": whole where they fit, several in a row. "padded": one in a row. The last two cut only what

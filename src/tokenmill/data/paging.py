@@ -2,7 +2,9 @@
 
 A row that is not in memory stalls whoever touches it, one disk access after another. So the system is
 told of the rows of many batches at once, and reads them while others are in use. It is asked about
-a few of them first: where all is in memory, there is nothing to tell.
+a few of them first: where all is in memory, there is nothing to tell. A dataset that has no room in
+memory is never all there; and what it lacks is read row by row, with nothing around it that would
+drive other rows out.
 
 Mapped pages count as memory of the process as long as they stay mapped. So beyond a bound all of
 them are given back at once; the system keeps them in its cache as long as it has room.
@@ -32,20 +34,22 @@ MAX_RESIDENT_BYTES = 1 << 30
 _NUM_PROBES = 4
 # A dataset that has room in memory is read whole at last, and sooner by few large reads than by many small ones.
 _BLOCK_BYTES = 1 << 16
-_CAN_READ_AHEAD = hasattr(os, "posix_fadvise") and hasattr(os, "RWF_NOWAIT")
+_CAN_READ_AHEAD = hasattr(os, "posix_fadvise") and hasattr(os, "RWF_NOWAIT") and hasattr(mmap, "MADV_RANDOM")
 _CAN_RELEASE = hasattr(mmap, "MADV_DONTNEED") and os.path.exists("/proc/self/statm")
 
 
 def read_ahead(split: TokenSplit, batches: Sequence[Numbers], find: Callable[[Numbers], Stretches]) -> Iterator[None]:
     """With each step, have the system read the tokens that `find` finds for the samples of one more batch.
 
-    There are no steps if a few of the samples are found in memory.
+    There are no steps if a few of the samples are found in memory, and all of the dataset has room there.
     """
     samples = np.concatenate(batches)
     if not _CAN_READ_AHEAD or not len(samples):
         return
-    few = find(samples[:: -(-len(samples) // _NUM_PROBES)]).starts
-    if all(_is_cached(split, token) for token in few.tolist()):
+    if not _has_room(split):
+        for mapped in _find_maps(split.maps()):
+            mapped.madvise(mmap.MADV_RANDOM)
+    elif all(_is_cached(split, token) for token in find(samples[:: -(-len(samples) // _NUM_PROBES)]).starts.tolist()):
         return
     for batch in batches:
         for descriptor, begin, end in _find_runs(split, find(batch)):
@@ -63,12 +67,8 @@ def release(maps: Iterable[Mapped], others_bytes: int = 0) -> int:
         return others_bytes
     if resident_bytes() - others_bytes <= MAX_RESIDENT_BYTES:
         return others_bytes
-    for mapped in maps:
-        found: Any = mapped
-        while isinstance(found, np.ndarray):
-            found = found.base
-        if isinstance(found, mmap.mmap):
-            found.madvise(mmap.MADV_DONTNEED)
+    for mapped in _find_maps(maps):
+        mapped.madvise(mmap.MADV_DONTNEED)
     return resident_bytes()
 
 
@@ -81,10 +81,20 @@ def resident_bytes() -> int:
         os.close(descriptor)
 
 
+def _find_maps(arrays: Iterable[Mapped]) -> Iterator[mmap.mmap]:
+    """What these arrays are mapped by."""
+    for array in arrays:
+        found: Any = array
+        while isinstance(found, np.ndarray):
+            found = found.base
+        if isinstance(found, mmap.mmap):
+            yield found
+
+
 def _find_runs(split: TokenSplit, wanted: Stretches) -> Iterator[tuple[int, int, int]]:
     """The runs of blocks that these stretches lie in: descriptor of a file, first byte, end."""
     slices = cut(split, wanted)
-    block_bytes = _BLOCK_BYTES if split.num_tokens * slices.itemsize <= _memory_bytes() // 2 else mmap.PAGESIZE
+    block_bytes = _BLOCK_BYTES if _has_room(split) else mmap.PAGESIZE
     for number in distinct(slices.shards):
         mine = slices.shards == number
         path, offset = split.shard_place(number)
@@ -123,6 +133,11 @@ def _is_cached(split: TokenSplit, token: int) -> bool:
             os.close(descriptor)
     except OSError:
         return False
+
+
+def _has_room(split: TokenSplit) -> bool:
+    """Whether memory holds all tokens of a split, and as much besides."""
+    return split.num_tokens * numpy_dtype(split.dtype).itemsize <= _memory_bytes() // 2
 
 
 def _memory_bytes() -> int:
