@@ -13,31 +13,42 @@ from typing import Any, ClassVar
 from urllib.parse import unquote
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
+LATER = COMMIT[::-1]
 LARGE = (".parquet", ".gz", ".zst")
 
 
 @dataclass
 class Repository:
-    """A dataset `org/name` with one commit. `token` is what a request must show, if there is one."""
+    """A dataset `org/name` with one commit, or two if its branch has moved on to `later` files.
+
+    `token` is what a request must show, if there is one.
+    """
 
     files: dict[str, bytes]
+    later: dict[str, bytes] = field(default_factory=dict)
     token: str = ""
     spoiled: dict[str, int] = field(default_factory=dict)  # files, and how many answers come with a wrong byte
     requests: list[str] = field(default_factory=list)
 
-    def etag(self, key: str) -> str:
-        data = self.files[key]
+    @property
+    def main(self) -> str:
+        return LATER if self.later else COMMIT
+
+    def at(self, commit: str) -> dict[str, bytes]:
+        return self.later if commit == LATER else self.files
+
+    def etag(self, key: str, data: bytes) -> str:
         if key.endswith(LARGE):
             return hashlib.sha256(data).hexdigest()
         return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
-    def tree(self) -> list[dict[str, Any]]:
-        return [self._entry(key, data) for key, data in sorted(self.files.items())]
+    def tree(self, commit: str) -> list[dict[str, Any]]:
+        return [self._entry(key, data) for key, data in sorted(self.at(commit).items())]
 
     def _entry(self, key: str, data: bytes) -> dict[str, Any]:
-        entry: dict[str, Any] = {"type": "file", "path": key, "size": len(data), "oid": self.etag(key)[:40]}
+        entry: dict[str, Any] = {"type": "file", "path": key, "size": len(data), "oid": self.etag(key, data)[:40]}
         if key.endswith(LARGE):
-            entry["lfs"] = {"oid": self.etag(key), "size": len(data), "pointerSize": 130}
+            entry["lfs"] = {"oid": self.etag(key, data), "size": len(data), "pointerSize": 130}
         return entry
 
 
@@ -55,16 +66,17 @@ class _Handler(BaseHTTPRequestHandler):
         path = unquote(self.path.partition("?")[0])
         wanted = self.headers.get("Range", "")
         self.repository.requests.append(" ".join(filter(None, (self.command, path, wanted))))
-        headers = {"X-Repo-Commit": COMMIT}
+        commit = LATER if LATER in path else COMMIT if COMMIT in path else self.repository.main
+        headers = {"X-Repo-Commit": commit}
         status, data = 404, b""
         if self.repository.token and self.headers.get("Authorization") != f"Bearer {self.repository.token}":
             status, headers = 401, {**headers, "X-Error-Code": "RepoNotFound"}
-        elif path in (f"/api/datasets/org/name/revision/{revision}" for revision in ("main", "v1", COMMIT)):
-            status, data = 200, json.dumps({"id": "org/name", "sha": COMMIT, "siblings": []}).encode()
-        elif path.startswith(f"/api/datasets/org/name/tree/{COMMIT}"):
-            status, data = 200, json.dumps(self.repository.tree()).encode()
-        elif path.startswith(f"/datasets/org/name/resolve/{COMMIT}/"):
-            status, data, headers = self._file(path.partition(f"{COMMIT}/")[2], wanted, headers, body=body)
+        elif path in (f"/api/datasets/org/name/revision/{revision}" for revision in ("main", "v1", commit)):
+            status, data = 200, json.dumps({"id": "org/name", "sha": commit, "siblings": []}).encode()
+        elif path.startswith(f"/api/datasets/org/name/tree/{commit}"):
+            status, data = 200, json.dumps(self.repository.tree(commit)).encode()
+        elif path.startswith(f"/datasets/org/name/resolve/{commit}/"):
+            status, data, headers = self._file(path.partition(f"{commit}/")[2], wanted, headers, body=body)
         else:
             headers["X-Error-Code"] = "RepoNotFound"
         self.send_response(status)
@@ -75,10 +87,10 @@ class _Handler(BaseHTTPRequestHandler):
             self.wfile.write(data)
 
     def _file(self, key: str, wanted: str, headers: dict[str, str], *, body: bool) -> tuple[int, bytes, dict[str, str]]:
-        data = self.repository.files.get(key)
+        data = self.repository.at(headers["X-Repo-Commit"]).get(key)
         if data is None:
             return 404, b"", {**headers, "X-Error-Code": "EntryNotFound"}
-        headers = {**headers, "ETag": f'"{self.repository.etag(key)}"'}
+        headers = {**headers, "ETag": f'"{self.repository.etag(key, data)}"'}
         if body and self.repository.spoiled.get(key, 0) > 0:
             self.repository.spoiled[key] -= 1
             data = bytes([data[0] ^ 1]) + data[1:]

@@ -60,7 +60,7 @@ def build(
 ) -> tuple[Manifest, bool]:
     """The dataset of a recipe, and whether it stood already. `hire` gives what runs its units."""
     state.check_ours(folder)
-    setup = set_up(recipe, output=folder.path)
+    setup = set_up(recipe if restart else state.as_before(folder, recipe), output=folder.path)
     return build_planned(setup, folder, hire=hire, scratch=scratch, restart=restart, watch=watch)
 
 

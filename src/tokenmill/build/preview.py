@@ -57,6 +57,8 @@ def plan(
     given = (sources,) if isinstance(sources, str) else tuple(sources)
     wanted = make_recipe({"sources": given, **recipe}, config=config)
     folder = open_folder(output) if output is not None else None
+    if folder is not None and not restart:
+        wanted = state.as_before(folder, wanted)
     setup = set_up(wanted, output=None if folder is None else folder.path)
     count = resolve_workers(workers)
     work = make_work(setup, scratch=None, only_look=True)

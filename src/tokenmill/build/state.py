@@ -13,7 +13,7 @@ import contextlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from tokenmill import manifest as manifests
 from tokenmill import placement, records
@@ -25,10 +25,13 @@ from tokenmill.errors import DatasetError, LockedError, OutputError, SourceChang
 from tokenmill.manifest import Manifest
 from tokenmill.planning import Plan, Source, check_plan, differences
 from tokenmill.shards.reader import check_structure
-from tokenmill.storage import Digest, Folder
+from tokenmill.storage import Digest, Folder, hub
 from tokenmill.storage.lock import LOCK, locked
 from tokenmill.storage.output import TEMP_SUFFIX, is_temp
 from tokenmill.tokenizer.spec import TokenizerSpec
+
+if TYPE_CHECKING:  # workers look at the state too, and need not load what checks recipes
+    from tokenmill.recipe import Recipe
 
 PLAN = ".build/plan.json"
 JOB = ".build/job.json"
@@ -193,6 +196,20 @@ def load_job(folder: Folder) -> Job:
         manifests.check_split_name(name, where=JOB)
     manifests.check_tokenizer(job.tokenizer, where=JOB)
     return replace(job, work=replace(job.work, scratch=None))
+
+
+def as_before(folder: Folder, recipe: Recipe) -> Recipe:
+    """The recipe with datasets of the hub at the commit that the build in this folder began with: branches move on."""
+    try:
+        root = load_job(folder).work.root
+    except DatasetError:
+        return recipe
+    if not hub.is_hub(root):
+        return recipe
+    given = {name: getattr(recipe, name) for name in ("sources", "val_sources")}
+    return recipe.model_copy(
+        update={name: tuple(hub.at_commit(source, root) for source in sources) for name, sources in given.items()}
+    )
 
 
 def keep_tokenizer(folder: Folder, spec: TokenizerSpec) -> Digest | None:

@@ -19,7 +19,7 @@ import os
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tokenmill.errors import RecipeError, SourceError
@@ -33,6 +33,7 @@ _URL = re.compile(
     rf"hf://datasets/(?P<repo>{_NAME})(?:@(?P<revision>[^/:@?#]+))?(?::(?P<config>[\w.-]+))?(?:/(?P<key>[^:@?#]+))?",
     re.ASCII,
 )
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _BLOCK = 1 << 20
 _REQUESTS_AT_ONCE = 16
 
@@ -86,7 +87,7 @@ def parse(place: str) -> HubPlace:
 def pinned(place: HubPlace) -> HubPlace:
     """The same place at the commit that its revision means now."""
     revision = place.revision or "main"
-    if re.fullmatch(r"[0-9a-f]{40}", revision):
+    if _COMMIT.fullmatch(revision):
         commit = revision
     elif _is_offline():
         commit = _cached_ref(place.repo, revision)
@@ -94,6 +95,14 @@ def pinned(place: HubPlace) -> HubPlace:
         with _explained(place.repo):
             commit = str(_api().dataset_info(place.repo, revision=revision).sha)
     return HubPlace(place.repo, commit, place.config, place.key)
+
+
+def at_commit(argument: str, root: str) -> str:
+    """A dataset, as it was named, at the commit of `root`; unless that is of another one, or a commit was named."""
+    place, before = parse(argument) if is_hub(argument) else plain_name(argument), parse(root)
+    if place is None or place.repo != before.repo or _COMMIT.fullmatch(place.revision):
+        return argument
+    return str(replace(place, revision=before.revision))
 
 
 def files(place: HubPlace) -> list[HubFile]:
