@@ -6,14 +6,17 @@ import ctypes
 import gc
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 
 from tokenmill import errors
 from tokenmill.build.check import check
 from tokenmill.build.crew import Message
 from tokenmill.build.executor import MAX_TRIES, MEMORY_BUDGET, Checked, Failure, Listener, Request, is_final
 from tokenmill.build.task import Task, Work
-from tokenmill.build.unit import run_unit
+from tokenmill.build.unit import begin_unit, run_unit
 from tokenmill.storage import Folder
 from tokenmill.tokenizer.encoded import Engine
 from tokenmill.tokenizer.engine import open_engine
@@ -38,22 +41,50 @@ class Inline:
         return check(request, self._work, self._spec, self._engine())
 
     def run(self, tasks: Iterator[Task], listener: Listener) -> list[Failure]:
-        failures = []
+        """One unit after the other; what goes to a store is put while the next unit is computed."""
+        failures: list[Failure] = []
         report = Reporter(listener)
-        for task in tasks:
-            error = self._attempt(task, report, listener)
+        held: deque[tuple[Task, Callable[[], object]]] = deque()
+
+        def settle() -> None:
+            task, first_try = held.popleft()
+            error = self._attempt(task, first_try, report, listener)
             report.flush()
             if error is None:
                 listener({"kind": "done", "unit": task.unit.index})
             else:
                 failures.append(Failure(task, error))
                 listener({"kind": "failed", "unit": task.unit.index, "error": error.message})
+
+        with ThreadPoolExecutor(1) as beside:
+            for task in tasks:
+                held.append((task, self._begin(task, report, beside)))
+                while len(held) > (0 if self._folder.is_local else 1):
+                    settle()
+            while held:
+                settle()
         return failures
 
-    def _attempt(self, task: Task, report: Reporter, listener: Listener) -> errors.TokenmillError | None:
+    def _begin(self, task: Task, report: Reporter, beside: ThreadPoolExecutor) -> Callable[[], object]:
+        """What gives the result of a first try: for a store its computing is done, and the rest on its way."""
+        if self._folder.is_local:
+            return partial(self._run, task, report)
+        begun: Future[object] = Future()
+        try:
+            begun = beside.submit(begin_unit(self._folder, self._work, task, self._engine, report))
+        except Exception as error:
+            begun.set_exception(error)
+        return begun.result
+
+    def _run(self, task: Task, report: Reporter) -> object:
+        return run_unit(self._folder, self._work, task, self._engine, report)
+
+    def _attempt(
+        self, task: Task, first_try: Callable[[], object], report: Reporter, listener: Listener
+    ) -> errors.TokenmillError | None:
         for attempt in range(1, MAX_TRIES + 1):
             try:
-                run_unit(self._folder, self._work, task, self._engine, report)
+                first_try() if attempt == 1 else self._run(task, report)
                 return None
             except Exception as error:  # whatever a unit dies of, the other units go on
                 failure = errors.from_record(errors.to_record(error))

@@ -28,6 +28,9 @@ SCHEMA = pa.schema(
     ]
 )
 GROUP_ROWS = 1 << 20
+SMALL_ROWS = 1 << 14
+# A table of two rows takes kilobytes.
+TABLES_HELD = 1 << 10
 REASONS = (*DROPS, *BAD)
 
 
@@ -50,6 +53,8 @@ class ProvenanceWriter:
     def write(self, table: pa.Table) -> None:
         self._held.append(table)
         self._rows += table.num_rows
+        if len(self._held) == TABLES_HELD:
+            self._held = [_joined(self._held)]
         if self._rows >= GROUP_ROWS:
             self._flush(self._rows // GROUP_ROWS * GROUP_ROWS)
 
@@ -67,9 +72,13 @@ class ProvenanceWriter:
     def _flush(self, count: int) -> None:
         """Write the first rows; where row groups end must not depend on how the rows came in."""
         if count:
-            table = pa.concat_tables(self._held).unify_dictionaries().combine_chunks()
+            table = _joined(self._held)
             self._writer.write_table(table[:count], row_group_size=GROUP_ROWS)
             self._held, self._rows = [table[count:]], self._rows - count
+
+
+def _joined(tables: Sequence[pa.Table]) -> pa.Table:
+    return pa.concat_tables(tables).unify_dictionaries().combine_chunks()
 
 
 def rows(
@@ -109,7 +118,9 @@ def join(parts: Iterable[pq.ParquetFile]) -> Iterator[pa.Table]:
     """The tables of several provenance files, one row group at a time."""
     for part in parts:
         for group in range(part.num_row_groups):
-            yield part.read_row_group(group).cast(SCHEMA)
+            # Threads cost more than they bring where there is little to read.
+            many = part.metadata.row_group(group).num_rows > SMALL_ROWS
+            yield part.read_row_group(group, use_threads=many).cast(SCHEMA)
 
 
 def _choice(codes: npt.NDArray[np.int8], names: Sequence[str]) -> pa.DictionaryArray:
