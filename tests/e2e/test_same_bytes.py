@@ -24,7 +24,7 @@ def reference(tokenmill: Command, corpus: Path, tmp_path: Path) -> dict[str, str
 def test_any_number_of_workers_writes_the_same_bytes(tokenmill: Command, corpus: Path, tmp_path: Path) -> None:
     expected = reference(tokenmill, corpus, tmp_path)
     assert len(expected) > 10
-    for workers in (2, 5):
+    for workers in (2, 3, 5):
         out = tmp_path / f"out{workers}"
         tokenmill("prepare", corpus, "-o", out, *OPTIONS, "-j", workers)
         assert tree(out) == expected
