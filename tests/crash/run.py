@@ -2,7 +2,7 @@
 
 python tests/crash/run.py [--only NAME ...] [--lanes N] [--list]
 
-Experiments run side by side, each in a process of its own. There is a lane more than there are cores, since some of
+Experiments run side by side, each in a process of its own. There are two lanes more than there are cores, since some of
 them wait most of the time. Exit code 1 if anything came out wrong or fell short of its target; what came out wrong
 is printed below the table, with all that it takes to see it again.
 """
@@ -51,7 +51,7 @@ def experiments() -> dict[str, Callable[[], Row]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--only", nargs="+", metavar="NAME", help="these experiments alone; `--list` names them")
-    parser.add_argument("--lanes", type=int, default=(os.cpu_count() or 1) + 1, help="how many run side by side")
+    parser.add_argument("--lanes", type=int, default=(os.cpu_count() or 1) + 2, help="how many run side by side")
     parser.add_argument("--list", action="store_true", help="name the experiments and end")
     arguments = parser.parse_args()
     known = list(experiments())

@@ -18,7 +18,7 @@ from tokenmill.storage.lock import LOCK, Holder, locked
 
 @pytest.mark.parametrize(
     ("names", "points"),
-    [(fuzz.RECORDS, 30_000), (("recipe",), 150), (fuzz.TOKENIZERS, 450)],
+    [(fuzz.RECORDS, 24_000), (("recipe",), 150), (fuzz.TOKENIZERS, 450)],
     ids=["records", "recipes", "tokenizers"],
 )
 def test_a_changed_file_gives_a_right_value_or_a_typed_error(names: tuple[str, ...], points: int) -> None:

@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tokenmill.planning import Source, Unit
-from tokenmill.sources import jsonl, separated, text
+from tokenmill.sources import jsonl, separated, streams, text
 from tokenmill.sources.batch import Batch
 from tokenmill.sources.reading import read_unit
 from tokenmill.sources.separated import read_runs
@@ -187,6 +187,22 @@ def test_a_range_within_one_long_document_is_empty(path: Path) -> None:
     with reading_by(16):
         assert documents_of_runs(path, b"\n", 100, 400) == []
         assert documents_of_runs(path, b"\n", 400, 506) == [(501, b"next")]
+
+
+def test_a_range_within_one_long_document_is_not_read_beyond_its_end(path: Path) -> None:
+    """Else every range of a file that is one line would be read to the end of the file."""
+    path.write_bytes(b"x" * 100_000 + b"\n")
+    sizes: list[int] = []
+    real = streams._Checked.read
+
+    def read(stream: streams._Checked, size: int) -> bytes:
+        data = real(stream, size)
+        sizes.append(len(data))
+        return data
+
+    with reading_by(16), mock.patch.object(streams._Checked, "read", read):
+        assert documents_of_runs(path, b"\n", 1000, 3000) == []
+    assert 2000 <= sum(sizes) <= 2100
 
 
 def test_a_run_of_overlapping_separators_longer_than_the_look_back_is_cut_as_in_one_pass(path: Path) -> None:

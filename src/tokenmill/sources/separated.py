@@ -51,7 +51,7 @@ def read_runs(
     with open_stream(path, compression, start=begin) as stream:
         at, held, chunk = begin, b"", chunk or CHUNK
         if start:
-            first = _first_document(stream, separator, begin, start, chunk)
+            first = _first_document(stream, separator, begin, start, stop, chunk)
             if first is None or 0 <= stop <= first[0]:
                 return
             at, held = first
@@ -77,7 +77,7 @@ def _runs(stream: Stream, separator: bytes, at: int, held: bytes, stop: int, lim
             at += end + len(separator)
         elif len(data) - len(separator) > limit + _SLACK:
             yield Run(at, memoryview(b""), too_large=True)
-            after = _pass_over(stream, separator, at, data)
+            after = _pass_over(stream, separator, at, data, stop)
             if after is None or 0 <= stop <= after[0]:
                 return
             at, held = after
@@ -114,20 +114,29 @@ def _read_behind(held: bytes, stream: Stream, chunk: int) -> tuple[bytearray, bo
     return data, not count
 
 
-def _first_document(stream: Stream, separator: bytes, at: int, start: int, chunk: int) -> tuple[int, bytes] | None:
+def _first_document(
+    stream: Stream, separator: bytes, at: int, start: int, stop: int, chunk: int
+) -> tuple[int, bytes] | None:
     """Where the first document at or after `start` begins, and what was read of it."""
     held = stream.read(max(chunk, start - at + 2 * len(separator)))
     end = _find(held, separator, start - at)
     if end >= 0:
         return at + end + len(separator), held[end + len(separator) :]
-    return _pass_over(stream, separator, at, held)
+    return _pass_over(stream, separator, at, held, stop)
 
 
-def _pass_over(stream: Stream, separator: bytes, at: int, held: bytes | bytearray) -> tuple[int, bytes] | None:
-    """Read on until a separator ends the document that `held` is in, keeping none of it."""
+def _pass_over(
+    stream: Stream, separator: bytes, at: int, held: bytes | bytearray, stop: int
+) -> tuple[int, bytes] | None:
+    """Read on until a separator ends the document that `held` is in, keeping none of it; no further than `stop`.
+
+    A document that goes on beyond it is the last one of a unit, and the units behind it need not be read twice.
+    """
     while True:
         tail = bytes(held[max(0, len(held) - len(separator) + 1) :]) if len(separator) > 1 else b""
         at += len(held) - len(tail)
+        if 0 <= stop <= at:
+            return None
         chunk = stream.read(CHUNK)
         if not chunk:
             return None

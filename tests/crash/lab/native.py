@@ -129,4 +129,4 @@ def _traced(call: str, inject: str, log: str | Path, command: Sequence[str], pat
     return [*traced, "-e", f"trace={call}", "-e", f"inject={call}:{inject}", "--", *command]
 
 
-EXPERIMENTS = [("errors, native", partial(native, 44, seed=1))]
+EXPERIMENTS = [("errors, native", partial(native, 36, seed=1))]

@@ -190,10 +190,10 @@ def explore(kind: str, exploration: Exploration, thinned: int = 1) -> Findings:
 
 
 FULL_CUTS = {
-    **{"plain": 2000, "splits": 5000, "scratch": 60, "budget": 2000},
-    **{"join": 5700, "repair": 2000, "remake": 2000},
+    **{"plain": 2000, "splits": 2500, "scratch": 50, "budget": 2000},
+    **{"join": 7500, "repair": 2000, "remake": 2000},
 }
-FULL_HISTORIES = dict.fromkeys(KINDS, 150)
+FULL_HISTORIES = dict.fromkeys(KINDS, 100)
 EXPERIMENTS = [
     ("modelled kills", kills),
     ("modelled power cuts", partial(power_cuts, FULL_CUTS)),

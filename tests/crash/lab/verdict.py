@@ -20,7 +20,7 @@ from tokenmill.build.receipt import Receipt
 from tokenmill.errors import DatasetError, TokenmillError
 from tokenmill.storage import Digest
 
-SECONDS_ALLOWED = 10.0
+SECONDS_ALLOWED = 60.0
 _RECEIPTS = f"{OUT}/.build/receipts/"
 
 
