@@ -283,6 +283,16 @@ def test_what_makes_no_sense_is_refused_at_once(dataset: Dataset, options: dict[
         DataLoader(dataset, **{"seq_len": 32, "batch_size": 4, **options})
 
 
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_no_more_is_made_ahead_than_was_asked_for(depth: int) -> None:
+    made: list[int] = []
+    found = ahead((made.append(item) or item for item in range(50)), depth)
+    for taken in range(1, 51):
+        assert next(found) == taken - 1
+        assert len(made) <= taken + depth
+    assert next(found, None) is None
+
+
 def test_an_iterator_that_fails_ahead_fails_where_it_is_used() -> None:
     def items() -> Iterator[int]:
         yield 1

@@ -22,27 +22,20 @@ def ahead(items: Iterator[T], depth: int) -> Generator[T]:
     if depth == 0:
         yield from items
         return
-    ready: queue.Queue[T | _End] = queue.Queue(depth)
-    stop = threading.Event()
-
-    def put(item: T | _End) -> bool:
-        while not stop.is_set():
-            try:
-                ready.put(item, timeout=0.1)
-            except queue.Full:
-                continue
-            return True
-        return False
+    ready: queue.SimpleQueue[T | _End] = queue.SimpleQueue()
+    room: queue.SimpleQueue[None] = queue.SimpleQueue()  # one for each item that may be made
+    for _ in range(depth):
+        room.put(None)
+    wanted = True
 
     def work() -> None:
         try:
-            for item in items:
-                if not put(item):
-                    return
+            while room.get() or wanted:
+                ready.put(next(items))
+        except StopIteration:
+            ready.put(_End())
         except BaseException as error:  # whatever it is, the consumer must see it
-            put(_End(error))
-        else:
-            put(_End())
+            ready.put(_End(error))
 
     thread = threading.Thread(target=work, daemon=True, name="tokenmill-ahead")
     thread.start()
@@ -53,7 +46,9 @@ def ahead(items: Iterator[T], depth: int) -> Generator[T]:
                 if item.error is not None:
                     raise item.error
                 return
+            room.put(None)
             yield item
     finally:
-        stop.set()
+        wanted = False
+        room.put(None)
         thread.join()
