@@ -71,8 +71,7 @@ def build_on_nodes(
     """
     _check_recipe(recipe)
     here = local_folder(part.expand(output))
-    if not here.exists(placement.NAME):
-        state.check_ours(here)
+    state.check_ours(here)
     setup = set_up(recipe, output=here.path)
     tell: Watcher = watch or (lambda event: None)
     for note in setup.notes:
