@@ -185,7 +185,9 @@ def _run(jobs: Sequence[Job], submit: Callable[[Job], Any], whole: _Whole) -> li
                 elif heard["kind"] == "died" and not _is_up(jobs[number].node):
                     failures.append((jobs[number], _lost()))
                 elif heard["kind"] == "died" and tries[number] < MAX_TRIES:
-                    whole.hear(jobs[number].node, {"kind": "note", "message": heard["error"]["message"]})
+                    whole.hear(
+                        jobs[number].node, {"kind": "note", "message": f"{heard['error']['message']}; its part goes on"}
+                    )
                     running[submit(jobs[number])] = number
                     tries[number] += 1
                 else:
@@ -215,8 +217,9 @@ def _raise_failures(failures: Sequence[tuple[Job, TokenmillError]], num_parts: i
     lines = [f"{job.node.host}:{job.node.path}: {error.message}" for job, error in failures[:10]]
     first = failures[0][1]
     kind = type(first) if all(type(error) is type(first) for _, error in failures) else BuildError
+    others = ", the others are done" if len(failures) < num_parts else ""
     raise kind(
-        f"{len(failures)} of {num_parts} parts failed, the others are done:\n  " + "\n  ".join(lines),
+        f"{len(failures)} of {num_parts} parts failed{others}:\n  " + "\n  ".join(lines),
         hint=first.hint or "the same command goes on, and keeps what is done",
     )
 

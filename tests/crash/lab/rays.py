@@ -155,5 +155,5 @@ def _kill_one(processes: list[int], chance: random.Random) -> bool:
 
 EXPERIMENTS = [
     ("ray", partial(chaos, 20, 5, 2, seed=1)),
-    ("ray, node-local", partial(chaos, 6, 3, 2, seed=2, placement="node-local")),
+    ("ray-node-local", partial(chaos, 6, 3, 2, seed=2, placement="node-local")),
 ]
