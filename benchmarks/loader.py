@@ -14,11 +14,13 @@ are printed, never enforced: a slow machine is not a failure.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import os
 import select
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -96,7 +98,10 @@ def torch_loader(flat: Path, dtype: str, workers: int) -> Batches:
 
 
 class Peer:
-    """litData or Mosaic streaming in a process of another environment, which measures a turn when it is told to."""
+    """litData or Mosaic streaming in a process of another environment, which measures a turn when it is told to.
+
+    Between its turns it stands still with all its workers, which would else go on while others are measured.
+    """
 
     def __init__(self, python: Path, name: str, workers: int, folder: Path) -> None:
         command = [str(python), str(HERE / "loader_peers.py"), "read", name, str(folder), str(workers)]
@@ -111,6 +116,7 @@ class Peer:
         assert self._process.stdout is not None
         if self._process.poll() is not None:
             return None
+        self._signal(signal.SIGCONT)
         print(seconds, file=self._process.stdin, flush=True)
         ready = select.select([self._process.stdout], [], [], PATIENCE_SECONDS)[0]
         line = self._process.stdout.readline() if ready else ""
@@ -118,7 +124,13 @@ class Peer:
             print(f"{self._name} is left out: it {'ended' if ready else 'hangs'}", flush=True)
             self.end()
             return None
+        self._signal(signal.SIGSTOP)
         return float(line)
+
+    def _signal(self, number: int) -> None:
+        for pid in (self._process.pid, *measure.descendants(self._process.pid)):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def end(self) -> None:
         measure.kill_tree(self._process)
