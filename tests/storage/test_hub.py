@@ -21,9 +21,9 @@ from hub import COMMIT, LATER, Repository, serve
 from tokenmill.build.ahead import Ahead
 from tokenmill.build.setup import set_up
 from tokenmill.build.task import make_task
-from tokenmill.errors import BuildError, OutputError, SourceError
+from tokenmill.errors import BuildError, Interrupted, OutputError, SourceError
 from tokenmill.recipe import make_recipe
-from tokenmill.storage import hub
+from tokenmill.storage import Folder, hub
 
 RECIPE: dict[str, Any] = {"tokenizer": "byte", "unit_bytes": 20_000, "workers": 1}
 NAMES = [f"data/{letter}.parquet" for letter in "abcdef"]
@@ -61,6 +61,11 @@ def path_of(name: str, commit: str = COMMIT) -> str:
 
 def copies(folder: Path) -> list[Path]:
     return [path for path in (folder / "cache").rglob("blobs/*") if path.suffix == ""]
+
+
+def stop_at_the_third(event: dict[str, Any]) -> None:
+    if event["kind"] == "done" and event["unit"] == 2:
+        raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("left", ["{etag}.incomplete", "{etag}.0123abcd.incomplete"])
@@ -119,24 +124,33 @@ def test_no_more_is_fetched_ahead_than_the_bound_allows(
     setup = set_up(make_recipe({"sources": ("org/name",), "tokenizer": "byte", "unit_bytes": 1}))
     tasks = [make_task(setup.plan, index) for index in range(0, len(setup.plan.units), 6)]  # one of each file
     assert [task.sources[0].name for task in tasks] == NAMES
-    ahead = Ahead(setup.listing.root)
+    (tmp_path / "out/.build").mkdir(parents=True)
+    ahead = Ahead(Folder(str(tmp_path / "out")), setup.listing.root)
     leading = ahead.lead(iter(tasks))
     next(leading)
     ahead.stop()
     assert len(copies(tmp_path)) == num_files
 
 
+def test_a_build_that_goes_on_gives_back_what_it_had_fetched_before_and_nothing_else(
+    repository: Repository, tmp_path: Path
+) -> None:
+    hub.fetch(path_of("data/a.parquet"))
+    (there,) = copies(tmp_path)
+    with pytest.raises(Interrupted):
+        tokenmill.prepare("org/name", tmp_path / "out", watch=stop_at_the_third, **RECIPE)
+    assert len(copies(tmp_path)) > 1
+    tokenmill.prepare("org/name", tmp_path / "out", **RECIPE)
+    assert copies(tmp_path) == [there]
+    assert not (tmp_path / "out/.build/fetched.json").exists()
+
+
 def test_a_build_stays_at_its_commit_although_the_branch_moves_on(
     repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     right = tokenmill.prepare("org/name", tmp_path / "right", **RECIPE)
-
-    def stop(event: dict[str, Any]) -> None:
-        if event["kind"] == "done" and event["unit"] == 3:
-            raise KeyboardInterrupt
-
-    with pytest.raises(tokenmill.TokenmillError, match="stopped"):
-        tokenmill.prepare("org/name", tmp_path / "out", watch=stop, **RECIPE)
+    with pytest.raises(Interrupted):
+        tokenmill.prepare("org/name", tmp_path / "out", watch=stop_at_the_third, **RECIPE)
     repository.later = {name: parquet(9_000 + 300 * number) for number, name in enumerate(NAMES)}
     notes: list[str] = []
     tokenmill.prepare("org/name", tmp_path / "out", watch=lambda event: notes.append(str(event)), **RECIPE)

@@ -4,7 +4,8 @@
     units at work             3  4
     files coming                    of 5  6  7     as many units ahead, as long as there is room for their files
 
-What was in the hub's cache before stays there. Whoever needs a file that is still coming waits for it.
+What was in the hub's cache before stays there, so a build notes what it fetches: one that goes on after a kill knows
+its own copies again. Whoever needs a file that is still coming waits for it.
 """
 
 from __future__ import annotations
@@ -13,23 +14,35 @@ import contextlib
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 
+from tokenmill import records
 from tokenmill.build.task import Task
 from tokenmill.cores import positive_from_environment
-from tokenmill.errors import TokenmillError
-from tokenmill.storage import hub
+from tokenmill.errors import DatasetError, TokenmillError
+from tokenmill.storage import Folder, hub
 
+NOTE = ".build/fetched.json"
 LIMIT = "TOKENMILL_HUB_BYTES"
 DEFAULT_LIMIT = 50_000_000_000
 UNITS_AHEAD = 8
 _FILES_AT_ONCE = 4
 
 
-class Ahead:
-    """The files of a build's tasks, from when they are wanted until they are done with."""
+@dataclass(frozen=True, slots=True)
+class Fetched:
+    """Files that a build has fetched, or was about to."""
 
-    def __init__(self, root: str, limit: int | None = None) -> None:
+    names: tuple[str, ...]
+
+
+class Ahead:
+    """The files of a build's tasks, from when they are wanted until they are done with. `folder` is its output."""
+
+    def __init__(self, folder: Folder, root: str, limit: int | None = None) -> None:
+        self._folder = folder
         self._root = root
+        self._before = set(_noted(folder))
         self._limit = limit or positive_from_environment(LIMIT) or DEFAULT_LIMIT
         self._pool = ThreadPoolExecutor(_FILES_AT_ONCE, thread_name_prefix="tokenmill-hub")
         self._coming: dict[str, Future[None]] = {}  # files that were not here before
@@ -67,14 +80,22 @@ class Ahead:
     def stop(self) -> None:
         """Let what is coming come, and start nothing more."""
         self._pool.shutdown(wait=True, cancel_futures=True)
+        if not self._coming:
+            self._folder.remove(NOTE)
 
     def _take(self, task: Task) -> None:
         self._last = tuple(source.name for source in task.sources)
         for source in task.sources:
             self._users.setdefault(source.name, set()).add(task.unit.index)
-            if source.name not in self._coming and hub.cached(f"{self._root}/{source.name}") is None:
+            path = f"{self._root}/{source.name}"
+            is_new = source.name not in self._coming and hub.cached(path) is None
+            if is_new:
+                note = Fetched(tuple(sorted({*self._coming, *self._before, source.name})))
+                self._folder.replace(NOTE, records.seal(note))
+            if is_new or source.name in self._before:
+                self._before.discard(source.name)
                 self._sizes[source.name] = source.bytes
-                self._coming[source.name] = self._pool.submit(_fetch, f"{self._root}/{source.name}")
+                self._coming[source.name] = self._pool.submit(_fetch, path)
 
     def _has_room(self) -> bool:
         return sum(self._sizes.values()) < self._limit
@@ -85,9 +106,16 @@ def _fetch(path: str) -> None:
         hub.fetch(path)
 
 
-def led_by(root: str, tasks: Iterator[Task]) -> tuple[Iterator[Task], Ahead | None]:
+def _noted(folder: Folder) -> tuple[str, ...]:
+    try:
+        return records.unseal(Fetched, folder.read(NOTE, max_bytes=1 << 26), where=NOTE).names
+    except DatasetError:
+        return ()
+
+
+def led_by(folder: Folder, root: str, tasks: Iterator[Task]) -> tuple[Iterator[Task], Ahead | None]:
     """Tasks with their files fetched ahead, if these are on the hub."""
     if not hub.is_hub(root):
         return tasks, None
-    ahead = Ahead(root)
+    ahead = Ahead(folder, root)
     return ahead.lead(tasks), ahead

@@ -213,7 +213,7 @@ def _run_units(setup: Setup, folder: Folder, executor: Executor, progress: Progr
                 ahead.release(message["unit"])
         progress.hear(message)
 
-    leading, ahead = led_by(setup.listing.root, tasks())
+    leading, ahead = led_by(folder, setup.listing.root, tasks())
     try:
         failures = executor.run(leading, listen)
         _raise_failures(failures, setup)
