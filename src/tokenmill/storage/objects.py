@@ -152,7 +152,7 @@ class ObjectFolder(Folder):
         data = self.store.read(self.key(name), max_bytes=1 << 20)
         if found is not None and data is not None:
             if self.conditional:
-                self.store.put_over(self.key(name), data, found.etag)
+                self.store.put_over(found, data)
             else:
                 self.replace(name, data)
 

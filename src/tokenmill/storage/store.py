@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import os
 import random
 import re
@@ -43,10 +44,12 @@ CHUNK_BYTES = 1 << 20
 _MAX_PARTS = 9_000
 _REQUESTS_AT_ONCE = 16
 _TRIES = 6
+# Who has not answered for so long, twice, is not asked again.
+_PATIENCE_SECONDS = 100
 _CLIENT = {"connect_timeout": "10s", "read_timeout": "60s", "timeout": "10m"}
 _RETRY = {
     "max_retries": 6,
-    "retry_timeout": timedelta(minutes=3),
+    "retry_timeout": timedelta(seconds=45),
     "backoff": {"init_backoff": timedelta(milliseconds=50), "max_backoff": timedelta(seconds=10), "base": 2},
 }
 # What a second try would not change.
@@ -57,19 +60,30 @@ _FINAL = (
     answers.NotSupportedError,
     ValueError,
 )
+_CREDENTIALS = {
+    "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
+    "gs": "GOOGLE_APPLICATION_CREDENTIALS",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+}
+# Where a cloud's machine asks who it is: the last place to look for credentials.
+_METADATA = "http://169.254.169.254/"
 # What a put with a condition is answered. A server in trouble says the first to any request, and then it means nothing.
 _TAKEN = (answers.AlreadyExistsError, answers.PreconditionError)
 
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """An object as it stands. `sha256` is what its writer said of it, empty if it said nothing."""
+    """An object as it stands. `sha256` is what its writer said of it, empty if it said nothing.
+
+    `version` is what a store knows it by that does not go by etags.
+    """
 
     key: str
     size: int
     etag: str
     modified: int
     sha256: str = ""
+    version: str = ""
 
 
 class _UnderWay:
@@ -215,11 +229,12 @@ class Store:
             return False
         return True
 
-    def put_over(self, key: str, data: bytes, etag: str) -> bool:
-        """Put an object in place of the one with this etag; False if that one is not there any more."""
+    def put_over(self, found: Found, data: bytes) -> bool:
+        """Put an object in place of the one that was found; False if that one is not there any more."""
+        known: Any = {"e_tag": found.etag, **({"version": found.version} if found.version else {})}
         try:
-            with self._explained(key, but=(*_TAKEN, FileNotFoundError)):
-                obstore.put(self._store, key, data, mode={"e_tag": etag})
+            with self._explained(found.key, but=(*_TAKEN, FileNotFoundError)):
+                obstore.put(self._store, found.key, data, mode=known)
         except (*_TAKEN, FileNotFoundError):
             return False
         return True
@@ -255,19 +270,24 @@ class Store:
         try:
             return self._ask(key, ask)
         except FileNotFoundError:
-            raise StorageError(f"{self.root} is not there", hint="make the bucket first") from None
+            raise self._no_bucket() from None
+
+    def _no_bucket(self) -> StorageError:
+        return StorageError(f"{self.root} is not there", hint="check its name and the endpoint, or make it first")
 
     def _ask(self, key: str, ask: Callable[[], T], but: tuple[type[Exception], ...] = (FileNotFoundError,)) -> T:
         """Ask until there is an answer; what may be asked twice only."""
+        end = time.monotonic() + _PATIENCE_SECONDS
         for attempt in range(1, _TRIES + 1):
-            with self._explained(key, but=but, patient=attempt < _TRIES):
+            patient_until = math.inf if attempt == 1 else end if attempt < _TRIES else 0
+            with self._explained(key, but=but, patient_until=patient_until):
                 return ask()
             time.sleep(random.uniform(0.5, 1) * 0.05 * 2**attempt)
         raise AssertionError("the last try returns or raises")
 
     @contextlib.contextmanager
-    def _explained(self, key: str, *, but: tuple[type[Exception], ...], patient: bool = False) -> Iterator[None]:
-        """Errors as ours, but for those that the caller judges; those that may pass are swallowed if `patient`."""
+    def _explained(self, key: str, *, but: tuple[type[Exception], ...], patient_until: float = 0) -> Iterator[None]:
+        """Errors as ours, but for those that the caller judges; those that may pass are swallowed for a while."""
         if not self.is_usable():
             raise StorageError(
                 f"{self.root} cannot be reached from a forked process",
@@ -279,9 +299,12 @@ class Store:
         except but:
             raise
         except (answers.BaseError, OSError, ValueError) as error:
-            if patient and not isinstance(error, _FINAL):
+            if "<Code>NoSuchBucket</Code>" in str(error):
+                raise self._no_bucket() from None
+            if time.monotonic() < patient_until and not isinstance(error, _FINAL) and _METADATA not in str(error):
                 return
-            raise StorageError(f"{self.at(key)}: {_reason(error)}", hint=_hint(error)) from None
+            hint = _hint(error, self.root.partition(":")[0])
+            raise StorageError(f"{self.at(key)}: {_reason(error)}", hint=hint) from None
 
 
 def _connect(root: Url) -> Any:
@@ -289,6 +312,7 @@ def _connect(root: Url) -> Any:
     options: Any = {"client_options": dict(_CLIENT), "retry_config": _RETRY}
     try:
         if root.scheme == "gs":
+            options["client_options"]["allow_http"] = os.environ.get("GOOGLE_BASE_URL", "").startswith("http://")
             return GCSStore(root.bucket, **options)
         if root.scheme == "az":
             return AzureStore(root.bucket, **options)
@@ -298,7 +322,7 @@ def _connect(root: Url) -> Any:
         # The store itself compares what arrives with this.
         return S3Store(root.bucket, config=cast("S3Config", settings), **options)
     except (answers.BaseError, ValueError) as error:
-        raise StorageError(f"{root.root}: {_reason(error)}", hint=_hint(error)) from None
+        raise StorageError(f"{root.root}: {_reason(error)}", hint=_hint(error, root.scheme)) from None
 
 
 def _range(start: int, stop: int, etag: str) -> Any:
@@ -307,11 +331,13 @@ def _range(start: int, stop: int, etag: str) -> Any:
 
 def _found(meta: Any, sha256: str = "") -> Found:
     modified = int(meta["last_modified"].timestamp() * 1_000_000_000)
-    return Found(meta["path"], meta["size"], meta["e_tag"] or "", modified, sha256)
+    return Found(meta["path"], meta["size"], meta["e_tag"] or "", modified, sha256, meta["version"] or "")
 
 
 def _reason(error: BaseException) -> str:
     """What a server or a connection said, in one line. An answer may repeat who asked, so little of it is kept."""
+    if _METADATA in str(error):
+        return "there are no credentials"
     text = " ".join(str(error).partition("Debug source:")[0].split())
     said = re.search(r"<Code>([\w.-]+)</Code>", text)
     status = re.search(r"status code: \d+ [A-Za-z -]*", text)
@@ -319,9 +345,9 @@ def _reason(error: BaseException) -> str:
     return f"{text.rstrip(' :')}{f': {said[1]}' if said else ''}"
 
 
-def _hint(error: BaseException) -> str:
-    if isinstance(error, answers.PermissionDeniedError | answers.UnauthenticatedError):
-        return "check the credentials (AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE) and their rights"
+def _hint(error: BaseException, scheme: str) -> str:
+    if isinstance(error, answers.PermissionDeniedError | answers.UnauthenticatedError) or _METADATA in str(error):
+        return f"check the credentials ({_CREDENTIALS[scheme]}) and their rights"
     return "check the network, the endpoint and the credentials; the same command goes on"
 
 
