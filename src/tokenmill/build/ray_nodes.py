@@ -78,7 +78,7 @@ def build_on_nodes(
         tell({"kind": "note", "message": note})
     ours = connect(address, workers)
     try:
-        jobs = _share_out(setup, output, restart=restart)
+        jobs = _share_out(setup, output, tell, restart=restart)
 
         def submit(job: Job) -> Any:
             slots = num_slots(workers, job.node.slots)
@@ -96,7 +96,9 @@ def build_on_nodes(
         )
         sealed = records.seal(record)
         told = [(job.node, {"output": job.node.path, "nodes": sealed.decode()}) for job in jobs]
-        _call_all(part.keep_nodes, told)
+        for job, (_, answer) in zip(jobs, _call_all(part.keep_nodes, told), strict=True):
+            if answer["kind"] == "died":
+                raise _lost(f"{job.node.host} was lost before {placement.NAME} was written there")
     finally:
         if ours:
             ray.shutdown()
@@ -112,11 +114,17 @@ def _check_recipe(recipe: Recipe) -> None:
         raise RecipeError("--split nanogpt is drawn from all documents", hint="use --split val=0.0005")
 
 
-def _share_out(setup: Setup, output: str, *, restart: bool) -> list[Job]:
+def _share_out(setup: Setup, output: str, tell: Watcher, *, restart: bool) -> list[Job]:
     """The parts, each with the node that has it or gets it."""
     told = {**part.greeting(setup.spec), "output": output, "restart": restart}
-    answers = _call_all(part.look, [(node, told) for node in _living_nodes()])
-    found = {replace(node, host=answer["host"], path=answer["path"]): answer for node, answer in answers}
+    found: dict[Node, Message] = {}
+    for node, answer in _call_all(part.look, [(node, told) for node in _living_nodes()]):
+        if answer["kind"] == "died":  # Ray takes some seconds to notice that a node is gone
+            tell({"kind": "note", "message": f"a node does not answer, and is left out: {answer['error']['message']}"})
+        else:
+            found[replace(node, host=answer["host"], path=answer["path"])] = answer
+    if not found:
+        raise BuildError("no node of the cluster answers", hint="`ray status` tells what there is")
     nodes = sorted(found, key=lambda node: (node.host, node.path))
     for one, other in itertools.pairwise(nodes):
         if (one.host, one.path) == (other.host, other.path):
@@ -140,12 +148,12 @@ def _living_nodes() -> list[Node]:
 
 
 def _call_all(function: Callable[[str], str], calls: Iterable[tuple[Node, Message]]) -> list[tuple[Node, Message]]:
-    """The answers of nodes, all asked at the same time. It takes no slot of theirs."""
+    """The answers of nodes, all asked at the same time; a refusal is raised. It takes no slot of theirs."""
     task = ray.remote(num_cpus=0, max_retries=0)(function)
     asked = [(node, task.options(scheduling_strategy=_only(node)).remote(json.dumps(told))) for node, told in calls]
     answers = [(node, hear(partial(ray.get, ref))) for node, ref in asked]
     for _, answer in answers:
-        if "error" in answer:
+        if answer["kind"] == "failed":
             raise errors.from_record(answer["error"])
     return answers
 
@@ -183,7 +191,7 @@ def _run(jobs: Sequence[Job], submit: Callable[[Job], Any], whole: _Whole) -> li
                     ends[number] = heard
                     whole.stands(jobs[number])
                 elif heard["kind"] == "died" and not _is_up(jobs[number].node):
-                    failures.append((jobs[number], _lost()))
+                    failures.append((jobs[number], _lost("the node was lost")))
                 elif heard["kind"] == "died" and tries[number] < MAX_TRIES:
                     whole.hear(
                         jobs[number].node, {"kind": "note", "message": f"{heard['error']['message']}; its part goes on"}
@@ -206,9 +214,9 @@ def _is_up(node: Node) -> bool:
     return any(found["NodeID"] == node.id and found["Alive"] for found in ray.nodes())
 
 
-def _lost() -> BuildError:
+def _lost(message: str) -> BuildError:
     hint = "start it again with the disk that it had, then run the same command: what it has done is kept"
-    return BuildError("the node was lost", hint=hint)
+    return BuildError(message, hint=hint)
 
 
 def _raise_failures(failures: Sequence[tuple[Job, TokenmillError]], num_parts: int) -> None:
