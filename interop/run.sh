@@ -16,11 +16,11 @@ export INTEROP_RESULTS="$work/results"
 environment() {
     venv=$1
     shift
-    [ -e "$venv/.done" ] && return
+    [ "$(cat "$venv/.done" 2>/dev/null)" = "$*" ] && return
     ${PYTHON:-python3} -m venv "$venv" &&
         "$venv/bin/python" -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25.1" &&
         "$venv/bin/python" -m pip install --quiet --disable-pip-version-check "$@" &&
-        touch "$venv/.done"
+        echo "$*" > "$venv/.done"
 }
 # step COMMAND...: what fails is told in the table
 step() {
