@@ -32,6 +32,12 @@ RECIPE: dict[str, Any] = {"tokenizer": "byte", "unit_bytes": "4kB", "split": "va
 OPTIONS = ("--tokenizer", "byte", "--unit-bytes", "4kB", "--split", "val=0.1", "-q", "--executor", "ray")
 
 
+@pytest.fixture(autouse=True)
+def all_slots(one_worker: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As many units at once as the cluster has slots."""
+    monkeypatch.delenv("DATASET_NUM_PROC")
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     """Two nodes of one slot each."""

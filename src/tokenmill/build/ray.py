@@ -38,7 +38,7 @@ from tokenmill.build.inline import EngineHolder
 from tokenmill.build.task import Task, Work
 from tokenmill.build.unit import run_unit
 from tokenmill.build.versions import check_versions, own_version
-from tokenmill.cores import positive_from_environment
+from tokenmill.cores import positive_from_environment, resolve_workers
 from tokenmill.errors import BuildError, RecipeError
 from tokenmill.storage import Folder
 from tokenmill.storage.places import from_record, to_record
@@ -176,9 +176,7 @@ def connect(address: str | None, workers: int | None) -> bool:
     options: dict[str, Any] = {"address": found}
     if found is None:
         os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no traffic but to what the user named
-        cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-        slots = workers if workers is not None and workers > 0 else num_slots(workers, cores)
-        options = {"num_cpus": slots, "include_dashboard": False, "object_store_memory": STORE_BYTES}
+        options = {"num_cpus": resolve_workers(workers), "include_dashboard": False, "object_store_memory": STORE_BYTES}
         options["_node_ip_address"] = "127.0.0.1"
     with _own_signals():
         try:

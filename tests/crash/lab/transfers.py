@@ -124,6 +124,7 @@ def _transfers(place: Path) -> list[Transfer]:
     """Exports of a small dataset to every layout, imports of what they wrote, and some others."""
     raw, dataset, scratch = place / "raw", place / "dataset", place / "scratch"
     raw.mkdir()
+    scratch.mkdir()  # or the first export would make it, and have operations that no other one has
     for split, documents in DOCUMENTS.items():
         np.array([token for document in documents for token in (*document, EOT)], "<u2").tofile(raw / f"{split}.bin")
     importing.import_(raw, dataset, layout="nanogpt", eot_id=EOT, dtype="uint16", workers=1)
