@@ -57,13 +57,14 @@ class Crew:
 
     def stop(self) -> None:
         """Stop all workers: politely, and a second later by force."""
+        foremen, self._foremen = self._foremen, []
         for number, seconds in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, None)):
-            for foreman in self._foremen:
-                foreman.signal_all(number)
-            self._see_off(seconds)
-        for foreman in self._foremen:
+            if self._hired:
+                for foreman in foremen:
+                    foreman.signal_all(number)
+                self._see_off(seconds)
+        for foreman in foremen:
             foreman.leave()
-        self._foremen = []
 
     def _see_off(self, seconds: float | None) -> None:
         """Wait until all workers are gone, or for so long."""

@@ -19,6 +19,7 @@ import subprocess
 import sys
 import traceback
 from collections.abc import Callable
+from typing import NoReturn
 
 from tokenmill.redaction import redact
 
@@ -28,6 +29,7 @@ _START = "import gc; gc.disable(); from tokenmill.build import foreman, worker; 
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
 _MESSAGE = struct.Struct("<i")
 _HIRE = -1
+LEAVE_SECONDS = 1.0
 _waiting: list[Foreman] = []
 
 
@@ -72,10 +74,14 @@ class Foreman:
         os.killpg(self._process.pid, number)
 
     def leave(self) -> None:
-        """Once the workers are gone."""
-        self._process.kill()
-        self._process.wait()
+        """Once the workers are gone. It takes leave of them, so that what they used is counted as ours."""
         self._line.close()
+        self._process.terminate()  # one that still loads
+        try:
+            self._process.wait(LEAVE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
 
 
 def call_in() -> None:
@@ -94,23 +100,31 @@ def send_home() -> None:
         _waiting.pop().leave()
 
 
-def serve(fd: int) -> None:
+def serve(fd: int) -> NoReturn:
     """The foreman's own life: ends when the parent does."""
     from tokenmill.build import worker
 
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
+    for number in (signal.SIGINT, signal.SIGTERM):  # the parent decides: the line ends when it is time to go
+        signal.signal(number, signal.SIG_IGN)
     line = socket.socket(fileno=fd)
     numbers: list[int] = []
     while True:
         message, links, *_ = socket.recv_fds(line, _MESSAGE.size, 1)
         if not message:
-            return
+            _take_leave(numbers)
         wanted = _MESSAGE.unpack(message)[0]
         if wanted == _HIRE:
             numbers.append(_fork(worker.main, links[0], line))
         else:
             _, status = os.waitpid(numbers[wanted], 0)
             line.send(_MESSAGE.pack(os.waitstatus_to_exitcode(status)))
+
+
+def _take_leave(workers: list[int]) -> NoReturn:
+    for worker in workers:
+        with contextlib.suppress(ChildProcessError):  # somebody has asked what it died of
+            os.waitpid(worker, 0)
+    os._exit(0)
 
 
 def _fork(main: Callable[[int], None], link: int, line: socket.socket) -> int:
