@@ -61,7 +61,7 @@ from tokenmill.storage import Folder
 folder = Folder(sys.argv[1])
 plan = state.load_plan(folder)
 begin = time.perf_counter()
-found = state.trusted_receipts(folder, plan)
+found = list(state.trusted_receipts(folder, plan))
 print(json.dumps({"seconds": time.perf_counter() - begin, "receipts": len(found)}))
 """
 
