@@ -32,10 +32,14 @@ Choose = Callable[[str, str], str]
 
 @dataclass
 class Proxy:
-    """A proxy that runs. `ignores_conditions` makes the store behind it one that knows no conditional puts."""
+    """A proxy that runs. `hold` gets path and range of a request, which waits until it comes back.
+
+    `ignores_conditions` makes the store behind it one that knows no conditional puts.
+    """
 
     endpoint: str
     choose: Choose = lambda method, path: ""
+    hold: Callable[[str, str], object] = lambda path, wanted: None
     ignores_conditions: bool = False
     injected: Counter[str] = field(default_factory=Counter)
     requests: int = 0
@@ -54,6 +58,7 @@ def fault_proxy(target: str) -> Iterator[Proxy]:
 
         def handle_any(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
+            proxy.hold(self.path, self.headers.get("Range", ""))
             with lock:
                 proxy.requests += 1
                 fault = fitting(proxy.choose(self.command, self.path), self.command, body)
