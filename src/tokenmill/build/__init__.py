@@ -4,8 +4,10 @@ prepare   hires a crew, then builds         build      all of it in order
 setup     recipe -> sources, tokenizer, plan
 check     a look before the work            epoch      units -> tokens in memory, for a stream
 documents text -> kept documents' tokens    unit       one unit -> pieces + receipt
-executor  what runs units: inline, pool, ray
+executor  what runs units: inline, pool, ray; ray_nodes: whole parts on nodes, each built by part
 crew      worker processes                  foreman    forks them, with everything loaded
 budget    an exact number of tokens         commit     receipts -> shards -> manifest
 state     what an output folder holds       redo       units done again, for repair
+quick     receipts read quickly             ahead      files of the hub, fetched before their units
+export    files of a layout beside it       versions   do two machines run the same
 """
