@@ -174,14 +174,21 @@ def keep(text):
 """
 
 
-def test_every_node_keeps_a_part_and_one_that_was_lost_goes_on_with_its_own(
-    cluster: Any, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    go, halted, parts = tmp_path / "go", tmp_path / "halted", [tmp_path / f"node{n}/out" for n in range(2)]
+@pytest.fixture
+def halting(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """A last source where a build comes to a halt: it makes the second file, and goes on once there is the first."""
+    go, halted = tmp_path / "go", tmp_path / "halted"
     (tmp_path / "halting.py").write_text(HALT.format(go=str(go), halted=str(halted)))
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("NODE", "driver")
     (corpus / "d.txt").write_text("the last unit\nHALT\n")
+    return go, halted
+
+
+def test_every_node_keeps_a_part_and_one_that_was_lost_goes_on_with_its_own(
+    cluster: Any, corpus: Path, tmp_path: Path, halting: tuple[Path, Path]
+) -> None:
+    (go, halted), parts = halting, [tmp_path / f"node{n}/out" for n in range(2)]
     recipe = {**RECIPE, "filter": "halting:keep"}
     events: list[dict[str, Any]] = []
 
@@ -216,6 +223,26 @@ def test_every_node_keeps_a_part_and_one_that_was_lost_goes_on_with_its_own(
     assert len({(place / "nodes.json").read_bytes() for place in (*parts, tmp_path / "driver/out")}) == 1
     last = [event for event in events if event["kind"] == "progress"][-1]
     assert (last["units"], last["bytes"]) == (last["total_units"], last["total_bytes"])
+
+
+def test_ctrl_c_on_the_driver_stops_the_parts_of_the_nodes(
+    cluster: Any, corpus: Path, tmp_path: Path, halting: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    go, halted = halting
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    options = (*OPTIONS, "--placement", "node-local", "--filter", "halting:keep", "--ray-address", cluster.address)
+    arguments = command("prepare", corpus, "-o", f"{tmp_path}/$NODE/out", *options)
+    process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)
+    wait_for(lambda: halted.exists() or process.poll() is not None)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=60)
+    assert process.returncode == 130, said
+    assert "what the nodes have done is kept" in said
+    wait_for(lambda: not unit_processes("build_part"))
+    assert not list(tmp_path.glob("*/out/nodes.json"))
+    go.touch()
+    assert subprocess.run(arguments).returncode == 0
+    assert len(list(tmp_path.glob("*/out/nodes.json"))) == 3
 
 
 def test_without_a_cluster_a_local_ray_is_started_and_stopped(

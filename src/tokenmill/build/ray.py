@@ -126,14 +126,16 @@ class Ray:
     def stop(self) -> None:
         """Stop what is in flight, and leave the cluster; a Ray of our own ends with it."""
         flying, self._flying = self._flying, {}
-        cancel(flying)
-        if self._ours:
-            self._ours = False
-            ray.shutdown()
+        ours, self._ours = self._ours, False
+        leave(flying, ours=ours)
 
 
-def cancel(running: Iterable[Any]) -> None:
-    """Stop tasks at once, wherever they run."""
+def leave(running: Iterable[Any], *, ours: bool) -> None:
+    """Stop tasks at once, wherever they run, by leaving the cluster if it was us who joined it: it ends what a driver
+    has left behind, while Ray's cancel can bring down a driver whose task gives its answer in that moment."""
+    if ours:
+        ray.shutdown()
+        return
     for task in running:
         with contextlib.suppress(ray.exceptions.RayError, ValueError):  # it is over already
             ray.cancel(task, force=True)

@@ -24,7 +24,7 @@ from tokenmill.build import part, state
 from tokenmill.build.crew import Message
 from tokenmill.build.executor import MAX_TRIES
 from tokenmill.build.progress import Event, Watcher
-from tokenmill.build.ray import LOOK_SECONDS, cancel, connect, hear, num_slots, ray
+from tokenmill.build.ray import LOOK_SECONDS, connect, hear, leave, num_slots, ray
 from tokenmill.build.setup import Setup, set_up
 from tokenmill.errors import BuildError, Interrupted, RecipeError, TokenmillError
 from tokenmill.manifest import Manifest
@@ -77,6 +77,7 @@ def build_on_nodes(
     for note in setup.notes:
         tell({"kind": "note", "message": note})
     ours = connect(address, workers)
+    running: dict[Any, int] = {}
     try:
         jobs = _share_out(setup, output, tell, restart=restart)
 
@@ -85,7 +86,7 @@ def build_on_nodes(
             told = {"output": job.node.path, "workers": slots, "patience": patience}
             return _submit(job, slots, {**part.to_message(setup, job.plan), **told})
 
-        ends = _run(jobs, submit, _Whole(setup.plan, tell))
+        ends = _run(jobs, submit, running, _Whole(setup.plan, tell))
         parts = [
             manifests.unseal(end["manifest"].encode(), where=job.node.host) for job, end in zip(jobs, ends, strict=True)
         ]
@@ -100,8 +101,7 @@ def build_on_nodes(
             if answer["kind"] == "died":
                 raise _lost(f"{job.node.host} was lost before {placement.NAME} was written there")
     finally:
-        if ours:
-            ray.shutdown()
+        leave(running, ours=ours)
     part.write_nodes(here, sealed)
     return placement.together(setup.plan, parts), all(end["already_complete"] for end in ends), record
 
@@ -173,9 +173,10 @@ def _next(talk: Any) -> str:
     return said
 
 
-def _run(jobs: Sequence[Job], submit: Callable[[Job], Any], whole: _Whole) -> list[Message]:
-    """Build all parts side by side; the last message of each. Where one fails, the others go on to their end first."""
-    running = {submit(job): number for number, job in enumerate(jobs)}
+def _run(jobs: Sequence[Job], submit: Callable[[Job], Any], running: dict[Any, int], whole: _Whole) -> list[Message]:
+    """Build all parts side by side; the last message of each. Where one fails, the others go on to their end first.
+    What `running` holds at the end has been left behind."""
+    running.update((submit(job), number) for number, job in enumerate(jobs))
     tries: Counter[int] = Counter(running.values())
     ends: dict[int, Message] = {}
     failures: list[tuple[Job, TokenmillError]] = []
@@ -204,8 +205,6 @@ def _run(jobs: Sequence[Job], submit: Callable[[Job], Any], whole: _Whole) -> li
         raise Interrupted(
             "stopped; what the nodes have done is kept", hint="run the same command again: it goes on from there"
         ) from None
-    finally:
-        cancel(running)
     _raise_failures(failures, len(jobs))
     return [ends[number] for number in range(len(jobs))]
 
