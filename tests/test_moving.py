@@ -139,6 +139,12 @@ def test_what_is_damaged_is_not_passed_on(dataset: Path, bucket: Bucket, pushed:
     with pytest.raises(DatasetError, match=r"train/00000\.bin has the sha256"):
         library.pull(pushed, tmp_path / "back")
     assert not (tmp_path / "back/dataset.json").exists()
+    bucket.put("ds/train/00000.bin", b"short")
+    with pytest.raises(DatasetError, match=r"train/00000\.bin has 5 bytes, not \d+"):
+        library.pull(pushed, tmp_path / "short")
+    bucket.delete("ds/train/00000.bin")
+    with pytest.raises(DatasetError, match=r"train/00000\.bin is missing"):
+        library.pull(pushed, tmp_path / "gone")
     (dataset / "val/00000.bin").write_bytes(b"x")
     with pytest.raises(DatasetError, match=r"val/00000\.bin is not what the manifest says"):
         library.push(dataset, f"{bucket.url}/new")
@@ -146,7 +152,7 @@ def test_what_is_damaged_is_not_passed_on(dataset: Path, bucket: Bucket, pushed:
 
 
 def test_a_pull_that_was_killed_in_a_file_goes_on_in_it(bucket: Bucket, tmp_path: Path) -> None:
-    (tmp_path / "big.txt").write_bytes(b"".join(os.urandom(30).hex().encode() + b"\n" for _ in range(300_000)))
+    (tmp_path / "big.txt").write_bytes(b"".join(os.urandom(30).hex().encode() + b"\n" for _ in range(450_000)))
     library.prepare(str(tmp_path / "big.txt"), tmp_path / "big", tokenizer="byte", unit_bytes="1GB", workers=1)
     url = f"{bucket.url}/big"
     library.push(tmp_path / "big", url)

@@ -102,7 +102,8 @@ def _move(
     with locked(target):
         _let_in(target, wanted)
         files = wanted.all_files()
-        for parent in sorted({os.path.dirname(name) for name in files}):
+        parents = sorted({os.path.dirname(name) for name in files})
+        for parent in parents:
             target.make(parent)
         count = workers or FILES_AT_ONCE
         tally = Tally(sum(digest.bytes for digest in files.values()), count, watch)
@@ -115,6 +116,8 @@ def _move(
             except BaseException:
                 pool.shutdown(wait=False, cancel_futures=True)
                 raise
+        for parent in parents:
+            target.sync(parent)
         target.write(manifests.NAME, manifests.seal(wanted), claimed=lambda: True)
     target.remove_empty(".build")
     return Moved(

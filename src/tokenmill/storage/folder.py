@@ -75,14 +75,17 @@ class Folder:
         and goes to quarantine, unless it is `claimed` by a receipt: then the work is not
         deterministic, and the build must stop.
         """
-        digests = {}
-        for output in outputs:
-            temp, digests[output.name] = output.settle()
-            self._take_name(temp, output.name, digests[output.name], claimed)
+        digests = {output.name: self.publish_unsynced(output, claimed=claimed) for output in outputs}
         for folder in sorted({os.path.dirname(self.at(output.name)) for output in outputs}):
             with explained(folder):
                 self.fs.fsync_folder(folder)
         return digests
+
+    def publish_unsynced(self, output: Output, *, claimed: Callable[[], bool] = lambda: False) -> Digest:
+        """One of many: its bytes are durable, its name is when the caller has synced the folder."""
+        temp, digest = output.settle()
+        self._take_name(temp, output.name, digest, claimed)
+        return digest
 
     def write(self, name: str, data: bytes, *, claimed: Callable[[], bool] = lambda: False) -> Digest:
         """Publish one small file."""

@@ -196,7 +196,7 @@ class ObjectFolder(Folder):
             raise self._missing(name)
         if max_bytes is not None and found.size > max_bytes:
             raise DatasetError(f"{self.at(name)} has {found.size} bytes, too many", hint="the object is damaged")
-        yield from stream(self.store, found.key, 0, found.size, found.etag)
+        yield from stream(self.store, found)
 
     def quarantine(self, name: str) -> str:
         kept = f".build/quarantine/{name.replace('/', '-')}.{secrets.token_hex(4)}"
@@ -254,9 +254,7 @@ class ObjectFolder(Folder):
         if found.size <= MAX_COPY_BYTES:
             self.store.copy(found.key, new)
         else:
-            self.store.put_stream(
-                new, lambda: stream(self.store, found.key, 0, found.size, found.etag), sha256=found.sha256
-            )
+            self.store.put_stream(new, lambda: stream(self.store, found), sha256=found.sha256)
 
     def _is_equal(self, one: Found, other: Found) -> bool:
         """Whether two objects hold the same bytes; what their writers said of them is enough where they said it."""

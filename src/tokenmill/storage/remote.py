@@ -7,15 +7,16 @@ fetched       [ range     ][ range     ][ range     ]...      a few ahead, as lo
 from __future__ import annotations
 
 import io
+import itertools
 from collections import deque
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from concurrent.futures import Future
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # whoever has a store has loaded it
     from tokenmill.storage.hub import HubStore
-    from tokenmill.storage.store import Store
+    from tokenmill.storage.store import Found, Store
 
 RANGE_BYTES = 8 << 20
 RANGES_AHEAD = 2
@@ -24,16 +25,16 @@ STREAM_BYTES = 4 * RANGE_BYTES
 _FIRST_BYTES = 1 << 16
 
 
-def stream(store: Store, key: str, start: int, stop: int, etag: str) -> Generator[memoryview]:
-    """The bytes of an object from one place to another, as they come."""
+def stream(store: Store, found: Found, start: int = 0) -> Generator[memoryview]:
+    """The bytes of an object from one place on, as they come."""
     waiting: deque[tuple[Future[None], SimpleQueue[Any]]] = deque()
-    at = start
+    coming = _ranges(start, found.size)
     try:
-        while at < stop or waiting:
-            while at < stop and len(waiting) <= 1:
-                end = min(at + STREAM_BYTES, stop)
-                waiting.append(_begin(store, key, at, end, etag))
-                at = end
+        while True:
+            for begin, end in itertools.islice(coming, 2 - len(waiting)):
+                waiting.append(_begin(store, found, begin, end))
+            if not waiting:
+                return
             future, parts = waiting.popleft()
             yield from (memoryview(part) for part in iter(parts.get, None))
             future.result()
@@ -42,10 +43,17 @@ def stream(store: Store, key: str, start: int, stop: int, etag: str) -> Generato
             future.cancel()
 
 
-def _begin(store: Store, key: str, start: int, stop: int, etag: str) -> tuple[Future[None], SimpleQueue[Any]]:
+def _ranges(start: int, stop: int) -> Iterator[tuple[int, int]]:
+    """Even ranges: a short last one would be a request for little."""
+    count = max(1, round((stop - start) / STREAM_BYTES))
+    cuts = [start + (stop - start) * number // count for number in range(count + 1)]
+    return ((begin, end) for begin, end in itertools.pairwise(cuts) if begin < end)
+
+
+def _begin(store: Store, found: Found, start: int, stop: int) -> tuple[Future[None], SimpleQueue[Any]]:
     """A range on its way; None ends its parts. They are bounded by its size alone: it never waits for its reader."""
     parts: SimpleQueue[Any] = SimpleQueue()
-    future = store.pool.submit(store.fetch_parts, key, start, stop, etag, parts.put)
+    future = store.pool.submit(store.fetch_parts, found, start, stop, parts.put)
     future.add_done_callback(lambda _: parts.put(None))
     return future, parts
 

@@ -158,20 +158,22 @@ class Store:
 
         return self._unchanged(key, ask)
 
-    def fetch_parts(self, key: str, start: int, stop: int, etag: str, take: Callable[[bytes], None]) -> None:
-        """The same bytes, handed over as they come; where an answer breaks off, the next one begins."""
+    def fetch_parts(self, found: Found, start: int, stop: int, take: Callable[[bytes], None]) -> None:
+        """Bytes of an object as it was found, handed over as they come; where an answer breaks off, the next begins."""
         at = start
 
         def ask() -> None:
             nonlocal at
-            answer = obstore.get(self._store, key, options=_range(at, stop, etag))
+            answer = obstore.get(self._store, found.key, options=_range(at, stop, found.etag))
+            if answer.meta["size"] != found.size:
+                raise answers.PreconditionError(f"{answer.meta['size']} bytes in all")
             for part in answer.stream(min_chunk_size=CHUNK_BYTES):
                 take(part)
                 at += len(part)
             if at != stop:
                 raise answers.GenericError(f"{at - start} bytes came for [{start}, {stop})")
 
-        self._unchanged(key, ask)
+        self._unchanged(found.key, ask)
 
     def _unchanged(self, key: str, ask: Callable[[], T]) -> T:
         """What is asked of an object that must not have changed."""
