@@ -119,8 +119,8 @@ def test_the_model_gives_the_results_and_errors_of_the_real_file_system(
 def test_two_names_of_a_file_are_one_inode_and_a_copy_is_another() -> None:
     fs = ModelFileSystem()
     folder = Folder("/", fs)
-    folder.write("a", b"same")
-    folder.link("a", "b")
+    digest = folder.write("a", b"same")
+    folder.link("a", "b", digest)
     folder.write("c", b"same")
     assert fs.stat("/a").inode == fs.stat("/b").inode != fs.stat("/c").inode
     assert fs.stat("/b").num_links == 2

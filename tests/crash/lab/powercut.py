@@ -149,13 +149,13 @@ def kills(kinds: Sequence[str] = tuple(KINDS)) -> Row:
     return _row("kill, modelled", {kind: methodcaller("kills") for kind in kinds})
 
 
-def power_cuts(mixed: Mapping[str, int], seed: int = 0, *, thinned: int = 1) -> Row:
+def power_cuts(mixed: Mapping[str, int], seed: int = 0, *, of: str = "", thinned: int = 1) -> Row:
     """The power fails after every operation; for each kind of run, all plain cases and so many mixed ones.
 
     `thinned` runs only one in so many of the states.
     """
     explorations = {kind: methodcaller("cuts", n, seed) for kind, n in mixed.items()}
-    return _row("power cut, modelled", explorations, thinned)
+    return _row(f"power cut, modelled{of and f': {of}'}", explorations, thinned)
 
 
 def crashes_in_a_row(histories: Mapping[str, int], seed: int = 0, *, mixed: Mapping[str, int] | None = None) -> Row:
@@ -189,13 +189,12 @@ def explore(kind: str, exploration: Exploration, thinned: int = 1) -> Findings:
         return explorer.findings
 
 
-FULL_CUTS = {
-    **{"plain": 2000, "splits": 2500, "scratch": 50, "budget": 2000},
-    **{"join": 7500, "repair": 2000, "remake": 2000},
-}
+BUILD_CUTS = {"plain": 2000, "splits": 2500, "scratch": 50, "budget": 2000}
+OTHER_CUTS = {"join": 7500, "repair": 2000, "remake": 2000}
 FULL_HISTORIES = dict.fromkeys(KINDS, 100)
 EXPERIMENTS = [
+    ("modelled power cuts, builds", partial(power_cuts, BUILD_CUTS, of="builds")),
+    ("modelled power cuts, joins and repairs", partial(power_cuts, OTHER_CUTS, of="joins and repairs")),
     ("modelled kills", kills),
-    ("modelled power cuts", partial(power_cuts, FULL_CUTS)),
-    ("modelled crashes in a row", partial(crashes_in_a_row, FULL_HISTORIES, mixed=FULL_CUTS)),
+    ("modelled crashes in a row", partial(crashes_in_a_row, FULL_HISTORIES, mixed=BUILD_CUTS | OTHER_CUTS)),
 ]

@@ -1,4 +1,4 @@
-"""Exports, imports and consolidations, killed with SIGKILL at every operation; then the same call goes on.
+"""Exports, imports and consolidations, killed with SIGKILL at their operations; then the same call goes on.
 
     every layout, out and in, in several files each; with a scratch disk as well; Templar's shards, consolidated
 
@@ -150,4 +150,4 @@ def _tree(output: str) -> Tree:
     return {name: hashlib.sha256(data).hexdigest() for name, data in files(Folder(output))}
 
 
-EXPERIMENTS = [("kills, transfers", partial(transfer_kills, None))]
+EXPERIMENTS = [("kills, transfers", partial(transfer_kills, 2_000))]
