@@ -15,6 +15,7 @@
     ├── BuildError                1    units failed, or the books do not balance
     │   └── DamagedPieceError     1    a finished unit's file changed before the commit
     ├── DatasetError              4    not a dataset, or a damaged one
+    │   └── MissingFileError      4    a file of it is not there
     ├── StateError                1    a loader's state that belongs to another stream
     ├── LockedError               5    another build works on this output
     └── Interrupted             130    stopped by the user
@@ -91,6 +92,10 @@ class DamagedPieceError(BuildError):
 
 class DatasetError(TokenmillError):
     exit_code = 4
+
+
+class MissingFileError(DatasetError):
+    pass
 
 
 class StateError(TokenmillError):

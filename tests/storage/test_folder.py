@@ -406,8 +406,8 @@ def test_a_failed_replacement_keeps_the_old_file(tmp_path: Path, operation: str)
 def test_a_second_name_is_the_same_file(tmp_path: Path) -> None:
     folder = Folder(str(tmp_path))
     folder.write("piece.bin", DATA)
-    folder.link("piece.bin", "shard.bin")
-    folder.link("piece.bin", "shard.bin")
+    folder.link("piece.bin", "shard.bin", digest_of(DATA))
+    folder.link("piece.bin", "shard.bin", digest_of(DATA))
     assert (tmp_path / "shard.bin").stat().st_ino == (tmp_path / "piece.bin").stat().st_ino
     assert plain_files(tmp_path) == ["piece.bin", "shard.bin"]
 
@@ -416,7 +416,7 @@ def test_a_second_name_moves_a_torn_leftover_to_quarantine(tmp_path: Path) -> No
     folder = Folder(str(tmp_path))
     folder.write("piece.bin", DATA)
     (tmp_path / "shard.bin").write_bytes(b"torn")
-    folder.link("piece.bin", "shard.bin")
+    folder.link("piece.bin", "shard.bin", digest_of(DATA))
     assert (tmp_path / "shard.bin").read_bytes() == DATA
     assert quarantined(tmp_path) == [b"torn"]
 

@@ -88,15 +88,15 @@ def test_other_bytes_under_a_receipt_stop_the_build(folder: Folder) -> None:
 
 
 def test_a_link_is_a_copy_inside_of_the_store(folder: Folder, bucket: Bucket) -> None:
-    publish(folder, ".build/pieces/a.bin", b"tokens")
-    folder.link_all([(".build/pieces/a.bin", "train/00000.bin"), (".build/pieces/a.bin", "train/00001.bin")])
-    folder.link(".build/pieces/a.bin", "train/00000.bin")
+    piece = (".build/pieces/a.bin", publish(folder, ".build/pieces/a.bin", b"tokens"))
+    folder.link_all([(piece[0], "train/00000.bin", piece[1]), (piece[0], "train/00001.bin", piece[1])])
+    folder.link(piece[0], "train/00000.bin", piece[1])
     assert bucket.get("out/train/00000.bin") == bucket.get("out/train/00001.bin") == b"tokens"
     bucket.put("out/train/00000.bin", b"tokenz")
-    folder.link(".build/pieces/a.bin", "train/00000.bin")
+    folder.link(piece[0], "train/00000.bin", piece[1])
     assert folder.read("train/00000.bin") == b"tokens"
     with pytest.raises(StorageError, match="is gone"):
-        folder.link("nothing", "x")
+        folder.link("nothing", "x", piece[1])
 
 
 def test_names_sizes_and_kinds_are_those_of_a_folder(folder: Folder) -> None:

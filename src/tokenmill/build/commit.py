@@ -167,7 +167,7 @@ def _commit_split(
 def _commit_shards(
     folder: Folder, split: str, pieces: Iterable[Shard], target: int, dtype: str, intact: Mapping[str, Digest]
 ) -> Iterator[Shard]:
-    links: list[tuple[str, str]] = []
+    links: list[tuple[str, str, Digest]] = []
     for index, group in enumerate(group_pieces(pieces, target)):
         if not index:
             folder.make(split)
@@ -175,8 +175,9 @@ def _commit_shards(
         if f"{name}.bin" in intact and f"{name}.idx" in intact:
             yield _keep(group, name, intact)
         elif len(group) == 1:
-            links += [(f"{group[0].name}{ending}", f"{name}{ending}") for ending in (".bin", ".idx")]
-            yield replace(group[0], name=name)
+            piece = group[0]
+            links += [(f"{piece.name}.bin", f"{name}.bin", piece.bin), (f"{piece.name}.idx", f"{name}.idx", piece.idx)]
+            yield replace(piece, name=name)
         else:
             yield _join(folder, group, name, dtype)
         if len(links) >= LINKS_AT_ONCE:

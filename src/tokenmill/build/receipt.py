@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.build import quick
-from tokenmill.errors import BuildError, DatasetError
+from tokenmill.errors import BuildError, DatasetError, MissingFileError
 from tokenmill.manifest import Shard, SourceTotal, check_split_name
 from tokenmill.storage import Digest, Folder
 from tokenmill.table import runs_of
@@ -129,9 +129,10 @@ def load_receipt(folder: Folder, unit: int, token_limit: int, fingerprint: str, 
         receipt = read_receipt(folder, name)
         if (receipt.unit, receipt.token_limit, receipt.fingerprint) != (unit, token_limit, fingerprint):
             raise DatasetError(f"{name} belongs to another unit or another plan")
+    except MissingFileError:
+        return None
     except (DatasetError, BuildError):
-        if folder.exists(name):
-            folder.quarantine(name)
+        folder.quarantine(name)
         return None
     damaged = list(_damaged(folder, receipt, rehash=rehash))
     if not damaged:

@@ -11,19 +11,19 @@ from tokenmill.planning import Extent, Source
 from tokenmill.sources.batch import Batch
 from tokenmill.sources.columns import Rule, rule_columns
 from tokenmill.sources.parquet import MAX_BATCH_ROWS, check_text_column, table_batch
-from tokenmill.sources.places import open_file
+from tokenmill.sources.places import Pin, open_file, pin_of
 from tokenmill.sources.streams import explained
 from tokenmill.storage.urls import is_url
 
 
-def columns(path: str) -> list[str]:
-    with _batches(path) as (schema, _), explained(path):
+def columns(path: str, pin: Pin | None = None) -> list[str]:
+    with _batches(path, pin) as (schema, _), explained(path):
         return list(schema.names)
 
 
-def extent(path: str, rule: Rule) -> Extent:
+def extent(path: str, rule: Rule, pin: Pin | None = None) -> Extent:
     """Text bytes of every record batch; the file is mapped, so its texts are not read; an object's are."""
-    with _batches(path) as (schema, batches):
+    with _batches(path, pin) as (schema, batches):
         for name in rule_columns(rule):
             check_text_column(schema.field(name), rule, path)
         names = rule_columns(rule)
@@ -34,7 +34,7 @@ def extent(path: str, rule: Rule) -> Extent:
 def read(path: str, index: int, source: Source, start: int, stop: int) -> Iterator[Batch]:
     """The rows of record batches [start, stop); their positions are rows of the file."""
     row = 0
-    with _batches(path) as (_, batches):
+    with _batches(path, pin_of(source)) as (_, batches):
         for number, batch in enumerate(batches):
             if 0 <= stop <= number:
                 return
@@ -68,10 +68,10 @@ def _check(batch: pa.RecordBatch, path: str, number: int) -> None:
 
 
 @contextlib.contextmanager
-def _batches(path: str) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
+def _batches(path: str, pin: Pin | None) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
     """Schema and record batches of an Arrow stream or file."""
     with explained(path):
-        mapped = open_file(path) if is_url(path) else pa.memory_map(path)
+        mapped = open_file(path, pin) if is_url(path) else pa.memory_map(path)
     with mapped:
         with explained(path):
             is_file = mapped.read(6) == b"ARROW1"

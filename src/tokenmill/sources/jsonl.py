@@ -22,6 +22,7 @@ from tokenmill.errors import SourceError
 from tokenmill.planning import Source
 from tokenmill.sources.batch import Batch, Skip, judged_batch, make_batch
 from tokenmill.sources.columns import Rule, row_text
+from tokenmill.sources.places import Pin, pin_of
 from tokenmill.sources.separated import read_runs
 from tokenmill.sources.streams import open_stream
 
@@ -34,7 +35,7 @@ _PEEK_STEP = 1 << 16
 def read(
     path: str, index: int, source: Source, start: int, stop: int, *, limit: int, chunk: int | None = None
 ) -> Iterator[Batch]:
-    for run in read_runs(path, source.compression, b"\n", start, stop, limit, chunk):
+    for run in read_runs(path, source.compression, b"\n", start, stop, limit, chunk, pin_of(source)):
         if run.too_large:
             skip = Skip(index, run.start, "too_large")
             yield make_batch(index, pa.array([], pa.string()), np.zeros(0, np.int64), [skip])
@@ -71,9 +72,10 @@ def _is_one_object_a_line(
     return bool((view[starts] == _OPEN).all() and (last == _CLOSE).all())
 
 
-def columns(path: str, compression: str) -> list[str]:
+def columns(path: str, compression: str, pin: Pin | None = None) -> list[str]:
     """The field names of the first object of a file; none if it has none, or none that can be read."""
-    with contextlib.suppress(SourceError), open_stream(path, compression) as stream:  # its unit will say what is wrong
+    # Its unit will say what is wrong with it.
+    with contextlib.suppress(SourceError), open_stream(path, compression, pin=pin) as stream:
         line: list[bytes] = []
         for _ in range(_PEEK_BYTES // _PEEK_STEP):
             chunk = stream.read(_PEEK_STEP)

@@ -182,7 +182,7 @@ def _describe(path: str, *, root: str, splits: Mapping[str, str], recipe: Recipe
         )
     rule: Rule = {}
     if kind != "text":
-        columns = _columns(path, kind, compression)
+        columns = _columns(path, kind, compression, found)
         if columns or kind != "jsonl":
             rule = find_rule(columns, text_column=recipe.text_column, template=recipe.template, where=path)
         else:
@@ -202,19 +202,19 @@ def _describe(path: str, *, root: str, splits: Mapping[str, str], recipe: Recipe
 
 def _extent(path: str, source: Source, recipe: Recipe) -> Extent:
     if source.kind == "parquet":
-        return parquet.extent(path, source.text)
+        return parquet.extent(path, source.text, places.pin_of(source))
     if source.kind == "arrow":
-        return arrow.extent(path, source.text)
+        return arrow.extent(path, source.text, places.pin_of(source))
     if source.compression:
         return Extent(text_bytes=source.bytes * EXPANSION)
     whole = source.kind == "text" and recipe.documents == "files"
     return Extent(text_bytes=source.bytes, divisible=not whole)
 
 
-def _columns(path: str, kind: str, compression: str) -> list[str]:
+def _columns(path: str, kind: str, compression: str, pin: places.Pin) -> list[str]:
     if kind == "jsonl":
-        return jsonl.columns(path, compression)
-    return parquet.columns(path) if kind == "parquet" else arrow.columns(path)
+        return jsonl.columns(path, compression, pin)
+    return parquet.columns(path, pin) if kind == "parquet" else arrow.columns(path, pin)
 
 
 def _root(paths: list[str]) -> str:

@@ -14,21 +14,21 @@ from tokenmill.errors import RecipeError
 from tokenmill.planning import Extent, Source
 from tokenmill.sources.batch import BATCH_BYTES, Batch, Skip, judged_batch, make_batch
 from tokenmill.sources.columns import Rule, row_text, rule_columns
-from tokenmill.sources.places import open_file
+from tokenmill.sources.places import Pin, open_file, pin_of
 from tokenmill.sources.streams import explained
 
 # A text that stands in the file once may stand in the column a million times, so the file's size bounds nothing.
 MAX_BATCH_ROWS = 1 << 14
 
 
-def columns(path: str) -> list[str]:
-    with _open(path) as file, explained(path):
+def columns(path: str, pin: Pin | None = None) -> list[str]:
+    with _open(path, pin) as file, explained(path):
         return list(file.schema_arrow.names)
 
 
-def extent(path: str, rule: Rule) -> Extent:
+def extent(path: str, rule: Rule, pin: Pin | None = None) -> Extent:
     """Text bytes of every row group, from the footer alone."""
-    with _open(path) as file, explained(path):
+    with _open(path, pin) as file, explained(path):
         for name in rule_columns(rule):
             check_text_column(file.schema_arrow.field(name), rule, path)
         names = rule_columns(rule)
@@ -58,7 +58,7 @@ def read(
 ) -> Iterator[Batch]:
     """The rows of row groups [start, stop); their positions are rows of the file."""
     names = rule_columns(source.text)
-    with _open(path) as file:
+    with _open(path, pin_of(source)) as file:
         metadata = file.metadata
         stop = metadata.num_row_groups if stop < 0 else stop
         row = sum(metadata.row_group(i).num_rows for i in range(start))
@@ -130,9 +130,9 @@ def check_text_column(field: pa.Field, rule: Rule, path: str) -> None:
 
 
 @contextlib.contextmanager
-def _open(path: str) -> Iterator[pq.ParquetFile]:
+def _open(path: str, pin: Pin | None) -> Iterator[pq.ParquetFile]:
     with explained(path):
-        place = open_file(path)
+        place = open_file(path, pin)
     with place:
         with explained(path):
             file = pq.ParquetFile(place, buffer_size=BATCH_BYTES, pre_buffer=False)

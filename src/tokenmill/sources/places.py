@@ -55,10 +55,16 @@ def find(path: str) -> Pin:
     return Pin(local.st_size, max(0, local.st_mtime_ns), "")
 
 
+def pin_of(source: Source) -> Pin:
+    return Pin(source.bytes, source.modified, source.etag)
+
+
 def check_unchanged(path: str, source: Source) -> None:
-    """Raise `SourceChangedError` unless the file is still the one that the plan pinned."""
-    found = find(path)
-    if found != Pin(source.bytes, source.modified, source.etag):
+    """Raise `SourceChangedError` unless the file is still the one that the plan pinned.
+
+    An object is not asked for: every read of it is of the one with the pinned etag, or fails.
+    """
+    if not source.etag and (found := find(path)) != pin_of(source):
         raise changed(path, source, found)
 
 
@@ -79,8 +85,8 @@ def pinned(path: str, source: Source) -> Iterator[None]:
         raise changed(path, source, find(path)) from None
 
 
-def open_file(path: str) -> pa.NativeFile:
-    """A file that Arrow reads at any place. All reads of an object are of the one that is there now."""
+def open_file(path: str, pin: Pin | None = None) -> pa.NativeFile:
+    """A file that Arrow reads at any place. All reads of an object are of the pinned one, or of what is there now."""
     local = hub.cached(path) if is_hub(path) else None if is_url(path) else path
     if local is not None:
         return pa.OSFile(local, "rb")
@@ -90,7 +96,7 @@ def open_file(path: str) -> pa.NativeFile:
         listed, place = hub.find(path), hub.parse(path)
         return pa.PythonFile(RemoteFile(hub.HubStore(place), place.key, listed.size, listed.etag), mode="r")
     url = parse_url(path)
-    found = find(path)
+    found = pin or find(path)
     return pa.PythonFile(RemoteFile(_store(url), url.key, found.bytes, found.etag), mode="r")
 
 

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tokenmill.sources.batch import MAX_DOCUMENTS
+from tokenmill.sources.places import Pin
 from tokenmill.sources.streams import Stream, open_stream
 
 CHUNK = 8 << 20
@@ -40,15 +41,22 @@ class Run:
 
 
 def read_runs(
-    path: str, compression: str, separator: bytes, start: int, stop: int, limit: int, chunk: int | None = None
+    path: str,
+    compression: str,
+    separator: bytes,
+    start: int,
+    stop: int,
+    limit: int,
+    chunk: int | None = None,
+    pin: Pin | None = None,
 ) -> Iterator[Run]:
     """The documents that begin in [start, stop); a `stop` of -1 is the end of the file.
 
     Those that are much larger than `limit` are passed over without being held in memory. The file is
     read `chunk` bytes at a time.
     """
-    begin = _fresh(path, separator, max(0, start - len(separator))) if start else 0
-    with open_stream(path, compression, start=begin) as stream:
+    begin = _fresh(path, separator, max(0, start - len(separator)), pin) if start else 0
+    with open_stream(path, compression, start=begin, pin=pin) as stream:
         at, held, chunk = begin, b"", chunk or CHUNK
         if start:
             first = _first_document(stream, separator, begin, start, stop, chunk)
@@ -172,13 +180,13 @@ def _find_last(data: bytes | bytearray, separator: bytes) -> int:
     return last
 
 
-def _fresh(path: str, separator: bytes, at: int) -> int:
+def _fresh(path: str, separator: bytes, at: int, pin: Pin | None) -> int:
     """The last byte at or before `at` that no possible separator crosses."""
     size = len(separator)
     while at > 0 and size > 1:
         low = max(0, at - _LOOK_BACK)
         base = max(0, low - size + 1)
-        with open_stream(path, "", start=base) as stream:
+        with open_stream(path, "", start=base, pin=pin) as stream:
             window = stream.read(at + size - 1 - base)
         here = at - base
         while here > low - base:

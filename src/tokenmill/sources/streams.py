@@ -9,7 +9,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from tokenmill.errors import SourceError
-from tokenmill.sources.places import open_file
+from tokenmill.sources.places import Pin, open_file
 
 CODECS = {"gz": "gzip", "zst": "zstd"}
 
@@ -23,10 +23,10 @@ class Stream(Protocol):
 
 
 @contextlib.contextmanager
-def open_stream(path: str, compression: str, *, start: int = 0) -> Iterator[Stream]:
+def open_stream(path: str, compression: str, *, start: int = 0, pin: Pin | None = None) -> Iterator[Stream]:
     """A source as a stream of its text's bytes. A plain one may start anywhere."""
     with explained(path):
-        file = open_file(path)
+        file = open_file(path, pin)
     with file:
         if compression:
             if not file.size():

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from tokenmill.planning import Source
 from tokenmill.sources.batch import Batch, Skip, make_batch
+from tokenmill.sources.places import pin_of
 from tokenmill.sources.separated import read_runs
 from tokenmill.sources.streams import open_stream
 
@@ -47,7 +48,7 @@ def read_separated(
     chunk: int | None = None,
 ) -> Iterator[Batch]:
     """The texts between separators."""
-    for run in read_runs(path, source.compression, separator, start, stop, limit, chunk):
+    for run in read_runs(path, source.compression, separator, start, stop, limit, chunk, pin_of(source)):
         if run.too_large:
             yield make_batch(index, _strings([]), np.zeros(0, np.int64), [Skip(index, run.start, "too_large")])
             continue
@@ -66,7 +67,7 @@ def read_separated(
 def read_file(path: str, index: int, source: Source, *, limit: int) -> Iterator[Batch]:
     """The whole file as one document."""
     position = np.zeros(1, np.int64)
-    with open_stream(path, source.compression) as stream:
+    with open_stream(path, source.compression, pin=pin_of(source)) as stream:
         data = stream.read(min(limit + 1, source.bytes + 1) if not source.compression else limit + 1)
         if len(data) > limit:
             yield make_batch(index, _strings([]), position[:0], [Skip(index, 0, "too_large")])

@@ -19,7 +19,7 @@ from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from tokenmill.errors import DatasetError, DeterminismError, StorageError
+from tokenmill.errors import DatasetError, DeterminismError, MissingFileError, StorageError
 from tokenmill.storage.fs import LOCAL, FileStat, FileSystem
 from tokenmill.storage.output import TEMP_SUFFIX, Digest, DirectOutput, Output, explained, is_temp, storage_error
 
@@ -115,13 +115,13 @@ class Folder:
             output.discard()
             raise
 
-    def link(self, name: str, new: str) -> None:
-        """Give a published file a second name, which must not be taken by another content."""
-        self._take_name(self.at(name), new, None, lambda: False, keep=True)
+    def link(self, name: str, new: str, digest: Digest) -> None:
+        """Give a published file, which has this digest, a second name that no other content may have."""
+        self._take_name(self.at(name), new, digest, lambda: False, keep=True)
 
-    def link_all(self, names: Sequence[tuple[str, str]]) -> None:
-        for name, new in names:
-            self.link(name, new)
+    def link_all(self, links: Sequence[tuple[str, str, Digest]]) -> None:
+        for link in links:
+            self.link(*link)
 
     def claim(self, name: str, data: bytes) -> bool:
         """Publish a small file if nobody has, without its durability; False if somebody was quicker."""
@@ -192,7 +192,7 @@ class Folder:
         with explained(path):
             found = self.stat(name)
             if found is None:
-                raise DatasetError(f"{path} is missing", hint="tokenmill repair restores what a dataset has lost")
+                raise MissingFileError(f"{path} is missing", hint="tokenmill repair restores what a dataset has lost")
             if not found.is_file:
                 raise DatasetError(f"{path} is not a plain file", hint="remove it: tokenmill reads no links or devices")
             if max_bytes is not None and found.size > max_bytes:
@@ -200,7 +200,7 @@ class Folder:
             try:
                 fd = self.fs.open(path)
             except FileNotFoundError:
-                raise DatasetError(f"{path} is gone", hint="does another process work on this folder?") from None
+                raise MissingFileError(f"{path} is gone", hint="does another process work on this folder?") from None
             try:
                 if cold:
                     self.fs.forget(fd)

@@ -21,12 +21,12 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-from tokenmill.errors import DatasetError, StorageError
+from tokenmill.errors import DatasetError, MissingFileError, StorageError
 from tokenmill.storage.folder import Folder
 from tokenmill.storage.fs import FileStat
 from tokenmill.storage.output import TEMP_SUFFIX, Digest, DirectOutput, Output, explained
 from tokenmill.storage.remote import stream
-from tokenmill.storage.store import Found, Store, all_at_once, open_store
+from tokenmill.storage.store import WHOLE_BYTES, Found, Store, all_at_once, open_store
 from tokenmill.storage.urls import Url, parse_url
 
 # A store copies no larger object in one request.
@@ -122,20 +122,20 @@ class ObjectFolder(Folder):
     def replace(self, name: str, data: bytes) -> None:
         self.store.put(self.key(name), data, sha256=hashlib.sha256(data).hexdigest())
 
-    def link(self, name: str, new: str) -> None:
-        found = self.store.find(self.key(name))
-        if found is None:
-            raise StorageError(f"{self.at(name)} is gone", hint="run the same command again")
+    def link(self, name: str, new: str, digest: Digest) -> None:
         there = self.store.find(self.key(new))
         if there is not None:
-            if self._is_equal(found, there):
+            if self._is(there, digest):
                 return
             self.quarantine(new)
-        self._copy(found, self.key(new))
-        self._check(new, found.size, found.sha256)
+        try:
+            self._copy(Found(self.key(name), digest.bytes, etag="", modified=0, sha256=digest.sha256), self.key(new))
+        except FileNotFoundError:
+            raise StorageError(f"{self.at(name)} is gone", hint="run the same command again") from None
+        self.check(new, digest)
 
-    def link_all(self, pairs: Sequence[tuple[str, str]]) -> None:
-        all_at_once([partial(self.link, *pair) for pair in pairs])
+    def link_all(self, links: Sequence[tuple[str, str, Digest]]) -> None:
+        all_at_once([partial(self.link, *link) for link in links])
 
     def claim(self, name: str, data: bytes) -> bool:
         if self.conditional:
@@ -234,13 +234,23 @@ class ObjectFolder(Folder):
 
     def _put(self, path: str, name: str, digest: Digest, claimed: Callable[[], bool]) -> None:
         """A file's bytes under their final key; they may be there already."""
-        there = self.store.find(self.key(name))
-        if there is not None:
-            if there.size == digest.bytes and self.digest(name) == digest:
-                return
-            self._give_way(name, claimed)
-        self.store.put(self.key(name), Path(path), sha256=digest.sha256)
+        if not self._put_first(path, name, digest):
+            there = self.store.find(self.key(name))
+            if there is not None:
+                if there.size == digest.bytes and self.digest(name) == digest:
+                    return
+                self._give_way(name, claimed)
+            self.store.put(self.key(name), Path(path), sha256=digest.sha256)
         self._check(name, digest.bytes, digest.sha256)
+
+    def _put_first(self, path: str, name: str, digest: Digest) -> bool:
+        """Put a file where nothing is, without asking first; False if something is, or may be."""
+        if not self.conditional or digest.bytes > WHOLE_BYTES:
+            return False
+        try:
+            return self.store.put_new(self.key(name), Path(path), sha256=digest.sha256)
+        except StorageError:  # the answer is lost: it was put, or it was not
+            return False
 
     def _put_new(self, name: str, data: bytes, sha256: str) -> bool:
         if self.conditional:
@@ -256,13 +266,11 @@ class ObjectFolder(Folder):
         else:
             self.store.put_stream(new, lambda: stream(self.store, found), sha256=found.sha256)
 
-    def _is_equal(self, one: Found, other: Found) -> bool:
-        """Whether two objects hold the same bytes; what their writers said of them is enough where they said it."""
-        if one.size != other.size:
-            return False
-        if one.sha256 and other.sha256:
-            return one.sha256 == other.sha256
-        return self.digest(self._name(one.key)) == self.digest(self._name(other.key))
+    def _is(self, found: Found, digest: Digest) -> bool:
+        """Whether an object holds these bytes; what its writer said of it is enough where it said it."""
+        if found.size != digest.bytes or found.sha256:
+            return (found.size, found.sha256) == (digest.bytes, digest.sha256)
+        return self.digest(self._name(found.key)) == digest
 
     def _name(self, key: str) -> str:
         return key.removeprefix(f"{self._url.key}/")
@@ -277,8 +285,8 @@ class ObjectFolder(Folder):
                 hint="is there a second build?",
             )
 
-    def _missing(self, name: str) -> DatasetError:
-        return DatasetError(f"{self.at(name)} is missing", hint="tokenmill repair restores what a dataset has lost")
+    def _missing(self, name: str) -> MissingFileError:
+        return MissingFileError(f"{self.at(name)} is missing", hint="tokenmill repair restores what a dataset has lost")
 
 
 class SpooledOutput(DirectOutput):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import mmap
 import os
 import random
 import re
@@ -36,8 +37,8 @@ T = TypeVar("T")
 
 PART_BYTES = 8 << 20
 _PARTS_AT_ONCE = 4
-# Up to here one request is cheaper than parts, and takes no more memory than those that are on their way.
-WHOLE_BYTES = _PARTS_AT_ONCE * PART_BYTES
+# Up to here one request is cheaper than parts: those are three requests more, and the store joins them.
+WHOLE_BYTES = 64 << 20
 # Memory that comes back from a reader is used again; larger blocks would be new pages each time.
 CHUNK_BYTES = 1 << 20
 # An upload has at most 10,000 parts.
@@ -151,7 +152,9 @@ class Store:
         """Bytes [start, stop) of an object that must still be the one with this etag."""
 
         def ask() -> obstore.Bytes:
-            data = obstore.get(self._store, key, options=_range(start, stop, etag)).bytes()
+            answer = obstore.get(self._store, key, options=_range(start, stop, etag))
+            _check_etag(answer.meta, etag)
+            data = answer.bytes()
             if len(data) != stop - start:
                 raise answers.GenericError(f"{len(data)} bytes came for [{start}, {stop})")
             return data
@@ -165,6 +168,7 @@ class Store:
         def ask() -> None:
             nonlocal at
             answer = obstore.get(self._store, found.key, options=_range(at, stop, found.etag))
+            _check_etag(answer.meta, found.etag)
             if answer.meta["size"] != found.size:
                 raise answers.PreconditionError(f"{answer.meta['size']} bytes in all")
             for part in answer.stream(min_chunk_size=CHUNK_BYTES):
@@ -184,7 +188,7 @@ class Store:
                 f"{self.at(key)} changed while it was read", hint="does another process write there?"
             ) from None
         except FileNotFoundError:
-            raise StorageError(f"{self.at(key)} is gone", hint="does another process work there?") from None
+            raise ObjectChangedError(f"{self.at(key)} is gone", hint="does another process work there?") from None
 
     def read(self, key: str, max_bytes: int) -> bytes | None:
         """All of a small object, in one request; None if there is none."""
@@ -210,8 +214,7 @@ class Store:
 
         def ask() -> object:
             if size <= WHOLE_BYTES:
-                content = data if isinstance(data, bytes) else data.read_bytes()
-                return obstore.put(self._store, key, content, attributes=said, use_multipart=False)
+                return obstore.put(self._store, key, _content(data), attributes=said, use_multipart=False)
             return obstore.put(self._store, key, data, attributes=said, chunk_size=part, max_concurrency=_PARTS_AT_ONCE)
 
         self._must(key, ask)
@@ -221,12 +224,12 @@ class Store:
         said = {"sha256": sha256} if sha256 else None
         self._must(key, lambda: obstore.put(self._store, key, map(bytes, blocks()), attributes=said))
 
-    def put_new(self, key: str, data: bytes, *, sha256: str = "") -> bool:
+    def put_new(self, key: str, data: bytes | Path, *, sha256: str = "") -> bool:
         """Put an object where none is; False if there is one. After any error, nobody knows whether it was put."""
         said = {"sha256": sha256} if sha256 else None
         try:
             with self._explained(key, but=_TAKEN):
-                obstore.put(self._store, key, data, attributes=said, mode="create")
+                obstore.put(self._store, key, _content(data), attributes=said, mode="create", use_multipart=False)
         except _TAKEN:
             return False
         return True
@@ -327,8 +330,22 @@ def _connect(root: Url) -> Any:
         raise StorageError(f"{root.root}: {_reason(error)}", hint=_hint(error, root.scheme)) from None
 
 
+def _content(data: bytes | Path) -> bytes | mmap.mmap:
+    """All that is to be put. A file is mapped: its pages are sent as they are, and take no memory of ours."""
+    if isinstance(data, bytes) or not data.stat().st_size:
+        return data if isinstance(data, bytes) else b""
+    with data.open("rb") as file:
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+
+
 def _range(start: int, stop: int, etag: str) -> Any:
     return {"range": (start, stop), **({"if_match": etag} if etag else {})}
+
+
+def _check_etag(meta: Any, etag: str) -> None:
+    """A store may ignore the condition that it was given."""
+    if etag and meta["e_tag"] != etag:
+        raise answers.PreconditionError(f"its etag is {meta['e_tag']}")
 
 
 def _found(meta: Any, sha256: str = "") -> Found:
