@@ -84,10 +84,10 @@ def compress_alone(dataset: Path) -> float:
     compress, seconds = catid.compressor(os.cpu_count() or 1), 0.0
     for split in (tokenmill.open(dataset)[name] for name in ("train", "val")):
         for tokens, lengths in Rows(split, block_tokens=1 << 22).blocks(0, split.num_tokens):
-            counts = lengths[lengths > 1] - 1
-            planes = catid.byte_planes(tokens, (np.cumsum(lengths) - lengths)[lengths > 1], counts)
+            begins, counts = (np.cumsum(lengths) - lengths)[lengths > 1], lengths[lengths > 1] - 1
+            planes = catid.byte_planes(tokens, begins, counts)
             begin = time.perf_counter()
-            compress(planes, catid.TOKEN_BYTES * counts)
+            compress(planes, catid.TOKEN_BYTES * begins, catid.TOKEN_BYTES * counts)
             seconds += time.perf_counter() - begin
     return seconds
 

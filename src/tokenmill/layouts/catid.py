@@ -9,9 +9,8 @@ text is not stored: its loader separates documents by padding.
 
 from __future__ import annotations
 
-import itertools
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -23,7 +22,7 @@ from tokenmill.data.dataset import Dataset, Starts, TokenSplit
 from tokenmill.errors import RecipeError
 from tokenmill.layouts.catid_files import VERSION, open_catid
 from tokenmill.layouts.cityhash import cityhash64, hash_one
-from tokenmill.layouts.rows import Rows, cut_by_size, cut_out, rows_of
+from tokenmill.layouts.rows import Rows, cut_by_size, interleave, rows_of
 from tokenmill.layouts.shape import Export, Facts, Files, Options, Part, Receipt, require_shard_size
 from tokenmill.shards.layout import Tokens
 
@@ -36,8 +35,9 @@ TOKEN_BYTES = 4
 # Its reader counts bytes of a file in signed 32 bits, and its writer keeps this far from their end.
 _MAX_BYTES = (1 << 31) - 1 - 1_000_000
 _WHY = "its reader counts the bytes of a file in 31 bits"
-# Hashing is quicker the more documents there are at once.
-_BLOCK_TOKENS = 1 << 22
+# Compressing is quicker near the core, hashing the more documents there are at once.
+_BLOCK_TOKENS = 1 << 20
+_HASHED_TOKENS = 1 << 23
 
 
 def plan(source: Dataset, options: Options) -> Export:
@@ -93,21 +93,19 @@ def _part(split_name: str, number: int, rows: Rows, bounds: tuple[int, int]) -> 
     def write(files: Files) -> Facts:
         data = files.create(f"{split_name}/data_{number}.bin")
         index = files.create(f"{split_name}/index_{number}.bin")
-        data_hash, index_hash, place, num_tokens = 0, 0, 0, 0
-        compress = compressor()
-        for tokens, lengths in replace(rows, block_tokens=_BLOCK_TOKENS).blocks(start, stop):
-            counts = _counts(rows.split, lengths)
-            begins = np.cumsum(lengths) - lengths + (rows.split.eot == "prepend")
-            begins, counts = begins[counts > 0], counts[counts > 0]
-            frames = compress(byte_planes(tokens, begins, counts), TOKEN_BYTES * counts)
+        data_hash, index_hash, at, place, num_tokens = 0, 0, start, 0, 0
+        for lengths in replace(rows, block_tokens=_HASHED_TOKENS).lengths(start, stop):
+            end = at + int(lengths.sum())
+            frames = list(_frames(rows, at, end))
             sizes = np.fromiter(map(len, frames), np.int64, len(frames))
             packed = b"".join(frames)
-            records = np.stack((np.cumsum(sizes) - sizes + place, counts), axis=1).astype("<u4")
+            counts = _counts(rows.split, lengths)
+            records = np.stack((np.cumsum(sizes) - sizes + place, counts[counts > 0]), axis=1).astype("<u4")
             data_hash ^= _hash_all(packed, sizes)
             index_hash ^= _hash_all(records.tobytes(), np.full(len(records), 8))
             data.write(packed)
             index.write(records.tobytes())
-            place, num_tokens = place + len(packed), num_tokens + int(counts.sum())
+            at, place, num_tokens = end, place + len(packed), num_tokens + int(counts.sum())
         kind = bytes((VERSION, TOKEN_BYTES))
         data.write(kind + struct.pack("<Q", data_hash ^ hash_one(kind)))
         trailer = struct.pack("<I", place) + kind
@@ -117,27 +115,39 @@ def _part(split_name: str, number: int, rows: Rows, bounds: tuple[int, int]) -> 
     return Part(name=f"{split_name}/data_{number}", num_bytes=TOKEN_BYTES * (stop - start), write=write)
 
 
-def byte_planes(tokens: Tokens, begins: Starts, counts: Starts) -> bytes:
-    """The documents end to end, each as planes of bytes: planes of the whole block are made first, then cut."""
-    raw = tokens.view(np.uint8).reshape(len(tokens), tokens.itemsize)
-    planes = [np.ascontiguousarray(raw[:, place]).data for place in range(tokens.itemsize)]
-    columns = [cut_out(plane, begins, begins + counts) for plane in planes]
+def _frames(rows: Rows, start: int, stop: int) -> Iterator[Any]:
+    """The frames of documents that fill a range."""
+    compress = compressor()
+    for tokens, lengths in replace(rows, block_tokens=_BLOCK_TOKENS).blocks(start, stop):
+        counts = _counts(rows.split, lengths)
+        begins = np.cumsum(lengths) - lengths + (rows.split.eot == "prepend")
+        begins, counts = begins[counts > 0], counts[counts > 0]
+        yield from compress(byte_planes(tokens, begins, counts), TOKEN_BYTES * begins, TOKEN_BYTES * counts)
+
+
+def byte_planes(tokens: Tokens, begins: Starts, counts: Starts) -> memoryview:
+    """Documents as planes of bytes, each where it would begin if all tokens had four bytes.
+
+    Planes of the whole block are made first, and cut at documents and at what lies between them.
+    """
+    edges = np.stack((begins, begins + counts), axis=1).ravel()
+    sizes = np.diff(edges, prepend=0, append=len(tokens))
+    columns = [((tokens >> 8 * place).astype(np.uint8), sizes) for place in range(tokens.itemsize)]
     if rest := TOKEN_BYTES - tokens.itemsize:
-        zeros = memoryview(bytes(rest * int(counts.max(initial=0))))
-        columns.append(cut_out(zeros, np.zeros_like(counts), rest * counts))
-    return b"".join(itertools.chain.from_iterable(zip(*columns, strict=True)))
+        columns.append((np.zeros(rest * len(tokens), np.uint8), rest * sizes))
+    return interleave(*columns)
 
 
-def compressor(threads: int = 1) -> Callable[[bytes, Starts], Sequence[Any]]:
-    """A function that makes a zstd frame of each of some strings that lie end to end, all in one call."""
+def compressor(threads: int = 1) -> Callable[[memoryview, Starts, Starts], Sequence[Any]]:
+    """A function that makes a zstd frame of each of some strings in the data, all in one call."""
     import zstandard
 
     zstd = zstandard.ZstdCompressor(level=1)
 
-    def compress(data: bytes, sizes: Starts) -> Sequence[Any]:
+    def compress(data: memoryview, begins: Starts, sizes: Starts) -> Sequence[Any]:
         if not len(sizes):
             return ()
-        places = np.stack((np.cumsum(sizes) - sizes, sizes), axis=1).astype("<u8")
+        places = np.stack((begins, sizes), axis=1).astype("<u8")
         strings = zstandard.BufferWithSegments(data, places.tobytes())
         frames = zstd.multi_compress_to_buffer(strings, threads=threads)
         return [frames[number] for number in range(len(frames))]

@@ -10,7 +10,6 @@ samples with `hashes=["sha256"]` and a size limit of four bytes a token, byte fo
 
 from __future__ import annotations
 
-import itertools
 import json
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,8 +20,9 @@ from tokenmill.data.bare import Hints
 from tokenmill.data.dataset import Dataset, Starts
 from tokenmill.errors import RecipeError
 from tokenmill.layouts.mds_files import open_mds
-from tokenmill.layouts.rows import Rows, cut_by_size, cut_out, rows_of
+from tokenmill.layouts.rows import Rows, cut_by_size, interleave, rows_of
 from tokenmill.layouts.shape import Export, Facts, Files, Options, Part, Receipt, require_shard_size
+from tokenmill.shards.layout import Tokens
 
 SUMMARY = "shards of Mosaic's streaming datasets, a sample a document or packed ones"
 OPTIONS = frozenset({"shard_size", "seq_len"})
@@ -85,8 +85,8 @@ def _part(name: str, rows: Rows, bounds: tuple[int, int], config: bytes) -> Part
             place = int(places[-1])
         output.write(config)
         for tokens, lengths in rows.blocks(start, stop):
-            values = tokens.astype("<i4", copy=False).data.cast("B")
-            output.write(values if rows.seq_len else _samples(values, lengths))
+            values = tokens.astype("<i4", copy=False)
+            output.write(values.data.cast("B") if rows.seq_len else _samples(values, lengths))
         return {"samples": count}
 
     return Part(name=name, num_bytes=4 * (stop - start), write=write)
@@ -102,17 +102,15 @@ def _width(lengths: Starts) -> Starts:
     return 1 + (lengths >= 1 << 8) + 2 * (lengths >= 1 << 16)
 
 
-def _samples(values: memoryview, lengths: Starts) -> bytes:
+def _samples(values: Tokens, lengths: Starts) -> memoryview:
     """Samples of any length, end to end: what stands before each one's tokens is computed for all at once."""
     width = _width(lengths)
     heads = np.zeros((len(lengths), 9), np.uint8)
     heads[:, :4] = (sample_bytes(lengths, None) - 4).astype("<u4").view(np.uint8).reshape(-1, 4)
     heads[:, 4] = 1 << 2 | width >> 1
     heads[:, 5:] = lengths.astype("<u4").view(np.uint8).reshape(-1, 4)
-    begins = 9 * np.arange(len(lengths))
-    ends = 4 * np.cumsum(lengths)
-    before = cut_out(heads.data.cast("B"), begins, begins + 5 + width)
-    return b"".join(itertools.chain.from_iterable(zip(before, cut_out(values, ends - 4 * lengths, ends), strict=True)))
+    used = np.arange(9) < 5 + width[:, None]
+    return interleave((heads[used], 5 + width), (values, 4 * lengths))
 
 
 def _indexes(about: dict[str, Any], receipts: Sequence[Receipt]) -> Mapping[str, bytes]:

@@ -8,17 +8,22 @@ Files hold whole rows. They are filled in order, each with as many rows as fit.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from tokenmill.data.dataset import Dataset, Starts, TokenSplit
 from tokenmill.errors import RecipeError
 from tokenmill.layouts.shape import filled_splits
 from tokenmill.layouts.stream import TokenStream, lengths_by_block
 from tokenmill.shards.layout import Tokens
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 # Rows are copied more than once on their way: a block of them should stay near the core.
 BLOCK_TOKENS = 1 << 18
@@ -106,6 +111,17 @@ def cut_by_size(rows: Rows, limit: int, cost: Callable[[Starts], Starts]) -> lis
     return [(start, stop) for start, stop in zip(cuts, [*cuts[1:], end], strict=True) if start < stop]
 
 
-def cut_out(data: memoryview, begins: Starts, ends: Starts) -> Iterator[memoryview]:
-    """Slices of some bytes, for layouts that put something between rows: cut and joined without a loop of ours."""
-    return map(data.__getitem__, map(slice, begins.tolist(), ends.tolist()))
+def interleave(*columns: tuple[npt.NDArray[Any], Starts]) -> memoryview:
+    """Row after row, what each column has for it. A column is an array, and how many of its bytes each row has."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    kind = pa.large_binary()
+
+    def strings(data: npt.NDArray[Any], sizes: Starts) -> pa.Array:
+        edges = np.concatenate(([0], np.cumsum(sizes)))
+        return pa.LargeBinaryArray.from_buffers(kind, len(sizes), [None, pa.py_buffer(edges), pa.py_buffer(data)])
+
+    between = strings(np.empty(0), np.zeros(1, np.int64))[0]  # `pa.scalar` would load pandas
+    joined = pc.binary_join_element_wise(*itertools.starmap(strings, columns), between)
+    return memoryview(joined.buffers()[2])
