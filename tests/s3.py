@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -83,7 +84,11 @@ def _client(endpoint: str) -> Any:
 def s3_server() -> Iterator[str]:
     """The endpoint of a server that holds its objects in memory."""
     process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", _SERVER], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+        [sys.executable, "-W", "ignore", "-c", _SERVER],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "MOTO_S3_DEFAULT_KEY_BUFFER_SIZE": str(1 << 30)},  # it would put larger objects to the disk
     )
     try:
         assert process.stdout is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -58,7 +58,7 @@ def judged_batch(source: int, judged: Iterable[tuple[int, str, str]]) -> Batch:
 
 def even(
     batches: Iterable[Batch], *, max_documents: int | None = None, max_bytes: int = BATCH_BYTES
-) -> Iterator[Batch]:
+) -> Generator[Batch]:
     """The same documents in batches of about `max_bytes`: small ones joined, large ones cut."""
     most = min(max_documents or MAX_DOCUMENTS, MAX_DOCUMENTS)
     held: list[Batch] = []

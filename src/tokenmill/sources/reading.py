@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 from tokenmill.planning import Source, Unit
 from tokenmill.sources import arrow, jsonl, parquet, text
 from tokenmill.sources.batch import BATCH_BYTES, Batch, even
 from tokenmill.sources.places import check_unchanged, pinned
+from tokenmill.storage.urls import is_url
 
 
 def read_unit(
@@ -34,7 +36,20 @@ def read_unit(
                 yield from _read_source(path, index, source, unit, documents, limit, batch_bytes)
             check_unchanged(path, source)
 
-    return even(read(), max_documents=max_documents, max_bytes=batch_bytes)
+    batches = even(read(), max_documents=max_documents, max_bytes=batch_bytes)
+    return _ahead(batches) if any(map(is_url, paths)) else batches
+
+
+def _ahead(batches: Generator[Batch]) -> Iterator[Batch]:
+    """The same batches, each of them on its way from the store while the one before is used."""
+    with ThreadPoolExecutor(1) as reader:
+        try:
+            coming = reader.submit(next, batches, None)
+            while (batch := coming.result()) is not None:
+                coming = reader.submit(next, batches, None)
+                yield batch
+        finally:
+            reader.submit(batches.close)
 
 
 def _read_source(
