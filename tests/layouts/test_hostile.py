@@ -112,6 +112,21 @@ def test_a_file_that_is_missing_is_missed(exports: Path, layout: str) -> None:
     shutil.rmtree(exports / "hurt")
 
 
+@pytest.mark.parametrize("layout", ["llmc", "templar"])
+def test_a_short_shard_that_is_not_the_last_is_told(exports: Path, tmp_path: Path, layout: str) -> None:
+    shutil.copytree(exports / layout, tmp_path / "swapped")
+    first, *_, last = sorted((tmp_path / "swapped").glob("train_*"))
+    assert not short_notes(tmp_path / "swapped", tmp_path / "right", layout)
+    for old, new in ((first, tmp_path / "held"), (last, first), (tmp_path / "held", last)):
+        old.rename(new)
+    assert first.name in short_notes(tmp_path / "swapped", tmp_path / "wrong", layout)
+
+
+def short_notes(path: Path, out: Path, layout: str) -> str:
+    found = tokenmill.import_(path, out, layout=layout, eot_id=EOT, workers=1)
+    return "".join(note for note in found.notes if "in their order" in note)
+
+
 @pytest.mark.parametrize("layout", ["catid", "litdata", "mds"])
 def test_a_split_that_has_lost_its_index_is_missed(exports: Path, layout: str) -> None:
     shutil.copytree(exports / layout, exports / "hurt")

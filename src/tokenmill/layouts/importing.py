@@ -298,6 +298,19 @@ def _notes(source: Dataset, target: _Target) -> list[str]:
             )
         if source.found.eot == "prepend":
             notes.append("the end of text stands first in the files, and last in the dataset")
+        notes += _short_shards(source)
     if target.eot_id is None:
         notes.append("no end-of-text id is known, so the dataset has its documents by the index alone")
     return notes
+
+
+def _short_shards(source: BareDataset) -> list[str]:
+    """Shards of llm.c and Templar have one size, but for the last: others that are short may have changed places."""
+    if source.found.layout not in ("llmc", "templar"):
+        return []
+    return [
+        f"{file.path} is not the last of its shards, and has only {file.num_tokens} tokens: are they in their order?"
+        for files in source.found.files.values()
+        for file in files[:-1]
+        if file.num_tokens < max(one.num_tokens for one in files)
+    ]
