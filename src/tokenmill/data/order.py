@@ -18,7 +18,8 @@ import numpy.typing as npt
 
 Order = Literal["sequential", "shuffled", "random"]
 ORDERS: tuple[str, ...] = get_args(Order)
-Numbers = npt.NDArray[np.uint64]
+Numbers = npt.NDArray[np.int64]
+Mixed = npt.NDArray[np.uint64]
 Round = Callable[[Numbers], Numbers]
 
 # Halves of a few bits mix slowly.
@@ -27,11 +28,11 @@ _FEW_VALUES = 1 << 12
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
-def permute(places: npt.ArrayLike, count: int, key: bytes) -> npt.NDArray[np.int64]:
+def permute(places: npt.ArrayLike, count: int, key: bytes) -> Numbers:
     """Where a keyed permutation of `range(count)` takes these places."""
-    found = np.asarray(places, np.uint64)
+    found = np.asarray(places, np.int64)
     if count < 2:
-        return found.astype(np.int64)
+        return found.copy()
     bits = (count - 1).bit_length()
     rounds = _rounds(key, bits)
     found = _feistel(found, bits, rounds)
@@ -40,19 +41,17 @@ def permute(places: npt.ArrayLike, count: int, key: bytes) -> npt.NDArray[np.int
         # At most every second place leads out; from there on, the way leads back in at last.
         found[outside] = _feistel(found[outside], bits, rounds)
         outside = outside[found[outside] >= count]
-    return found.astype(np.int64)
+    return found
 
 
-def draw(places: npt.ArrayLike, count: int, key: bytes) -> npt.NDArray[np.int64]:
+def draw(places: npt.ArrayLike, count: int, key: bytes) -> Numbers:
     """A number below `count` for each place, drawn independently: some come twice, some never."""
     mixed = _mix(_mix(np.asarray(places, np.uint64) ^ _keys(key, 1)[0]))
     # The high half of a product spreads evenly over the range, where a remainder would not.
     high, low = mixed >> np.uint64(32), mixed & np.uint64(0xFFFFFFFF)
     n_high, n_low = np.uint64(count >> 32), np.uint64(count & 0xFFFFFFFF)
     middle = (low * n_low >> np.uint64(32)) + (high * n_low & np.uint64(0xFFFFFFFF)) + (low * n_high)
-    result: npt.NDArray[np.int64] = (
-        high * n_high + (high * n_low >> np.uint64(32)) + (middle >> np.uint64(32))
-    ).astype(np.int64)
+    result: Numbers = (high * n_high + (high * n_low >> np.uint64(32)) + (middle >> np.uint64(32))).astype(np.int64)
     return result
 
 
@@ -64,11 +63,11 @@ def make_key(*parts: object) -> bytes:
 def _feistel(numbers: Numbers, bits: int, rounds: Sequence[Round]) -> Numbers:
     """A permutation of all numbers of so many bits. The halves may differ by a bit: each round swaps their sizes."""
     low_bits = bits // 2
-    left, right = numbers >> np.uint64(low_bits), numbers & _mask(low_bits)
+    left, right = numbers >> low_bits, numbers & ((1 << low_bits) - 1)
     for mixed in rounds:
         left, right = right, left ^ mixed(right)
     # After an even number of rounds the halves have their first sizes again.
-    joined: Numbers = (left << np.uint64(low_bits)) | right
+    joined: Numbers = (left << low_bits) | right
     return joined
 
 
@@ -78,27 +77,24 @@ def _rounds(key: bytes, bits: int) -> tuple[Round, ...]:
     sizes = (bits - bits // 2, bits // 2)
     rounds = []
     for i, round_key in enumerate(_keys(key, _ROUNDS if bits > _FEW_BITS else _ROUNDS_OF_FEW_BITS)):
-        mixed = functools.partial(_mix_half, key=round_key, mask=_mask(sizes[i % 2]))
+        mixed = functools.partial(_mix_half, key=round_key, mask=np.uint64((1 << sizes[i % 2]) - 1))
         values = 1 << sizes[(i + 1) % 2]
-        rounds.append(mixed(np.arange(values, dtype=np.uint64)).take if values <= _FEW_VALUES else mixed)
+        rounds.append(mixed(np.arange(values)).take if values <= _FEW_VALUES else mixed)
     return tuple(rounds)
 
 
 def _mix_half(half: Numbers, *, key: np.uint64, mask: np.uint64) -> Numbers:
-    return _mix(half ^ key) & mask
-
-
-def _mix(numbers: Numbers) -> Numbers:
-    """Every bit of the result depends on every bit of the number."""
-    mixed = (numbers ^ (numbers >> np.uint64(30))) * _MIX[0]
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * _MIX[1]
-    result: Numbers = mixed ^ (mixed >> np.uint64(31))
+    result: Numbers = (_mix(half.view(np.uint64) ^ key) & mask).view(np.int64)
     return result
 
 
-def _mask(bits: int) -> np.uint64:
-    return np.uint64((1 << bits) - 1)
+def _mix(numbers: Mixed) -> Mixed:
+    """Every bit of the result depends on every bit of the number."""
+    mixed = (numbers ^ (numbers >> np.uint64(30))) * _MIX[0]
+    mixed = (mixed ^ (mixed >> np.uint64(27))) * _MIX[1]
+    result: Mixed = mixed ^ (mixed >> np.uint64(31))
+    return result
 
 
-def _keys(key: bytes, count: int) -> Numbers:
+def _keys(key: bytes, count: int) -> Mixed:
     return np.frombuffer(hashlib.shake_256(key).digest(8 * count), "<u8").astype(np.uint64)

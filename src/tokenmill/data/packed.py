@@ -183,16 +183,19 @@ def find_segments(packing: Packing, located: Numbers) -> Segments:
 
 def fill_up(segments: Segments, spec: Spec) -> FullRows:
     """The same rows with padding where they have room for it."""
-    seq_len = spec.seq_len
-    starts, sizes, borders = segments.starts, np.minimum(segments.spans, seq_len), segments.borders
-    room = seq_len - np.diff(np.concatenate(([0], np.cumsum(sizes)))[borders])
+    seq_len, borders = spec.seq_len, segments.borders
+    sizes = np.minimum(segments.spans, seq_len)
+    room = seq_len - np.add.reduceat(sizes, borders[:-1])
     short = np.flatnonzero(room)
-    places = borders[1:][short]
-    starts = np.insert(starts, places, spec.num_tokens)
-    sizes = np.insert(sizes, places, room[short])
-    ends = np.insert(segments.spans <= seq_len, places, True)
     borders = borders + np.concatenate(([0], np.cumsum(room > 0)))
-    return FullRows(np.cumsum(sizes) - sizes, sizes, starts, ends, borders)
+    is_real = np.ones(borders[-1], np.bool_)
+    is_real[borders[1:][short] - 1] = False
+    full_starts = np.full(len(is_real), spec.num_tokens)
+    full_sizes = np.empty_like(full_starts)
+    ends = np.ones_like(is_real)
+    full_starts[is_real], full_sizes[is_real], ends[is_real] = segments.starts, sizes, segments.spans <= seq_len
+    full_sizes[~is_real] = room[short]
+    return FullRows(np.cumsum(full_sizes) - full_sizes, full_sizes, full_starts, ends, borders)
 
 
 def find_stretches(full: FullRows, edges: Numbers) -> Stretches:

@@ -167,16 +167,20 @@ def lay_out(stored: Tokens, dtype: np.dtype[Any], run_fields: Collection[str] = 
 
 def in_order(places: Numbers, count: int, order: str, identity: dict[str, Any]) -> Numbers:
     """The samples at these places, epoch after epoch of `count` samples."""
-    epochs = places // count
-    within = places - epochs * count
-    if order != "shuffled" or not len(places):
-        return within
-    if epochs.min() == epochs.max():  # most often; it saves sorting and picking
-        return permute(within, count, make_key(identity, int(epochs[0])))
-    for epoch in np.unique(epochs).tolist():
+    if not len(places):
+        return places
+    first, last = int(places.min()) // count, int(places.max()) // count
+    if first == last:  # most often
+        return _in_epoch(places - first * count, count, order, identity, first)
+    epochs, within = np.divmod(places, count)
+    for epoch in range(first, last + 1):
         mine = epochs == epoch
-        within[mine] = permute(within[mine], count, make_key(identity, epoch))
+        within[mine] = _in_epoch(within[mine], count, order, identity, epoch)
     return within
+
+
+def _in_epoch(within: Numbers, count: int, order: str, identity: dict[str, Any], epoch: int) -> Numbers:
+    return permute(within, count, make_key(identity, epoch)) if order == "shuffled" else within
 
 
 def check_order(order: str, known: Sequence[str] = ORDERS) -> str:

@@ -64,8 +64,8 @@ def cut(split: TokenSplit, wanted: Stretches, padding_bytes: int = 0) -> Slices:
     shard_begins = np.concatenate(([0], shard_ends[:-1]))
     starts, stops, edges = wanted.starts, wanted.stops, wanted.edges
     shards = shard_ends.searchsorted(starts, side="right")
-    counts = shard_ends.searchsorted(stops - 1, side="right") - shards + 1
-    if (counts != 1).any():
+    if (stops > shard_ends[shards]).any():
+        counts = shard_ends.searchsorted(stops - 1, side="right") - shards + 1
         totals = np.concatenate(([0], np.cumsum(counts)))
         shards = np.repeat(shards - totals[:-1], counts) + np.arange(totals[-1])
         starts = np.maximum(np.repeat(starts, counts), shard_begins[shards])
