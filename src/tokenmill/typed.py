@@ -15,6 +15,7 @@ import itertools
 import json
 import types
 import typing
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, TypeVar
 
@@ -77,15 +78,18 @@ def make_table(
     *,
     pack: Callable[[Sequence[T]], bytes] = canonical,
     unpack: Callable[[bytes], Sequence[T]] | None = None,
+    many: int = 0,
 ) -> Sequence[T]:
-    """Rows of a dataclass as a tuple, or packed if they are many."""
+    """Rows of a dataclass as a tuple, or packed if they are `many`."""
     if isinstance(rows, Table):
         return rows
-    left = iter(rows)
-    first = tuple(itertools.islice(left, MANY))
-    if len(first) < MANY:
-        return first
-    return Table(itertools.chain(first, left), pack, unpack or functools.partial(_unpacked, kind))
+    left, many = iter(rows), many or MANY
+    first = deque(itertools.islice(left, many))
+    if len(first) < many:
+        return tuple(first)
+    # Those that wait are let go of one by one.
+    waiting = (first.popleft() for _ in range(many))
+    return Table(itertools.chain(waiting, left), pack, unpack or functools.partial(_unpacked, kind))
 
 
 def _unpacked(kind: type[T], text: bytes) -> Sequence[T]:
@@ -156,7 +160,24 @@ def _tuple(converter: Converter) -> Converter:
 
 
 def _sequence(kind: Any) -> Converter:
-    return lambda value: make_table(kind, _items(_converter(kind), value))
+    def build(value: Any) -> Any:
+        return value if isinstance(value, tuple | Table) else make_table(kind, _items(_converter(kind), value))
+
+    return build
+
+
+def tables_of(kind: type) -> dict[str, Callable[[Iterable[Any]], Sequence[Any]]]:
+    """For each field that is a table, what makes it of plain rows. `convert` takes what is made so as it is."""
+    hints = typing.get_type_hints(kind)
+    rows = {name: typing.get_args(hint)[0] for name, hint in hints.items() if typing.get_origin(hint) is Sequence}
+    return {name: functools.partial(_made, row) for name, row in rows.items()}
+
+
+def _made(kind: type[T], rows: Iterable[Any]) -> Sequence[T]:
+    try:
+        return make_table(kind, map(_converter(typing.cast("Any", kind)), rows))
+    except _WrongError as wrong:
+        raise ValueError(wrong.what) from None
 
 
 def _items(converter: Converter, value: Any) -> Iterator[Any]:

@@ -11,6 +11,7 @@ books are balanced over the whole, and the manifest is written last.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -222,18 +223,19 @@ def _check_bytes(sha: hashlib._Hash, name: str, wanted: Digest) -> None:
         raise DamagedPieceError(f"{name} is not what its receipt says", hint="run the same command again: it is redone")
 
 
-def group_provenance(receipts: Iterable[Receipt]) -> Iterator[list[Receipt]]:
-    """Runs of receipts whose documents share a provenance file."""
-    held: list[Receipt] = []
-    rows = 0
-    for receipt in receipts:
-        held.append(receipt)
-        rows += receipt.documents_read
-        if rows >= PROVENANCE_ROWS or len(held) == PROVENANCE_UNITS:
-            yield held
-            held, rows = [], 0
-    if held:
-        yield held
+def group_provenance(receipts: Iterable[Receipt]) -> Iterator[Iterator[Receipt]]:
+    """Runs of receipts whose documents share a provenance file; each lasts until the next is asked for."""
+
+    def numbered() -> Iterator[tuple[int, Receipt]]:
+        number = units = rows = 0
+        for receipt in receipts:
+            yield number, receipt
+            units, rows = units + 1, rows + receipt.documents_read
+            if rows >= PROVENANCE_ROWS or units == PROVENANCE_UNITS:
+                number, units, rows = number + 1, 0, 0
+
+    for _, group in itertools.groupby(numbered(), key=lambda item: item[0]):
+        yield (receipt for _, receipt in group)
 
 
 def _commit_provenance(folder: Folder, receipts: Sequence[Receipt], intact: Mapping[str, Digest]) -> dict[str, Digest]:
@@ -245,7 +247,7 @@ def _commit_provenance(folder: Folder, receipts: Sequence[Receipt], intact: Mapp
     return files
 
 
-def _join_provenance(folder: Folder, receipts: Sequence[Receipt], name: str) -> Digest:
+def _join_provenance(folder: Folder, receipts: Iterable[Receipt], name: str) -> Digest:
     writer = provenance.ProvenanceWriter(folder.create(name))
     try:
         for receipt in receipts:

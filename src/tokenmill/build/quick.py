@@ -18,6 +18,9 @@ from tokenmill.typed import make_table
 
 T = TypeVar("T")
 
+# A receipt takes kilobytes.
+_MANY = 1 << 12
+
 
 def unseal(kind: type[T], data: bytes, *, where: str) -> T:
     """The value that was sealed, or `DatasetError`; as `records.unseal`, but numbers may be of any size."""
@@ -31,7 +34,8 @@ def unseal(kind: type[T], data: bytes, *, where: str) -> T:
 
 def table(kind: type[T], rows: Iterable[T]) -> Sequence[T]:
     """Rows without floating numbers as a tuple, or packed if they are many."""
-    return make_table(kind, rows, pack=_ENCODE, unpack=_decoder(tuple[kind, ...]))  # type: ignore[valid-type]  # made at run time
+    unpack = _decoder(tuple[kind, ...])  # type: ignore[valid-type]  # made at run time
+    return make_table(kind, rows, pack=_ENCODE, unpack=unpack, many=_MANY)
 
 
 _ENCODE = msgspec.json.Encoder(order="sorted").encode

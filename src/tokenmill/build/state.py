@@ -91,7 +91,7 @@ def _has_plan(folder: Folder) -> bool:
 def _has_begun(folder: Folder) -> bool:
     begun = {"lock", "events.jsonl", "pieces", "receipts", "rejects", "quarantine"}
     return folder.names() == [".build"] and all(
-        name in begun or name.endswith(TEMP_SUFFIX) for name in folder.names(".build")
+        name in begun or name.endswith(TEMP_SUFFIX) or name.startswith("probe-") for name in folder.names(".build")
     )
 
 
