@@ -8,7 +8,6 @@ when all workers are loaded. Not named for ray: a script's own folder comes firs
 
 from __future__ import annotations
 
-import argparse
 import os
 import tempfile
 from pathlib import Path
@@ -16,8 +15,6 @@ from statistics import median
 
 import measure
 from measure import Bench, Row, read_events, run
-
-from tokenmill.sizes import parse_size
 
 BAR = 0.8
 UNIT = "8MB"
@@ -66,12 +63,8 @@ def compare(bench: Bench) -> Row:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--corpus", nargs="+", default=[], help="parquet files with columns id and text")
-    parser.add_argument("--size", type=parse_size, default=parse_size("450MB"), help="text in all, repeated up to it")
-    parser.add_argument("--repeats", type=int, default=3)
-    arguments = parser.parse_args()
-    print(", ".join(f"{name} {value}" for name, value in measure.describe_machine().items()), flush=True)
+    arguments = measure.corpus_parser(__doc__).parse_args()
+    print(measure.machine_line(), flush=True)
     with tempfile.TemporaryDirectory(prefix="tokenmill-bench-") as folder:
         corpus = measure.make_corpus(Path(folder), arguments.size, arguments.corpus)
         row = compare(Bench(corpus, Path(folder), 2, arguments.repeats))

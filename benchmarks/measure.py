@@ -5,6 +5,7 @@ corpus -> run(command) -> Run(seconds, output, memory) -> Row(ours, peer, ratio,
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import importlib.metadata
 import importlib.resources
@@ -24,6 +25,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from tokenmill.sizes import parse_size
 
 FILE_BYTES = 60_000_000
 ROWS_A_GROUP = 1000
@@ -288,6 +291,15 @@ def _given(paths: Sequence[str]) -> Iterator[str]:
         yield from (text for text in pq.read_table(path, columns=["text"])["text"].to_pylist() if text)
 
 
+def corpus_parser(doc: str | None) -> argparse.ArgumentParser:
+    """What the benchmarks that work on a corpus are told, each with the first line of its own docstring."""
+    parser = argparse.ArgumentParser(description=(doc or "").partition("\n")[0])
+    parser.add_argument("--corpus", nargs="+", default=[], help="parquet files with columns id and text")
+    parser.add_argument("--size", type=parse_size, default=parse_size("450MB"), help="text in all, repeated up to it")
+    parser.add_argument("--repeats", type=int, default=3)
+    return parser
+
+
 def describe_machine() -> dict[str, Any]:
     info = Path("/proc/cpuinfo")
     lines = info.read_text().splitlines() if info.exists() else []
@@ -300,6 +312,16 @@ def describe_machine() -> dict[str, Any]:
         "python": platform.python_version(),
         **{name: importlib.metadata.version(name) for name in ("tokenmill", "gigatoken", "pyarrow", "tiktoken")},
     }
+
+
+def machine_line() -> str:
+    return ", ".join(f"{name} {value}" for name, value in describe_machine().items())
+
+
+def core_seconds(pid: int) -> float:
+    """How long a process had a core for until now."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def num_cores() -> int:

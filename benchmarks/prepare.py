@@ -10,7 +10,6 @@ never enforced: a slow machine is not a failure.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -25,8 +24,6 @@ from statistics import median
 import measure
 import safety
 from measure import COMMAND, RANKS, Bench, Row, read_events, run, seconds_between, start
-
-from tokenmill.sizes import parse_size
 
 HERE = Path(__file__).parent
 RECIPE_BYTES = 125_000_000
@@ -329,16 +326,13 @@ def _mb(size: float) -> str:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--corpus", nargs="+", default=[], help="parquet files with columns id and text")
-    parser.add_argument("--size", type=parse_size, default=parse_size("450MB"), help="text in all, repeated up to it")
-    parser.add_argument("--repeats", type=int, default=3)
+    parser = measure.corpus_parser(__doc__)
     parser.add_argument("--only", nargs="+", choices=BENCHMARKS, default=list(BENCHMARKS), metavar="NAME")
     parser.add_argument("--work", help="where corpus and datasets go for the while; a temporary folder if not given")
     parser.add_argument("--json", type=Path, help="write machine, rows and all single figures here")
     arguments = parser.parse_args()
     machine = measure.describe_machine()
-    print(", ".join(f"{name} {value}" for name, value in machine.items()), flush=True)
+    print(measure.machine_line(), flush=True)
     if arguments.work:
         Path(arguments.work).mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=arguments.work, prefix="tokenmill-bench-") as folder:

@@ -8,7 +8,6 @@ of `prepare` have one worker. `pull` hashes, syncs and links what a plain copy w
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
@@ -21,7 +20,7 @@ from statistics import median
 import measure
 from measure import COMMAND, Row, run
 
-from tokenmill.sizes import format_bytes, parse_size
+from tokenmill.sizes import format_bytes
 
 sys.path.append(str(Path(__file__).parents[1] / "tests"))
 
@@ -52,20 +51,23 @@ def prepares(bucket: Bucket, files: list[str], work: Path, repeats: int, size: i
     client = bucket.client()
     for path in files:
         client.upload_file(path, bucket.name, f"corpus/{Path(path).name}")
-    local, remote = [], []
+    local, remote, store = [], [], []
+    (server,) = measure.descendants(os.getpid())
     arguments = ["-j", "1", "-q"]
     for number in range(repeats):
         shutil.rmtree(work / "dataset", ignore_errors=True)
         local.append(run([COMMAND, "prepare", *files, "-o", str(work / "dataset"), *arguments]).seconds)
         there = [f"{bucket.url}/corpus", "-o", f"{bucket.url}/out-{number}"]
+        before = measure.core_seconds(server)
         remote.append(run([COMMAND, "prepare", *there, *arguments]).seconds)
+        store.append(measure.core_seconds(server) - before)
         if bucket.get(f"out-{number}/dataset.json") != (work / "dataset" / "dataset.json").read_bytes():
             raise SystemExit("the two datasets differ")
         for key in bucket.listed(f"out-{number}/"):
             bucket.delete(key)
     yield Row(
         name="prepare",
-        what=f"{format_bytes(size)} of text, S3 to S3, local time / remote time",
+        what=f"{format_bytes(size)} of text, S3 to S3, local / remote; the store took {median(store):.1f} s of a core",
         ours=f"{median(remote):.2f} s",
         peer=f"{median(local):.2f} s",
         figure=median(local) / median(remote),
@@ -97,12 +99,8 @@ def pulls(bucket: Bucket, work: Path, repeats: int) -> Iterator[Row]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--corpus", nargs="+", default=[], help="parquet files with columns id and text")
-    parser.add_argument("--size", type=parse_size, default=parse_size("450MB"), help="text in all, repeated up to it")
-    parser.add_argument("--repeats", type=int, default=3)
-    arguments = parser.parse_args()
-    print(", ".join(f"{name} {value}" for name, value in measure.describe_machine().items()), flush=True)
+    arguments = measure.corpus_parser(__doc__).parse_args()
+    print(measure.machine_line(), flush=True)
     with tempfile.TemporaryDirectory(prefix="tokenmill-bench-") as folder, s3_server() as endpoint:
         corpus = measure.make_corpus(Path(folder), arguments.size, arguments.corpus)
         bucket = make_bucket(endpoint, "bench")
