@@ -36,7 +36,7 @@ STATE_VERSION = 1
 # Steps whose order is computed at once, at most: a permutation of many numbers takes little longer than one of few.
 _STEPS = 256
 # Tokens whose places are computed, and which are announced, at once.
-_CHUNK_TOKENS = 1 << 22
+_CHUNK_TOKENS = 1 << 23
 # Rows between looks at how much is mapped: for each, the system may map two megabytes around it.
 _RELEASE_ROWS = 256
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -48,11 +48,10 @@ def read(split: TokenSplit, wanted: Stretches, padding: bytes = b"") -> Iterator
         number: split.shard_bytes(number) if number < len(split.token_ends) else memoryview(padding)
         for number in distinct(slices.shards)
     }
-    shards, begins, ends = slices.shards.tolist(), slices.begins.tolist(), slices.ends.tolist()
+    found = zip(slices.shards.tolist(), slices.begins.tolist(), slices.ends.tolist(), strict=True)
     dtype = numpy_dtype(split.dtype)
-    for first, last in pairwise(slices.edges.tolist()):
-        found = zip(shards[first:last], begins[first:last], ends[first:last], strict=True)
-        data = bytearray().join([maps[shard][begin:end] for shard, begin, end in found])
+    for count in np.diff(slices.edges).tolist():
+        data = bytearray().join([maps[shard][begin:end] for shard, begin, end in islice(found, count)])
         tokens: Any = np.frombuffer(data, dtype)
         yield tokens
 
