@@ -3,6 +3,7 @@
 python benchmarks/scale.py [--units 1000000] [--receipts 100000] [--json FILE]
 
 plan      a real one: text files of this machine, cut into so many units of 122 bytes by the whole of `set_up`
+read      that plan again, all of it, as `repair` needs it
 listing   a plan over as many sources as units. The listing is made up: nobody has a million files at hand
 files     what listing one real file costs
 resume    real receipts of a real unit under the names of so many units, as a build finds them when it goes on
@@ -67,6 +68,13 @@ def plan(work: Path, units: int) -> dict[str, Any]:
         "units": len(setup.plan.units),
         "bytes": size,
     }
+
+
+def reading(work: Path, units: int) -> dict[str, Any]:
+    """The plan as a whole once more, as `repair` and `verify --source` begin."""
+    begin = _now()
+    found = state.load_plan(Folder(str(work / "planned")))
+    return {"seconds": _apart(begin, _now()), "units": len(found.units)}
 
 
 def listing(work: Path, units: int) -> dict[str, Any]:
@@ -218,6 +226,7 @@ def _opened(work: Path) -> tuple[Folder, Any]:
 
 STEPS: dict[str, Callable[[Path, int], dict[str, Any]]] = {
     "plan": plan,
+    "read": reading,
     "listing": listing,
     "files": files,
     "build": make_built,
@@ -243,6 +252,9 @@ def rows(work: Path, units: int, receipts: int) -> Iterator[Row]:
         if "found_again" in found:
             yield _seconds(step, "to find it again", found, key="found_again")
         yield _memory(step, found)
+    found = measured("read", work, units)
+    yield _seconds("read", f"to read {found['units']:,} units back as a whole", found)
+    yield _memory("read", found)
     found = measured("files", work, units)
     yield _seconds("files", f"to list and plan {found['files']:,} small files", found)
     measured("build", work, receipts)
