@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -221,3 +222,47 @@ def test_missing_and_unknown_fields_are_both_told() -> None:
 def test_the_same_value_has_the_same_bytes_and_another_one_has_others() -> None:
     assert records.seal(make_whole(counts={"a": 1, "b": 2})) == records.seal(make_whole(counts={"b": 2, "a": 1}))
     assert records.digest(make_whole()) != records.digest(make_whole(title="other"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Listed:
+    rows: Sequence[Part]
+    title: str
+
+
+def seal_text(body: str) -> bytes:
+    """Any text with a right seal."""
+    seal = hashlib.sha256(body.encode()).hexdigest()
+    return f'{body[:-1]},"seal":"{seal}"}}\n'.encode()
+
+
+ROW = '{"name":"a","size":1}'
+
+
+@pytest.mark.parametrize("rows", ["", ROW, f"{ROW},{ROW}"])
+@pytest.mark.parametrize("layout", ['{{"rows":[{}],"title":"t"}}', '{{ "title": "t", "rows": [ {} ] }}'])
+def test_a_table_is_read_row_by_row_and_a_text_that_is_not_canonical_as_a_whole(rows: str, layout: str) -> None:
+    part = Part(name="a", size=1)
+    found = records.unseal(Listed, seal_text(layout.format(rows)), where="f")
+    assert found == Listed(rows=(part,) * rows.count("{"), title="t")
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (f'{{"rows":[{ROW}],"rows":[{ROW}],"title":"t"}}', "a key stands twice"),
+        ('{"rows":[],"title":"t","title":"t"}', "a key stands twice"),
+        ('{"rows":[{"name":"a","size":1,"size":1}],"title":"t"}', "a key stands twice"),
+        (f'{{"rows":[{ROW},],"title":"t"}}', "not valid JSON"),
+        (f'{{"rows":[{ROW}"title":"t"}}', "not valid JSON"),
+        (f'{{"rows":[{ROW}],1:"t"}}', "not valid JSON"),
+        (f'{{"rows":[{ROW}],[]:"t"}}', "not valid JSON"),
+        ('{"rows":[{"name":"a","size":NaN}],"title":"t"}', "NaN is not a number"),
+        ('{"rows":[{"name":"a","size":"1"}],"title":"t"}', r"f\.rows\[0\]\.size: expected int, found str"),
+        ('{"rows":{},"title":"t"}', r"f\.rows: expected tuple, found dict"),
+        ('{"rows":[]}', "missing fields"),
+    ],
+)
+def test_what_is_wrong_in_a_table_is_said(body: str, said: str) -> None:
+    with pytest.raises(DatasetError, match=said):
+        records.unseal(Listed, seal_text(body), where="f")
