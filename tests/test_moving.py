@@ -151,6 +151,30 @@ def test_what_is_damaged_is_not_passed_on(dataset: Path, bucket: Bucket, pushed:
     assert "new/dataset.json" not in bucket.listed("new/")
 
 
+def test_each_file_of_a_pull_and_each_range_of_a_source_is_asked_for_once_and_nothing_is_looked_for_first(
+    dataset: Path, bucket: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[tuple[str, str]] = []
+
+    def note(method: str, path: str) -> str:
+        asked.append((method, path.partition("?")[0].removeprefix(f"/{bucket.name}/")))
+        return ""
+
+    with fault_proxy(bucket.endpoint) as proxy:
+        proxy.choose = note
+        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
+        library.push(dataset, f"{bucket.url}/ds")
+        asked.clear()
+        library.pull(f"{bucket.url}/ds", tmp_path / "back")
+        names = [name for name in tree(dataset) if name != "dataset.json"]
+        of_files = sorted(ask for ask in asked if ask[1] != "ds/dataset.json")
+        assert of_files == sorted(("GET", f"ds/{name}") for name in names)
+
+        bucket.put("a.parquet", (tmp_path / "a.parquet").read_bytes())
+        library.prepare(f"{bucket.url}/a.parquet", tmp_path / "out", tokenizer="byte", unit_bytes="1GB", workers=1)
+        assert asked.count(("HEAD", "a.parquet")) == 2, "when it is named, and when it is pinned"
+
+
 def test_a_pull_that_was_killed_in_a_file_goes_on_in_it(bucket: Bucket, tmp_path: Path) -> None:
     (tmp_path / "big.txt").write_bytes(b"".join(os.urandom(30).hex().encode() + b"\n" for _ in range(450_000)))
     library.prepare(str(tmp_path / "big.txt"), tmp_path / "big", tokenizer="byte", unit_bytes="1GB", workers=1)
