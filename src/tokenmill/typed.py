@@ -166,6 +166,7 @@ def _sequence(kind: Any) -> Converter:
     return build
 
 
+@functools.cache
 def tables_of(kind: type) -> dict[str, Callable[[Iterable[Any]], Sequence[Any]]]:
     """For each field that is a table, what makes it of plain rows. `convert` takes what is made so as it is."""
     hints = typing.get_type_hints(kind)
