@@ -264,7 +264,7 @@ def read_afresh(files: Iterable[Path]) -> None:
     """Have the system's copies of files made by reading, for all alike.
 
     Those made by writing lie in few large pieces of memory or in many small ones, as the writer went about
-    it, which shows in a tenth of the rate; and nobody trains on what was written a minute ago.
+    it, which shows in the rate; and nobody trains on what was written a minute ago.
     """
     for file in files:
         descriptor = os.open(file, os.O_RDONLY)

@@ -48,7 +48,7 @@ class Boots:
 class Hearts:
     """What `threading` is to the lock: hearts that are there while their lock is held, and never come to beat.
 
-    A run is over long before the first beat; to start a thread for it and to wait for its end is a fifth of the run.
+    A run is over long before the first beat; to start a thread for it and to wait for its end only takes time.
     """
 
     Event = threading.Event
