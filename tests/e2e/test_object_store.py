@@ -8,6 +8,7 @@ import os
 import signal
 import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ import pytest
 import tokenmill as library
 from conftest import Command, command, make_texts, tree
 from s3 import Bucket
+from tokenmill.build.state import check_ours
 from tokenmill.errors import BuildError, OutputError, RecipeError, SourceChangedError
 from tokenmill.recipe import make_recipe
 from tokenmill.sources.listing import list_sources
@@ -144,3 +146,12 @@ def test_two_builders_at_once_make_one_dataset(remote: Bucket, corpus: Path, tmp
     both = [subprocess.Popen(line, env={**os.environ, "PYTHONUNBUFFERED": "1"}) for _ in range(2)]
     assert [process.wait(120) for process in both] == [0, 0]
     assert remote.tree("out") == tree(tmp_path / "out")
+
+
+def test_a_build_that_only_probes_its_store_is_no_stranger(bucket: Bucket, tmp_path: Path) -> None:
+    folder = ObjectFolder(f"{bucket.url}/out", spool=str(tmp_path / "spool"))
+    with ThreadPoolExecutor(1) as pool:
+        probing = pool.submit(lambda: [folder.probed() for _ in range(40)])
+        while not probing.done():
+            check_ours(folder)
+    assert probing.result() == [folder] * 40

@@ -90,7 +90,8 @@ def _has_plan(folder: Folder) -> bool:
 
 def _has_begun(folder: Folder) -> bool:
     begun = {"lock", "events.jsonl", "pieces", "receipts", "rejects", "quarantine"}
-    return folder.names() == [".build"] and all(
+    # In an object store a folder goes with the last of its objects: there is nothing between the probe and the lock.
+    return folder.names() in ([], [".build"]) and all(
         name in begun or name.endswith(TEMP_SUFFIX) or name.startswith("probe-") for name in folder.names(".build")
     )
 
