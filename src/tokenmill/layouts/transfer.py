@@ -76,6 +76,7 @@ def check_free(folder: Folder, request: Request, *, what: str, beside: Collectio
     if found is not None and not found.is_folder:
         raise OutputError(f"{folder.path} is not a folder", hint="choose another output")
     names = [name for name in folder.names() if name not in beside and not is_temp(name)]
+    begun = names == [".build"] and _has_begun(folder)  # looked at first: another process may say what it wants now
     if folder.exists(REQUEST):
         before = records.unseal(Request, folder.read(REQUEST, max_bytes=1 << 26), where=folder.at(REQUEST))
         if before != request:
@@ -84,7 +85,7 @@ def check_free(folder: Folder, request: Request, *, what: str, beside: Collectio
                 f"{folder.path} holds another {what}:\n  {lines}",
                 hint="choose another output, or start this one over with --restart",
             )
-    elif names and not (names == [".build"] and _has_begun(folder)):
+    elif names and not begun:
         raise OutputError(
             f"{folder.path} holds something else: {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}",
             hint="choose an output that is empty or does not exist",
