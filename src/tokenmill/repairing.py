@@ -14,8 +14,9 @@ from tokenmill import manifest as manifests
 from tokenmill.build import state
 from tokenmill.build.budget import Budget
 from tokenmill.build.build import make_executor
-from tokenmill.build.commit import commit, group_pieces, group_provenance
+from tokenmill.build.commit import commit
 from tokenmill.build.executor import Executor
+from tokenmill.build.groups import group_pieces, group_provenance
 from tokenmill.build.receipt import NO_LIMIT, PIECES, RECEIPTS, REJECTS, Receipt
 from tokenmill.build.redo import (
     Receipts,
@@ -178,28 +179,18 @@ def _intact(
     """Files that need not be made again. Without a manifest, those that a receipt vouches for."""
     if found is not None:
         return {name: digest for name, digest in found.all_files().items() if name not in bad}
-    intact = {}
-    for split in sorted({split for part in parts for split in part.pieces}):
-        pieces = [part.pieces[split] for part in parts if split in part.pieces]
-        for index, group in enumerate(group_pieces(pieces, plan.target_tokens)):
-            if len(group) == 1:
-                for ending, digest in ((".bin", group[0].bin), (".idx", group[0].idx)):
-                    name = f"{split}/{index:05d}{ending}"
-                    if _holds(folder, name, digest):
-                        intact[name] = digest
-    return intact
+    splits = sorted({split for part in parts for split in part.pieces})
+    links = (link for group in group_pieces(parts, splits, plan.target_tokens) for link in group.links())
+    return {name: digest for _, name, digest in links if _holds(folder, name, digest)}
 
 
 def _lost(folder: Folder, plan: Plan, parts: list[Receipt], intact: dict[str, Digest]) -> list[Receipt]:
     """The units without which the missing files cannot be made."""
     lost: dict[int, Receipt] = {}
-    for split in sorted({split for part in parts for split in part.pieces}):
-        owners = iter([part for part in parts if split in part.pieces])
-        pieces = [part.pieces[split] for part in parts if split in part.pieces]
-        for index, group in enumerate(group_pieces(pieces, plan.target_tokens)):
-            members = [next(owners) for _ in group]
-            if not all(f"{split}/{index:05d}{ending}" in intact for ending in (".bin", ".idx")):
-                lost.update({member.unit: member for member in members})
+    splits = sorted({split for part in parts for split in part.pieces})
+    for group in group_pieces(parts, splits, plan.target_tokens):
+        if not all(f"{group.name}{ending}" in intact for ending in (".bin", ".idx")):
+            lost.update({unit: parts[unit] for unit, _ in group.keys})
     for index, receipts in enumerate(group_provenance(parts)):
         if f"provenance/{index:05d}.parquet" not in intact:
             for part in receipts:

@@ -18,7 +18,7 @@ import numpy as np
 
 from tokenmill import manifest as manifests
 from tokenmill import placement
-from tokenmill.build.commit import group_pieces
+from tokenmill.build.groups import group_pieces
 from tokenmill.build.receipt import PIECES, RECEIPTS, REJECTS, Receipt
 from tokenmill.build.redo import dataset_receipts, load_receipts, reopen, task_of
 from tokenmill.build.unit import run_unit
@@ -219,15 +219,12 @@ def _check_sources(
 def _places(receipts: list[Receipt], target: int) -> dict[tuple[int, str], tuple[str, int]]:
     """In which shard, and at which byte of it, the piece of a unit lies."""
     places = {}
-    for split in sorted({split for receipt in receipts for split in receipt.pieces}):
-        owners = [receipt for receipt in receipts if split in receipt.pieces]
-        units = iter(owners)
-        groups = group_pieces([receipt.pieces[split] for receipt in owners], target)
-        for index, group in enumerate(groups):
-            offset = 0
-            for piece in group:
-                places[next(units).unit, split] = (f"{split}/{index:05d}", offset)
-                offset += piece.bin.bytes
+    splits = sorted({split for receipt in receipts for split in receipt.pieces})
+    for group in group_pieces(receipts, splits, target):
+        offset = 0
+        for (unit, _), piece in zip(group.keys, group.pieces, strict=True):
+            places[unit, group.split] = (group.name, offset)
+            offset += piece.bin.bytes
     return places
 
 

@@ -18,6 +18,7 @@ from tokenmill.build.ahead import led_by
 from tokenmill.build.budget import Budget
 from tokenmill.build.commit import commit
 from tokenmill.build.crew import Crew
+from tokenmill.build.early import linking_early
 from tokenmill.build.executor import Checked, Executor, Failure, make_request
 from tokenmill.build.pool import Pool
 from tokenmill.build.progress import Progress, Tally, Watcher
@@ -209,13 +210,15 @@ def _run_units(setup: Setup, folder: Folder, executor: Executor, progress: Progr
     def listen(message: dict[str, Any]) -> None:
         if message["kind"] == "done":  # a hint: all receipts are read in the end, side by side
             known[message["unit"]] = _num_tokens(folder, message["unit"]) if setup.recipe.max_tokens else 0
+            look()
             if ahead is not None:
                 ahead.release(message["unit"])
         progress.hear(message)
 
     leading, ahead = led_by(folder, setup.listing.root, tasks())
     try:
-        failures = executor.run(leading, listen)
+        with linking_early(folder, plan, setup.recipe.splits, known) as look:
+            failures = executor.run(leading, listen)
         _raise_failures(failures, setup)
         cut = budget.cut(plan)
         if cut is not None:

@@ -3,15 +3,13 @@
     pieces of a split, in order   [large] [small small small] [large] [small large]
     shards                        link    join                link    join
 
-A piece of `target_tokens` or more becomes a shard by a second name; smaller ones are joined with
-their neighbours until they reach it, so a split has at most tokens / target + 1 shards. Then the
-books are balanced over the whole, and the manifest is written last.
+A piece that is a shard as it is gets a second name; others are joined. Then the books are balanced over the whole, and
+the manifest is written last.
 """
 
 from __future__ import annotations
 
 import hashlib
-import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -24,6 +22,7 @@ import pyarrow.parquet as pq
 
 from tokenmill import manifest, records
 from tokenmill.build import provenance
+from tokenmill.build.groups import Group, group_pieces, group_provenance
 from tokenmill.build.receipt import PIECES, RECEIPTS, REJECTS, Receipt, hex_sum
 from tokenmill.errors import BuildError, DamagedPieceError
 from tokenmill.manifest import Manifest, Shard, SourceTotal, Split
@@ -33,23 +32,7 @@ from tokenmill.shards.writer import ShardWriter
 from tokenmill.storage import Digest, Folder
 from tokenmill.typed import make_table
 
-PROVENANCE_ROWS = 1 << 24
-PROVENANCE_UNITS = 1 << 16
 LINKS_AT_ONCE = 1 << 12
-
-
-def group_pieces(pieces: Iterable[Shard], target: int) -> Iterator[list[Shard]]:
-    """Runs of pieces, each of `target` tokens or more but for the last."""
-    held: list[Shard] = []
-    tokens = 0
-    for piece in pieces:
-        held.append(piece)
-        tokens += piece.tokens
-        if tokens >= target:
-            yield held
-            held, tokens = [], 0
-    if held:
-        yield held
 
 
 def commit(
@@ -73,8 +56,8 @@ def commit(
     for name in (PIECES, REJECTS, RECEIPTS):
         folder.sync(name)  # files may be there from a build that was killed before it had synced their names
     for name in splits:
-        pieces = (receipt.pieces[name] for receipt in receipts if name in receipt.pieces)
-        totals[name] = _commit_split(folder, name, pieces, plan.target_tokens, dtype, intact)
+        groups = group_pieces(receipts, [name], plan.target_tokens)
+        totals[name] = _commit_split(folder, name, groups, dtype, intact)
     files = _commit_provenance(folder, receipts, intact)
     if tokenizer_file is not None:
         files[tokenizer["file"]] = tokenizer_file
@@ -153,9 +136,9 @@ def check_books(plan: Plan, receipts: Iterable[Receipt], result: Manifest) -> No
 
 
 def _commit_split(
-    folder: Folder, split: str, pieces: Iterable[Shard], target: int, dtype: str, intact: Mapping[str, Digest]
+    folder: Folder, split: str, groups: Iterable[Group], dtype: str, intact: Mapping[str, Digest]
 ) -> Split:
-    shards = make_table(Shard, _commit_shards(folder, split, pieces, target, dtype, intact))
+    shards = make_table(Shard, _commit_shards(folder, groups, dtype, intact))
     if shards:
         folder.sync(split)
     return Split(
@@ -166,41 +149,39 @@ def _commit_split(
 
 
 def _commit_shards(
-    folder: Folder, split: str, pieces: Iterable[Shard], target: int, dtype: str, intact: Mapping[str, Digest]
+    folder: Folder, groups: Iterable[Group], dtype: str, intact: Mapping[str, Digest]
 ) -> Iterator[Shard]:
     links: list[tuple[str, str, Digest]] = []
-    for index, group in enumerate(group_pieces(pieces, target)):
-        if not index:
-            folder.make(split)
-        name = f"{split}/{index:05d}"
-        if f"{name}.bin" in intact and f"{name}.idx" in intact:
-            yield _keep(group, name, intact)
-        elif len(group) == 1:
-            piece = group[0]
-            links += [(f"{piece.name}.bin", f"{name}.bin", piece.bin), (f"{piece.name}.idx", f"{name}.idx", piece.idx)]
-            yield replace(piece, name=name)
+    for group in groups:
+        if not group.number:
+            folder.make(group.split)
+        if f"{group.name}.bin" in intact and f"{group.name}.idx" in intact:
+            yield _keep(group, intact)
+        elif len(group.pieces) == 1:
+            links += group.links()
+            yield replace(group.pieces[0], name=group.name)
         else:
-            yield _join(folder, group, name, dtype)
+            yield _join(folder, group, dtype)
         if len(links) >= LINKS_AT_ONCE:
             folder.link_all(links)
             links.clear()
     folder.link_all(links)
 
 
-def _keep(pieces: Sequence[Shard], name: str, intact: Mapping[str, Digest]) -> Shard:
+def _keep(group: Group, intact: Mapping[str, Digest]) -> Shard:
     return Shard(
-        name=name,
-        tokens=sum(piece.tokens for piece in pieces),
-        documents=sum(piece.documents for piece in pieces),
-        bin=intact[f"{name}.bin"],
-        idx=intact[f"{name}.idx"],
+        name=group.name,
+        tokens=sum(piece.tokens for piece in group.pieces),
+        documents=sum(piece.documents for piece in group.pieces),
+        bin=intact[f"{group.name}.bin"],
+        idx=intact[f"{group.name}.idx"],
     )
 
 
-def _join(folder: Folder, pieces: Sequence[Shard], name: str, dtype: str) -> Shard:
-    writer = ShardWriter(folder.create, name, dtype)
+def _join(folder: Folder, group: Group, dtype: str) -> Shard:
+    writer = ShardWriter(folder.create, group.name, dtype)
     try:
-        for piece in pieces:
+        for piece in group.pieces:
             index = folder.read(f"{piece.name}.idx")
             _check_bytes(hashlib.sha256(index), f"{piece.name}.idx", piece.idx)
             _, lengths = parse_index(memoryview(index), bin_bytes=piece.bin.bytes, where=piece.name)
@@ -221,21 +202,6 @@ def _check_bytes(sha: hashlib._Hash, name: str, wanted: Digest) -> None:
     """What is joined must be what the receipt vouches for; a unit that was trusted by its size is not yet."""
     if sha.hexdigest() != wanted.sha256:
         raise DamagedPieceError(f"{name} is not what its receipt says", hint="run the same command again: it is redone")
-
-
-def group_provenance(receipts: Iterable[Receipt]) -> Iterator[Iterator[Receipt]]:
-    """Runs of receipts whose documents share a provenance file; each lasts until the next is asked for."""
-
-    def numbered() -> Iterator[tuple[int, Receipt]]:
-        number = units = rows = 0
-        for receipt in receipts:
-            yield number, receipt
-            units, rows = units + 1, rows + receipt.documents_read
-            if rows >= PROVENANCE_ROWS or units == PROVENANCE_UNITS:
-                number, units, rows = number + 1, 0, 0
-
-    for _, group in itertools.groupby(numbered(), key=lambda item: item[0]):
-        yield (receipt for _, receipt in group)
 
 
 def _commit_provenance(folder: Folder, receipts: Sequence[Receipt], intact: Mapping[str, Digest]) -> dict[str, Digest]:

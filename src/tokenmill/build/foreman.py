@@ -27,6 +27,8 @@ from tokenmill.redaction import redact
 _START = "import gc; gc.disable(); from tokenmill.build import foreman, worker; gc.freeze(); foreman.serve({fd})"
 # numpy would start a thread for each core as it loads, and take a tenth of a second; an allocator of Arrow starts one.
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
+# Every batch takes as much as the one before: what glibc gave back to the system in between would be faulted in again.
+_KEPT = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
 _MESSAGE = struct.Struct("<i")
 _HIRE = -1
 LEAVE_SECONDS = 1.0
@@ -43,7 +45,7 @@ class Foreman:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _START.format(fd=theirs.fileno())],
                 pass_fds=[theirs.fileno()],
-                env={**os.environ, **_ONE_THREAD},
+                env={**os.environ, **_ONE_THREAD, **_KEPT},
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )

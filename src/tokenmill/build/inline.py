@@ -9,14 +9,13 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 
 from tokenmill import errors
 from tokenmill.build.check import check
 from tokenmill.build.crew import Message
 from tokenmill.build.executor import MAX_TRIES, MEMORY_BUDGET, Checked, Failure, Listener, Request, is_final
 from tokenmill.build.task import Task, Work
-from tokenmill.build.unit import begin_unit, run_unit
+from tokenmill.build.unit import Report, begin_unit, run_unit
 from tokenmill.storage import Folder
 from tokenmill.tokenizer.encoded import Engine
 from tokenmill.tokenizer.engine import open_engine
@@ -43,18 +42,23 @@ class Inline:
     def run(self, tasks: Iterator[Task], listener: Listener) -> list[Failure]:
         """One unit after the other; what goes to a store is put while the next unit is computed."""
         failures: list[Failure] = []
-        report = Reporter(listener)
-        held: deque[tuple[Task, Callable[[], object]]] = deque()
+        reporter = Reporter(listener)
+        held: deque[tuple[Task, Future[object]]] = deque()
 
         def settle() -> None:
             task, first_try = held.popleft()
-            error = self._attempt(task, first_try, report, listener)
-            report.flush()
+            error = self._attempt(task, first_try, reporter, listener)
+            reporter.flush()
             if error is None:
                 listener({"kind": "done", "unit": task.unit.index})
             else:
                 failures.append(Failure(task, error))
                 listener({"kind": "failed", "unit": task.unit.index, "error": error.message})
+
+        def report(documents: int, tokens: int, text_bytes: int) -> None:
+            reporter(documents, tokens, text_bytes)
+            while held and held[0][1].done() and not held[0][1].exception():
+                settle()
 
         with ThreadPoolExecutor(1) as beside:
             for task in tasks:
@@ -65,26 +69,27 @@ class Inline:
                 settle()
         return failures
 
-    def _begin(self, task: Task, report: Reporter, beside: ThreadPoolExecutor) -> Callable[[], object]:
-        """What gives the result of a first try: for a store its computing is done, and the rest on its way."""
-        if self._folder.is_local:
-            return partial(self._run, task, report)
+    def _begin(self, task: Task, report: Report, beside: ThreadPoolExecutor) -> Future[object]:
+        """The result of a first try: for a store its computing is done, and the rest on its way."""
         begun: Future[object] = Future()
         try:
-            begun = beside.submit(begin_unit(self._folder, self._work, task, self._engine, report))
+            finish = begin_unit(self._folder, self._work, task, self._engine, report)
+            if not self._folder.is_local:
+                return beside.submit(finish)
+            begun.set_result(finish())
         except Exception as error:
             begun.set_exception(error)
-        return begun.result
-
-    def _run(self, task: Task, report: Reporter) -> object:
-        return run_unit(self._folder, self._work, task, self._engine, report)
+        return begun
 
     def _attempt(
-        self, task: Task, first_try: Callable[[], object], report: Reporter, listener: Listener
+        self, task: Task, first_try: Future[object], report: Report, listener: Listener
     ) -> errors.TokenmillError | None:
         for attempt in range(1, MAX_TRIES + 1):
             try:
-                first_try() if attempt == 1 else self._run(task, report)
+                if attempt == 1:
+                    first_try.result()
+                else:
+                    run_unit(self._folder, self._work, task, self._engine, report)
                 return None
             except Exception as error:  # whatever a unit dies of, the other units go on
                 failure = errors.from_record(errors.to_record(error))

@@ -22,6 +22,8 @@ PIECES = ".build/pieces"
 RECEIPTS = ".build/receipts"
 REJECTS = ".build/rejects"
 NO_LIMIT = -1
+# A unit, and the token limit that it was cut to.
+Key = tuple[int, int]
 _REQUESTS_AT_ONCE = 64
 _SUM = re.compile(r"[0-9a-f]{32}")
 
@@ -40,6 +42,10 @@ class Receipt:
     read_sum: str
     written_sum: str
     files: dict[str, Digest]
+
+    @property
+    def key(self) -> Key:
+        return self.unit, self.token_limit
 
     @property
     def tokens(self) -> int:

@@ -91,11 +91,11 @@ def open_reference(spec: TokenizerSpec) -> tuple[str, Callable[[str], list[int]]
     if spec.kind == "tiktoken":
         import tiktoken
 
-        pairs = (line.split() for line in spec.content.splitlines() if line)
+        words = spec.content.split()  # a token and its rank, line after line
         encoding = tiktoken.Encoding(
             spec.name,
             pat_str=PATTERNS[spec.scheme],
-            mergeable_ranks={binascii.a2b_base64(token): int(rank) for token, rank in pairs},
+            mergeable_ranks=dict(zip(map(binascii.a2b_base64, words[::2]), map(int, words[1::2]), strict=True)),
             special_tokens={},
         )
         return "tiktoken", encoding.encode_ordinary
