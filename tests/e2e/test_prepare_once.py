@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -12,8 +13,12 @@ import pytest
 
 import tokenmill
 from conftest import make_texts, tree, write_jsonl
-from tokenmill.build.waiting import NOTE
+from tokenmill.build import build
+from tokenmill.build.setup import Setup
+from tokenmill.build.setup import set_up as setting_up
+from tokenmill.build.waiting import NOTE, leaving_a_note
 from tokenmill.errors import BadDocumentError, LockedError, RecipeError
+from tokenmill.recipe import Recipe
 from tokenmill.storage import Folder
 from tokenmill.storage.lock import locked
 
@@ -109,6 +114,30 @@ def test_those_who_wait_get_the_error_of_the_one_who_builds(tmp_path: Path, sour
         rank.end()
     assert failed.startswith("error BadDocumentError")
     assert told == failed
+
+
+def test_an_error_that_comes_while_one_who_waits_tries_again_reaches_it_too(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Folder(str(tmp_path / "out"))
+    folder.make(".build")
+    tries: list[Recipe] = []
+
+    def set_up(recipe: Recipe, *, output: str) -> Setup:
+        tries.append(recipe)
+        if len(tries) == 2:  # between two looks for a note
+            with contextlib.suppress(BadDocumentError), leaving_a_note(folder):
+                raise BadDocumentError("it is bad")
+            other.close()
+        return setting_up(recipe, output=output)
+
+    monkeypatch.setattr(build, "set_up", set_up)
+    with contextlib.ExitStack() as other:
+        other.enter_context(locked(folder))
+        with pytest.raises(BadDocumentError, match="it is bad"):
+            tokenmill.prepare(str(source), tmp_path / "out", tokenizer="byte", workers=1, wait=True)
+    assert len(tries) == 2
+    assert not folder.exists(".build/plan.json")
 
 
 def test_a_note_of_an_earlier_failure_stops_nobody(tmp_path: Path, source: Path) -> None:

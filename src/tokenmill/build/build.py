@@ -58,15 +58,26 @@ def build(
     scratch: str | None,
     restart: bool,
     watch: Watcher | None,
+    heed: Callable[[], None] = lambda: None,
 ) -> tuple[Manifest, bool]:
-    """The dataset of a recipe, and whether it stood already. `hire` gives what runs its units."""
+    """The dataset of a recipe, and whether it stood already. `hire` gives what runs its units.
+
+    `heed` is called once nobody else builds, and may raise: then nothing is begun.
+    """
     state.check_ours(folder)
     setup = set_up(recipe if restart else state.as_before(folder, recipe), output=folder.path)
-    return build_planned(setup, folder, hire=hire, scratch=scratch, restart=restart, watch=watch)
+    return build_planned(setup, folder, hire=hire, scratch=scratch, restart=restart, watch=watch, heed=heed)
 
 
 def build_planned(
-    setup: Setup, folder: Folder, *, hire: Hire, scratch: str | None, restart: bool, watch: Watcher | None
+    setup: Setup,
+    folder: Folder,
+    *,
+    hire: Hire,
+    scratch: str | None,
+    restart: bool,
+    watch: Watcher | None,
+    heed: Callable[[], None] = lambda: None,
 ) -> tuple[Manifest, bool]:
     """The same for what is set up already, maybe on another machine."""
     progress = Progress(watch)
@@ -86,6 +97,7 @@ def build_planned(
         done = None if restart else state.finished(folder, setup.plan)
         if done is not None:
             return done, True
+        heed()
         progress.log_to(log)
         if local is not None:
             try:

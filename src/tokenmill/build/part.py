@@ -99,9 +99,10 @@ def _build(told: Message, say: Callable[[Message], None]) -> Message:
     setup = _from_message(told)
     folder = Folder(told["output"])
 
-    def attempt() -> bool:
+    def attempt(heed: Callable[[], None]) -> bool:
         hire = partial(make_executor, told["workers"], None)
-        return build_planned(setup, folder, hire=hire, scratch=None, restart=False, watch=_sparing(say))[1]
+        watch = _sparing(say)
+        return build_planned(setup, folder, hire=hire, scratch=None, restart=False, watch=watch, heed=heed)[1]
 
     def tell(text: str) -> None:
         say({"kind": "waiting", "message": text})

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -123,7 +123,7 @@ def prepare(
 
             hire = partial(Ray, address=ray_address, workers=workers)
 
-        def attempt() -> tuple[Manifest, bool, Exported | None]:
+        def attempt(heed: Callable[[], None] = lambda: None) -> tuple[Manifest, bool, Exported | None]:
             done = build(
                 wanted,
                 folder,
@@ -131,6 +131,7 @@ def prepare(
                 scratch=None if scratch is None else local_folder(scratch).path,
                 restart=restart,
                 watch=watch,
+                heed=heed,
             )
             if layout is None:
                 return *done, None

@@ -49,14 +49,25 @@ def leaving_a_note(folder: Folder) -> Iterator[None]:
         raise
 
 
-def wait_for(folder: Folder, attempt: Callable[[], T], *, timeout: float | None, tell: Callable[[str], None]) -> T:
-    """Try until nobody else holds the lock. Raises what the build that was waited for failed of."""
+def wait_for(
+    folder: Folder, attempt: Callable[[Callable[[], None]], T], *, timeout: float | None, tell: Callable[[str], None]
+) -> T:
+    """Try until nobody else holds the lock. Raises what the build that was waited for failed of.
+
+    An attempt asks for that as well once it has the lock: the other build may have failed since it began.
+    """
     begin = time.monotonic()
     before = _note(folder)
     told = False
+
+    def heed() -> None:
+        now = _note(folder)
+        if now is not None and now != before:
+            raise errors.from_record(now.error)
+
     while True:
         try:
-            return attempt()
+            return attempt(heed)
         except LockedError as error:
             if not told:
                 tell(f"{error.message}; waiting for it")
@@ -67,9 +78,7 @@ def wait_for(folder: Folder, attempt: Callable[[], T], *, timeout: float | None,
                     hint="wait longer, or look at .build/events.jsonl",
                 ) from None
         time.sleep(POLL_SECONDS)
-        now = _note(folder)
-        if now is not None and now != before:
-            raise errors.from_record(now.error)
+        heed()
 
 
 def _note(folder: Folder) -> Failure | None:
