@@ -27,6 +27,7 @@ from tokenmill.manifest import Manifest, Split
 from tokenmill.storage import Digest, Folder, open_folder
 from tokenmill.storage.lock import locked
 from tokenmill.storage.mapped import fast_digest
+from tokenmill.storage.output import is_temp
 from tokenmill.storage.places import ready
 from tokenmill.storage.space import require_space
 
@@ -102,9 +103,10 @@ def _move(
     with locked(target):
         _let_in(target, wanted)
         files = wanted.all_files()
-        parents = sorted({os.path.dirname(name) for name in files})
+        parents = sorted({"", *map(os.path.dirname, files)})
         for parent in parents:
             target.make(parent)
+            target.sweep(parent)
         count = workers or FILES_AT_ONCE
         tally = Tally(sum(digest.bytes for digest in files.values()), count, watch)
         # The largest first, so that none is left alone at the end.
@@ -207,13 +209,17 @@ def _numbers(shards: str) -> set[int]:
 
 def _check_target(target: Folder, wanted: Manifest) -> None:
     """Refuse a place that holds something else than this dataset or a part of it."""
+    from tokenmill.storage.download import PART_SUFFIX
+
+    names = target.names()  # looked at first: another process may write the manifest now
     if target.exists(manifests.NAME):
         there = manifests.load(target)
         if (there.identity, there.sources) != (wanted.identity, wanted.sources):
             raise OutputError(f"{target.path} holds another dataset", hint="choose another place, or remove it first")
         return
     known = {name.partition("/")[0] for name in wanted.all_files()} | {".build", "packing"}
-    if strange := sorted(name for name in target.names() if name not in known):
+    begun = {f"{name}{PART_SUFFIX}" for name in known}
+    if strange := sorted(name for name in names if name not in known | begun and not is_temp(name)):
         raise OutputError(
             f"{target.path} holds something else: {', '.join(strange[:5])}{' ...' if len(strange) > 5 else ''}",
             hint="choose a place that is empty or does not exist",

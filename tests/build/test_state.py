@@ -88,6 +88,21 @@ def test_a_build_that_another_process_begins_at_this_moment_is_one_of_ours(corpu
     state.check_ours(Folder(str(tmp_path / "out"), Begins()))
 
 
+def test_a_build_that_was_killed_while_it_was_started_over_can_be_gone_on_with(corpus: Path, tmp_path: Path) -> None:
+    class Dies(LocalFileSystem):
+        def unlink(self, path: str) -> None:
+            super().unlink(path)
+            if path.endswith("plan.json"):
+                raise KeyboardInterrupt
+
+    tokenmill.prepare(str(corpus), tmp_path / "out", tokenizer="char", workers=1)
+    before = tree(tmp_path / "out")
+    with pytest.raises(KeyboardInterrupt):
+        state.start_over(Folder(str(tmp_path / "out"), Dies()))
+    tokenmill.prepare(str(corpus), tmp_path / "out", tokenizer="char", workers=1)
+    assert tree(tmp_path / "out") == before
+
+
 def test_a_receipt_stays_when_another_build_finished_and_cleaned_up(corpus: Path, tmp_path: Path) -> None:
     found = tokenmill.prepare(str(corpus), tmp_path / "out", tokenizer="byte", workers=1).manifest
     folder = Folder(str(tmp_path / "out"))

@@ -83,6 +83,20 @@ def test_a_holder_that_ended_leaves_no_lock(folder: Folder) -> None:
     assert folder.names(".build") == []
 
 
+def test_a_folder_that_another_one_takes_away_with_its_lock_is_made_again(folder: Folder) -> None:
+    class TakesAway(LocalFileSystem):
+        left = 2
+
+        def create(self, path: str) -> int:
+            if self.left:
+                self.left -= 1
+                folder.remove_empty(".build")
+            return super().create(path)
+
+    with locked(Folder(folder.path, TakesAway())):
+        assert folder.names(".build") == ["lock"]
+
+
 def test_a_lock_that_is_held_in_this_process_is_not_taken_twice(folder: Folder) -> None:
     with locked(folder):
         with pytest.raises(LockedError), locked(folder):

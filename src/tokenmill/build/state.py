@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenmill import manifest as manifests
 from tokenmill import placement, records
+from tokenmill.build.ahead import NOTE as FETCHED
 from tokenmill.build.receipt import PIECES, RECEIPTS, REJECTS, Receipt, load_receipts
 from tokenmill.build.setup import Setup
 from tokenmill.build.task import Work
@@ -39,6 +40,11 @@ CLEAN = ".build/clean.json"
 TOKENIZER_COPY = ".build/tokenizer"
 PROVENANCE_SUFFIX = ".provenance.parquet"
 SWEPT = ("", ".build", PIECES, RECEIPTS, REJECTS, "provenance")
+# What there is before the plan, and what is left without it when a build that is started over is killed.
+_BEGUN = (
+    LOCK, ".build/events.jsonl", PIECES, RECEIPTS, REJECTS, ".build/quarantine", JOB, CLEAN, NOTE, FETCHED,
+    TOKENIZER_COPY,
+)  # fmt: skip
 _SHARD_FILE = re.compile(r"\d{5,}\.(bin|idx|parquet)|.*\.tmp")
 _WAYS_OUT = "choose another output, or start this one over with --restart"
 
@@ -89,10 +95,10 @@ def _has_plan(folder: Folder) -> bool:
 
 
 def _has_begun(folder: Folder) -> bool:
-    begun = {"lock", "events.jsonl", "pieces", "receipts", "rejects", "quarantine"}
     # In an object store a folder goes with the last of its objects: there is nothing between the probe and the lock.
     return folder.names() in ([], [".build"]) and all(
-        name in begun or name.endswith(TEMP_SUFFIX) or name.startswith("probe-") for name in folder.names(".build")
+        f".build/{name}" in _BEGUN or name.endswith(TEMP_SUFFIX) or name.startswith("probe-")
+        for name in folder.names(".build")
     )
 
 

@@ -206,7 +206,8 @@ class Copies:
                 thread.start()
 
     def _bring_shard(self, stem: str) -> None:
-        with contextlib.suppress(TokenmillError):  # whoever needs it will hear of it
+        # Whoever needs it will hear of it. When the program ends nobody does, and nothing can be begun any more.
+        with contextlib.suppress(TokenmillError, RuntimeError):
             self._bring([f"{stem}{ending}" for ending in _ENDINGS])
 
 

@@ -64,9 +64,12 @@ class Folder:
 
     def create(self, name: str) -> DirectOutput:
         """Start a new file; it appears under its name only when it is published."""
+        with explained(self.at(name)):
+            return self._create(name)
+
+    def _create(self, name: str) -> DirectOutput:
         temp = f"{self.at(name)}.{secrets.token_hex(6)}{TEMP_SUFFIX}"
-        with explained(temp):
-            return DirectOutput(name, temp, self.fs, self.fs.create(temp))
+        return DirectOutput(name, temp, self.fs, self.fs.create(temp))
 
     def publish(self, outputs: Sequence[Output], *, claimed: Callable[[], bool] = lambda: False) -> dict[str, Digest]:
         """Make files durable under their final names, all before the folder's fsync.
@@ -125,7 +128,12 @@ class Folder:
 
     def claim(self, name: str, data: bytes) -> bool:
         """Publish a small file if nobody has, without its durability; False if somebody was quicker."""
-        output = self.create(name)
+        try:
+            with explained(self.at(name), but=(FileNotFoundError,)):
+                output = self._create(name)
+        except FileNotFoundError:  # another one was done with this folder, and took it away
+            self.make(os.path.dirname(name))
+            return False
         try:
             output.write(data)
             temp, _ = output.settle()
