@@ -21,6 +21,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import HealthCheck, settings
 
 from s3 import Bucket, make_bucket, s3_server
 from tokenmill.cli import app as cli
@@ -29,6 +30,10 @@ WORDS = [
     *("the", "mill", "turns", "raw", "text", "into", "tokens,", "数千の文書", "и", "слова,", "naïve", "café", "🙂"),
     *("<|endoftext|>", "\n", "12345", "def", "f(x):", "return", "x"),
 ]
+
+# How long an example takes says nothing of it: machines are slow and busy with something else.
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 
 Command = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -324,7 +324,7 @@ def test_a_manifest_that_is_a_pipe_is_refused_and_not_waited_for(tmp_path: Path)
     script = "import sys, tokenmill; tokenmill.open(sys.argv[1])"
     try:
         done = subprocess.run(
-            [sys.executable, "-c", script, tmp_path], capture_output=True, text=True, timeout=5, check=False
+            [sys.executable, "-c", script, tmp_path], capture_output=True, text=True, timeout=60, check=False
         )
     except subprocess.TimeoutExpired:
         pytest.fail("the reader waits for the other end of the pipe")

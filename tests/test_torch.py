@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 import os
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -20,6 +19,7 @@ from torch.utils import data as torch_data
 import tokenmill
 import tokenmill.torch as adapters
 from conftest import make_texts, write_jsonl
+from ranks import meeting_place
 from tokenmill.data.dataset import Dataset
 from tokenmill.errors import RecipeError, StateError
 from tokenmill.storage import Folder
@@ -141,22 +141,17 @@ torch.distributed.destroy_process_group()
 
 
 def test_ranks_of_a_real_process_group_share_the_stream(dataset: Dataset) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+    _store, group = meeting_place(2)
     ranks = [
         subprocess.Popen(
             [sys.executable, "-W", "ignore", "-c", RANK_PROGRAM, dataset.path],
-            env={
-                **os.environ,
-                **{"RANK": str(rank), "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port},
-            },
+            env={**os.environ, **group, "RANK": str(rank)},
             stdout=subprocess.PIPE,
             text=True,
         )
         for rank in range(2)
     ]
-    printed = [process.communicate(timeout=60)[0] for process in ranks]
+    printed = [process.communicate(timeout=300)[0] for process in ranks]
     assert [process.returncode for process in ranks] == [0, 0]
     alone = samples(take(tokenmill.DataLoader(dataset, 32, 8, fields=FIELDS), 6))
     assert json.loads(printed[0]) == [0, 2, alone]

@@ -13,6 +13,8 @@ import pytest
 from tokenmill.build import foreman
 from tokenmill.build.crew import Crew
 
+_GONE = (FileNotFoundError, ProcessLookupError)  # before its file was opened, or before it was read
+
 
 @pytest.fixture
 def crew() -> Iterator[Crew]:
@@ -22,13 +24,16 @@ def crew() -> Iterator[Crew]:
 
 
 def children(process: int) -> list[int]:
-    return [int(name) for name in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    try:
+        return [int(name) for name in Path(f"/proc/{process}/task/{process}/children").read_text().split()]
+    except _GONE:
+        return []
 
 
 def is_alive(process: int) -> bool:
     try:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
+    except _GONE:
         return False
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -53,6 +54,21 @@ def copies(cache: Path) -> list[str]:
     return sorted(path.name for path in cache.rglob("*.bin") if path.parent.name == "train")
 
 
+def held(cache: Path) -> dict[Path, int]:
+    """The copies that are there at the same time, and their sizes: others come and go while one looks."""
+
+    def look() -> dict[Path, int]:
+        found = {}
+        for path in cache.rglob("train/*.[bi][id][nx]"):
+            with contextlib.suppress(FileNotFoundError):
+                found[path] = path.stat().st_size
+        return found
+
+    while (first := look()) != look():
+        pass
+    return first
+
+
 def shard_bytes(local: Path) -> int:
     return sum(path.stat().st_size for path in (local / "train").iterdir()) // len(copies(local.parent / "local"))
 
@@ -77,7 +93,7 @@ def test_loaders_give_the_same_batches(remote: Bucket, local: Path) -> None:
 
 def test_the_next_shards_arrive_while_one_is_read(remote: Bucket, tmp_path: Path) -> None:
     tokenmill.open(f"{remote.url}/ds")["train"].tokens(0, 1)
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 120
     while "00002.bin" not in copies(tmp_path / "cache"):
         assert time.monotonic() < deadline, copies(tmp_path / "cache")
         time.sleep(0.01)
@@ -89,8 +105,7 @@ def test_a_small_cache_holds_what_is_read_now(remote: Bucket, local: Path, tmp_p
     there = tokenmill.open(f"{remote.url}/ds", cache_bytes=limit)["train"]
     for start in range(0, here.num_tokens - 100, 5_000):
         np.testing.assert_array_equal(there.tokens(start, start + 100), here.tokens(start, start + 100))
-        held = sum(path.stat().st_size for path in (tmp_path / "cache").rglob("train/*.[bi][id][nx]"))
-        assert held <= limit
+        assert sum(held(tmp_path / "cache").values()) <= limit
     del there  # what one dataset uses, another one must not remove
     shuffled = tokenmill.DataLoader(tokenmill.open(f"{remote.url}/ds", cache_bytes=limit), 64, 8, epochs=1)
     for one, other in zip(shuffled, tokenmill.DataLoader(local, 64, 8, epochs=1), strict=True):
@@ -110,15 +125,13 @@ def test_what_cannot_be_had_again_stays(remote: Bucket, local: Path, tmp_path: P
     for name in remote.listed("ds/"):
         remote.put(name.replace("ds/", "old/"), remote.get(name))
     tokenmill.open(f"{remote.url}/old", cache_bytes=limit)["train"].tokens(0, 1)
-    time.sleep(0.2)
-    before = copies(tmp_path / "cache")
+    assert copies(tmp_path / "cache") == ["00000.bin"], "there is no room for another one"
     for name in remote.listed("old/"):
         remote.delete(name)
     there = tokenmill.open(f"{remote.url}/ds", cache_bytes=limit)["train"]
     with pytest.raises(StorageError, match="cannot be had again"):
         there.tokens(0, there.num_tokens)
-    for name in before:
-        assert name in copies(tmp_path / "cache")
+    assert copies(tmp_path / "cache") == ["00000.bin"]
 
 
 def test_wrong_bytes_are_never_taken(remote: Bucket, tmp_path: Path) -> None:
@@ -147,7 +160,7 @@ def test_the_ranks_of_a_node_share_one_cache_and_outlive_each_other(remote: Buck
     ranks[0].send_signal(signal.SIGKILL)
     train = tokenmill.open(local)["train"]
     wanted = str(int(train.tokens(0, train.num_tokens).sum()))
-    outputs = [rank.communicate(timeout=60)[0].strip() for rank in ranks]
+    outputs = [rank.communicate(timeout=300)[0].strip() for rank in ranks]
     assert outputs[1:] == [wanted] * 3
 
 

@@ -296,13 +296,13 @@ def test_a_disk_that_fills_up_stops_the_build_and_freed_space_lets_it_go_on(tmp_
     arguments = ["prepare", str(source), "-o", str(out), "--unit-bytes", "50KB", "-j", "1"]
     ballast = small_disk / "ballast"
     ballast.write_bytes(b"\0" * 2_400_000)
-    full = subprocess.run([command()[0], "-c", script, *arguments], capture_output=True, text=True, timeout=120)
+    full = subprocess.run([command()[0], "-c", script, *arguments], capture_output=True, text=True, timeout=300)
     assert full.returncode == 1, full.stderr
     assert "no space left" in full.stderr
     assert leftovers(out) == []
     done_before = {file.name for file in (out / ".build/receipts").glob("*.json")}
     ballast.unlink()
-    gone_on = subprocess.run([command()[0], "-c", script, *arguments], capture_output=True, text=True, timeout=120)
+    gone_on = subprocess.run([command()[0], "-c", script, *arguments], capture_output=True, text=True, timeout=300)
     assert gone_on.returncode == 0, gone_on.stderr
     assert done_before <= {file.name for file in (out / ".build/receipts").glob("*.json")}
     subprocess.run(command("prepare", source, "-o", tmp_path / "reference", "--unit-bytes", "50KB", "-q"), check=True)

@@ -5,16 +5,17 @@ from __future__ import annotations
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import tokenmill
 from conftest import make_texts, write_jsonl
+from ranks import meeting_place
 
 pytestmark = pytest.mark.xdist_group("example")  # one process, so that its dataset is made once
 
@@ -33,17 +34,14 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path / "out"
 
 
-def start(dataset: Path, checkpoint: Path, ranks: int, *options: str) -> list[subprocess.Popen[str]]:
-    """The example as torchrun starts it, but for torchrun: then the processes are ours to kill."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = str(free.getsockname()[1])
+def start(dataset: Path, checkpoint: Path, ranks: int, *options: str) -> tuple[Any, list[subprocess.Popen[str]]]:
+    """The example as torchrun starts it, but for torchrun: then the processes are ours to kill. And where they meet."""
+    store, group = meeting_place(ranks)
     command = [sys.executable, str(EXAMPLE), str(dataset), "--checkpoint", str(checkpoint), *SMALL, *options]
-    group = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
-    return [
+    return store, [
         subprocess.Popen(
             command,
-            env={**os.environ, **group, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            env={**os.environ, **group, "OMP_NUM_THREADS": "1", "RANK": str(rank), "LOCAL_RANK": str(rank)},
             stdout=subprocess.PIPE,
             text=True,
         )
@@ -56,24 +54,25 @@ def losses(text: str) -> dict[int, float]:
 
 
 def train(dataset: Path, checkpoint: Path, ranks: int, *options: str) -> str:
-    processes = start(dataset, checkpoint, ranks, *options)
-    printed = [process.communicate(timeout=120)[0] for process in processes]
+    _store, processes = start(dataset, checkpoint, ranks, *options)
+    printed = [process.communicate(timeout=300)[0] for process in processes]
     assert [process.returncode for process in processes] == [0] * ranks
     return printed[0]
 
 
 def train_until_killed(dataset: Path, checkpoint: Path, ranks: int, *, after: str) -> str:
     """What was printed by the time that all ranks were killed, which is some time after a line of it."""
-    processes = start(dataset, checkpoint, ranks, "--steps", "1000000")
+    _store, processes = start(dataset, checkpoint, ranks, "--steps", "1000000")
     seen = []
     assert processes[0].stdout is not None
     for line in processes[0].stdout:
         seen.append(line)
         if line.strip() == after:
             break
-    for process in processes:
-        process.kill()
-    rest = [process.communicate(timeout=60)[0] for process in processes]
+    for number in (signal.SIGSTOP, signal.SIGKILL):  # none of them is to see that another one is gone
+        for process in processes:
+            process.send_signal(number)
+    rest = [process.communicate(timeout=300)[0] for process in processes]
     assert [process.returncode for process in processes] == [-signal.SIGKILL] * ranks
     return "".join([*seen, rest[0]])
 

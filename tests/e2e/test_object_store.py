@@ -144,7 +144,7 @@ def test_two_builders_at_once_make_one_dataset(remote: Bucket, corpus: Path, tmp
     arguments = ["--tokenizer", "byte", "--unit-bytes", "40kB", "--split", "val=0.05", "-j", "1", "--wait", "-q"]
     line = command("prepare", f"{remote.url}/corpus", "-o", f"{remote.url}/out", *arguments)
     both = [subprocess.Popen(line, env={**os.environ, "PYTHONUNBUFFERED": "1"}) for _ in range(2)]
-    assert [process.wait(120) for process in both] == [0, 0]
+    assert [process.wait(300) for process in both] == [0, 0]
     assert remote.tree("out") == tree(tmp_path / "out")
 
 

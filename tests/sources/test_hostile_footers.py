@@ -37,7 +37,7 @@ print(listed, refused)
 
 def list_all(path: Path, start: int, stop: int) -> tuple[int, int]:
     command = [sys.executable, "-c", LIST_ALL, str(path), str(start), str(stop)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     listed, refused = map(int, done.stdout.split())
     return listed, refused

@@ -99,7 +99,7 @@ def test_files_are_fetched_while_others_are_tokenised(
     def keep(text: str) -> bool:
         """A unit of the first file is at work: is the last one here?"""
         if text.startswith("document 0 "):
-            for _ in range(2000):
+            for _ in range(24_000):
                 if hub.cached(path_of("data/b.parquet")) is not None:
                     break
                 threading.Event().wait(0.005)

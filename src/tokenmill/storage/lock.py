@@ -161,7 +161,7 @@ def _started(process: int) -> str:
         with open(f"/proc/{process}/stat", encoding="ascii", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()
         return "" if fields[0] in "ZX" else fields[19]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):  # it is gone, maybe between the opening and the reading
         if os.path.isdir("/proc/self"):
             return ""
     try:

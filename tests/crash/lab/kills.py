@@ -203,7 +203,7 @@ def _disturb(
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(chance.choice(workers), signal.SIGKILL)
                     killed.append(f"worker killed at {moment} units")
-            process.wait(120)
+            process.wait(300)
             if process.returncode == FINISHED:
                 break
             if process.returncode != -signal.SIGKILL:

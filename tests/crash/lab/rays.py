@@ -127,7 +127,7 @@ def _disturb(
                 elif victim == "driver":
                     process.kill()
                     break
-            process.wait(120)
+            process.wait(300)
             if process.returncode == FINISHED:
                 break
             if process.returncode not in (FAILED, -signal.SIGKILL):
