@@ -80,9 +80,11 @@ def unseal(kind: type[T], data: bytes, *, where: str) -> T:
 
 
 def opened(data: bytes, *, where: str) -> bytes:
-    """What was sealed, as text; `DatasetError` if the seal is broken or not there."""
-    _check_seal(data, where=where)
-    return data[:-_SEAL_BYTES] + b"}"
+    """What was sealed, as text; `DatasetError` if the seal is broken or not there. For small records: it is a copy."""
+    body = data[:-_SEAL_BYTES] + b"}"
+    if data[-_SEAL_BYTES:] != _SEAL % hashlib.sha256(body).hexdigest().encode():
+        _check_seal(data, where=where)  # says what is wrong
+    return body
 
 
 def _check_seal(data: bytes, *, where: str) -> None:

@@ -447,6 +447,26 @@ def test_a_link_that_takes_the_place_of_a_file_after_the_look_at_it_is_not_follo
         Folder(str(tmp_path), SeesAFile()).read("link.bin")
 
 
+@pytest.mark.parametrize("after", [b"", b"short", b"long" * 9, os.urandom(3 << 20)])
+def test_a_file_that_is_replaced_after_the_look_at_it_is_read_whole(tmp_path: Path, after: bytes) -> None:
+    class Replacing(LocalFileSystem):
+        def open(self, path: str) -> int:
+            Path(path).write_bytes(after)
+            return super().open(path)
+
+    (tmp_path / "a.bin").write_bytes(DATA)
+    assert Folder(str(tmp_path), Replacing()).read("a.bin") == after
+
+
+def test_a_read_that_gives_a_part_is_followed_by_another(tmp_path: Path) -> None:
+    class Sparing(LocalFileSystem):
+        def read(self, fd: int, buffer: memoryview) -> int:
+            return super().read(fd, buffer[:3])
+
+    (tmp_path / "a.bin").write_bytes(DATA)
+    assert Folder(str(tmp_path), Sparing()).read("a.bin") == DATA
+
+
 def test_reading_refuses_a_folder_and_a_pipe(tmp_path: Path) -> None:
     (tmp_path / "folder").mkdir()
     os.mkfifo(tmp_path / "pipe")

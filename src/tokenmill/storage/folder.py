@@ -187,7 +187,22 @@ class Folder:
 
     def read(self, name: str, *, max_bytes: int = 1 << 30) -> bytes:
         """All of a small file."""
-        return b"".join(bytes(block) for block in self.blocks(name, max_bytes=max_bytes))
+        path = self.at(name)
+        found = self._readable(name, max_bytes)
+        try:
+            fd = self._open(path)
+            try:
+                # With room for one byte more, a read that gives the size has come to the end.
+                buffer = memoryview(bytearray(found.size + 1))
+                at = self.fs.read(fd, buffer)
+                while at != found.size and (count := self.fs.read(fd, buffer[at:])):
+                    at += count
+            finally:
+                self._close(fd)
+        except OSError as error:
+            raise storage_error(error, path) from None
+        # A longer one may have taken its place meanwhile.
+        return bytes(buffer[:at]) if at <= found.size else self.read(name, max_bytes=max_bytes)
 
     def head(self, name: str, size: int) -> bytes:
         """The first bytes of a file."""
@@ -198,17 +213,8 @@ class Folder:
         """A file's bytes, block by block; each block is valid until the next one."""
         path = self.at(name)
         with explained(path):
-            found = self.stat(name)
-            if found is None:
-                raise MissingFileError(f"{path} is missing", hint="tokenmill repair restores what a dataset has lost")
-            if not found.is_file:
-                raise DatasetError(f"{path} is not a plain file", hint="remove it: tokenmill reads no links or devices")
-            if max_bytes is not None and found.size > max_bytes:
-                raise DatasetError(f"{path} has {found.size} bytes, too many", hint="the file is damaged")
-            try:
-                fd = self.fs.open(path)
-            except FileNotFoundError:
-                raise MissingFileError(f"{path} is gone", hint="does another process work on this folder?") from None
+            found = self._readable(name, max_bytes)
+            fd = self._open(path)
             try:
                 if cold:
                     self.fs.forget(fd)
@@ -216,8 +222,28 @@ class Folder:
                 while count := self.fs.read(fd, buffer):
                     yield buffer[:count]
             finally:
-                with contextlib.suppress(OSError):  # nothing was written, so nothing can be lost
-                    self.fs.close(fd)
+                self._close(fd)
+
+    def _readable(self, name: str, max_bytes: int | None) -> FileStat:
+        """A plain file that is not too large; any other one is an error."""
+        found, path = self.stat(name), self.at(name)
+        if found is None:
+            raise MissingFileError(f"{path} is missing", hint="tokenmill repair restores what a dataset has lost")
+        if not found.is_file:
+            raise DatasetError(f"{path} is not a plain file", hint="remove it: tokenmill reads no links or devices")
+        if max_bytes is not None and found.size > max_bytes:
+            raise DatasetError(f"{path} has {found.size} bytes, too many", hint="the file is damaged")
+        return found
+
+    def _open(self, path: str) -> int:
+        try:
+            return self.fs.open(path)
+        except FileNotFoundError:
+            raise MissingFileError(f"{path} is gone", hint="does another process work on this folder?") from None
+
+    def _close(self, fd: int) -> None:
+        with contextlib.suppress(OSError):  # nothing was written, so nothing can be lost
+            self.fs.close(fd)
 
     def digest(self, name: str, *, cold: bool = False) -> Digest:
         """Size and SHA-256 of a file as it stands on disk now."""

@@ -116,14 +116,9 @@ class LocalFileSystem:
 
     def stat(self, path: str) -> FileStat:
         found = os.lstat(path)
-        return FileStat(
-            size=found.st_size,
-            modified=found.st_mtime_ns,
-            num_links=found.st_nlink,
-            is_file=stat.S_ISREG(found.st_mode),
-            is_folder=stat.S_ISDIR(found.st_mode),
-            inode=(found.st_dev, found.st_ino),
-        )
+        mode = found.st_mode
+        inode = (found.st_dev, found.st_ino)
+        return FileStat(found.st_size, found.st_mtime_ns, found.st_nlink, stat.S_ISREG(mode), stat.S_ISDIR(mode), inode)
 
     def names(self, path: str) -> list[str]:
         return sorted(os.listdir(path))
