@@ -33,6 +33,8 @@ from tokenmill.storage import Digest, Folder
 from tokenmill.typed import make_table
 
 LINKS_AT_ONCE = 1 << 12
+# Files of a store that are on their way at once; each may have megabytes.
+PROVENANCE_AHEAD = 16
 
 
 def commit(
@@ -214,11 +216,14 @@ def _commit_provenance(folder: Folder, receipts: Sequence[Receipt], intact: Mapp
 
 
 def _join_provenance(folder: Folder, receipts: Iterable[Receipt], name: str) -> Digest:
+    def read(receipt: Receipt) -> bytes:
+        data = folder.read(receipt.provenance)
+        _check_bytes(hashlib.sha256(data), receipt.provenance, receipt.files[receipt.provenance])
+        return data
+
     writer = provenance.ProvenanceWriter(folder.create(name))
     try:
-        for receipt in receipts:
-            data = folder.read(receipt.provenance)
-            _check_bytes(hashlib.sha256(data), receipt.provenance, receipt.files[receipt.provenance])
+        for data in folder.each(read, receipts, ahead=PROVENANCE_AHEAD):
             with pq.ParquetFile(pa.BufferReader(data)) as file:
                 for table in provenance.join([file]):
                     writer.write(table)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import re
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,7 +13,6 @@ from tokenmill.build import quick
 from tokenmill.errors import BuildError, DatasetError, MissingFileError
 from tokenmill.manifest import Shard, SourceTotal, check_split_name
 from tokenmill.storage import Digest, Folder
-from tokenmill.table import runs_of
 from tokenmill.typed import MAX_INT
 
 PIECES = ".build/pieces"
@@ -24,7 +21,6 @@ REJECTS = ".build/rejects"
 NO_LIMIT = -1
 # A unit, and the token limit that it was cut to.
 Key = tuple[int, int]
-_REQUESTS_AT_ONCE = 64
 _SUM = re.compile(r"[0-9a-f]{32}")
 
 
@@ -158,10 +154,7 @@ def load_receipts(folder: Folder, units: Iterable[int], fingerprint: str) -> Ite
     def load(unit: int) -> Receipt | None:
         return load_receipt(folder, unit, NO_LIMIT, fingerprint, rehash=False)
 
-    # Objects are asked for side by side, a few hundred units at a time.
-    with contextlib.nullcontext() if folder.is_local else ThreadPoolExecutor(_REQUESTS_AT_ONCE) as pool:
-        for run in runs_of(units):
-            yield from pool.map(load, run) if pool else map(load, run)
+    return folder.each(load, units)
 
 
 def _damaged(folder: Folder, receipt: Receipt, *, rehash: bool) -> Iterator[str]:

@@ -15,13 +15,16 @@ import errno
 import hashlib
 import os
 import secrets
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from tokenmill.errors import DatasetError, DeterminismError, MissingFileError, StorageError
 from tokenmill.storage.fs import LOCAL, FileStat, FileSystem
 from tokenmill.storage.output import TEMP_SUFFIX, Digest, DirectOutput, Output, explained, is_temp, storage_error
+
+T = TypeVar("T")
+R = TypeVar("R")
 
 BLOCK = 1 << 20
 _NOT_THERE = (FileNotFoundError, NotADirectoryError)
@@ -125,6 +128,10 @@ class Folder:
     def link_all(self, links: Sequence[tuple[str, str, Digest]]) -> None:
         for link in links:
             self.link(*link)
+
+    def each(self, ask: Callable[[T], R], items: Iterable[T], *, ahead: int = 64) -> Iterator[R]:
+        """What `ask`, which asks this folder something, answers for each item, in order."""
+        return map(ask, items)
 
     def claim(self, name: str, data: bytes) -> bool:
         """Publish a small file if nobody has, without its durability; False if somebody was quicker."""

@@ -15,14 +15,16 @@ import hashlib
 import os
 import secrets
 import time
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
 from tokenmill.errors import DatasetError, MissingFileError, StorageError
-from tokenmill.storage.folder import Folder
+from tokenmill.storage.folder import Folder, R, T
 from tokenmill.storage.fs import FileStat
 from tokenmill.storage.output import TEMP_SUFFIX, Digest, DirectOutput, Output, explained
 from tokenmill.storage.remote import stream
@@ -136,6 +138,20 @@ class ObjectFolder(Folder):
 
     def link_all(self, links: Sequence[tuple[str, str, Digest]]) -> None:
         all_at_once([partial(self.link, *link) for link in links])
+
+    def each(self, ask: Callable[[T], R], items: Iterable[T], *, ahead: int = 64) -> Iterator[R]:
+        """The same, with up to `ahead` items asked for at once: a store takes its time for each, and has some for many."""
+        pool = ThreadPoolExecutor(ahead, thread_name_prefix="tokenmill-each")
+        waiting: deque[Future[R]] = deque()
+        try:
+            for item in items:
+                waiting.append(pool.submit(ask, item))
+                if len(waiting) == ahead:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
     def claim(self, name: str, data: bytes) -> bool:
         if self.conditional:
