@@ -16,6 +16,7 @@ import pytest
 
 from tokenmill import records
 from tokenmill.errors import LockedError, StorageError
+from tokenmill.storage import lock
 from tokenmill.storage.folder import Folder
 from tokenmill.storage.fs import FileStat, LocalFileSystem
 from tokenmill.storage.lock import LOCK, PATIENCE_SECONDS, Holder, locked
@@ -253,3 +254,50 @@ def test_a_dead_lock_that_another_one_took_over_meanwhile_is_left_to_it(folder: 
     with pytest.raises(LockedError), locked(Folder(folder.path, AnotherIsQuicker()), patience=None):
         pytest.fail("two hold the lock")
     assert records.unseal(Holder, folder.read(LOCK), where=LOCK).machine == "elsewhere"
+
+
+def test_one_at_a_time_takes_a_dead_lock_over(folder: Folder) -> None:
+    ends: list[str] = []
+
+    def rival() -> None:
+        try:
+            with locked(folder):
+                ends.append("held")
+        except LockedError:
+            ends.append("locked out")
+
+    thread = threading.Thread(target=rival)
+
+    class AnotherComes(LocalFileSystem):
+        def unlink(self, path: str) -> None:
+            if path.endswith("/lock") and thread.ident is None:  # it has been looked at, and is to be removed
+                thread.start()
+                thread.join(0.3)
+            super().unlink(path)
+
+    with locked(folder):
+        mine = records.unseal(Holder, folder.read(LOCK), where=LOCK)
+    folder.write(LOCK, records.seal(replace(mine, started="1")))
+    with locked(Folder(folder.path, AnotherComes())):
+        thread.join()
+        assert ends == ["locked out"]
+    assert folder.names(".build") == []
+
+
+def test_who_died_while_it_removed_a_dead_lock_is_not_waited_for(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Dies(LocalFileSystem):
+        def unlink(self, path: str) -> None:
+            if path.count(".tmp") < 2:  # the lock or the right to remove it; what it was written to may go
+                raise KeyboardInterrupt
+            super().unlink(path)
+
+    monkeypatch.setattr(lock, "HEARTBEAT_SECONDS", 0.1)
+    lock_of_another_machine(folder)
+    with pytest.raises(KeyboardInterrupt), locked(Folder(folder.path, Dies()), patience=0.1):
+        pytest.fail("it has died")
+    assert len(folder.names(".build")) == 2
+    with locked(folder, patience=0.1):
+        assert records.unseal(Holder, folder.read(LOCK), where=LOCK).process == os.getpid()
+    assert folder.names(".build") == []

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from tokenmill import records
 from tokenmill.errors import DatasetError, LockedError, StorageError
 from tokenmill.storage.folder import Folder
+from tokenmill.storage.output import TEMP_SUFFIX
 
 LOCK = ".build/lock"
 HEARTBEAT_SECONDS = 5.0
@@ -99,9 +100,28 @@ def _break_if_dead(folder: Folder, patience: float | None) -> None:
 
 
 def _remove(folder: Folder, holder: Holder | None) -> None:
-    """Remove a dead holder's lock, unless another one was quicker and the lock is its own by now."""
-    if _holder(folder) == holder:
-        folder.remove(LOCK)
+    """Remove a dead holder's lock, unless another one was quicker and the lock is its own by now.
+
+    Between the look and the removal it must not become another one's: so one at a time has the right to both.
+    """
+    right = f"{LOCK}.{records.digest(holder)[:12]}{TEMP_SUFFIX}"
+    if not folder.claim(right, secrets.token_bytes(8)):
+        _wait_until_used(folder, right)
+        return
+    try:
+        if _holder(folder) == holder:
+            folder.remove(LOCK)
+    finally:
+        folder.remove(right)
+
+
+def _wait_until_used(folder: Folder, right: str) -> None:
+    """Whoever has the right uses it at once; one who died with it is not waited for."""
+    deadline = time.monotonic() + HEARTBEAT_SECONDS
+    while folder.exists(right):
+        if time.monotonic() > deadline:
+            folder.remove(right)
+        time.sleep(0.01)
 
 
 def _holder(folder: Folder) -> Holder | None:
