@@ -359,6 +359,16 @@ def test_a_temp_file_that_is_gone_already_is_success(tmp_path: Path) -> None:
     assert plain_files(tmp_path) == ["a.bin"]
 
 
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="only Linux tells the umask")
+def test_the_umask_is_not_touched_for_other_threads_have_it_too(
+    tmp_path: Path, umask: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patched:
+        patched.setattr(os, "umask", lambda mask: pytest.fail(f"it is set to {mask:o}"))
+        Folder(str(tmp_path)).write("a.bin", b"x")
+    assert stat.S_IMODE((tmp_path / "a.bin").stat().st_mode) == 0o640
+
+
 def test_a_temp_file_is_private_and_a_published_file_follows_the_umask(tmp_path: Path, umask: None) -> None:
     folder = Folder(str(tmp_path))
     output = folder.create("a.bin")

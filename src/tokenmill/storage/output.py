@@ -131,6 +131,11 @@ def storage_error(error: OSError, path: str) -> StorageError:
 
 
 def _umask() -> int:
+    """What new files are denied. Linux tells it; elsewhere it must be set to be read, which other threads notice."""
+    with contextlib.suppress(OSError), open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        for line in file:
+            if line.startswith("Umask:"):
+                return int(line.split()[1], 8)
     mask = os.umask(0o022)
     os.umask(mask)
     return mask
