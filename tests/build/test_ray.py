@@ -30,6 +30,16 @@ pytestmark = pytest.mark.xdist_group("ray")  # one process, so that one cluster 
 
 RECIPE: dict[str, Any] = {"tokenizer": "byte", "unit_bytes": "4kB", "split": "val=0.1"}
 OPTIONS = ("--tokenizer", "byte", "--unit-bytes", "4kB", "--split", "val=0.1", "-q", "--executor", "ray")
+# A filter that comes to a halt at one document, and says so, until it may go on.
+HALT = """
+import os, time
+
+def keep(text):
+    while "HALT" in text and not os.path.exists({go!r}):
+        open({halted!r}, "w").close()
+        time.sleep(0.01)
+    return True
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -51,10 +61,32 @@ def right(corpus: Path, tmp_path: Path) -> dict[str, str]:
     return tree(tmp_path / "right")
 
 
+@pytest.fixture
+def halting(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
+    """A last source where a build comes to a halt: it makes the second file, and goes on once there is the first."""
+    go, halted = tmp_path / "go", tmp_path / "halted"
+    (tmp_path / "halting.py").write_text(HALT.format(go=str(go), halted=str(halted)))
+    monkeypatch.delitem(sys.modules, "halting", raising=False)  # that of another test
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("NODE", "driver")
+    (corpus / "d.txt").write_text("the last unit\nHALT\n")
+    return go, halted
+
+
+@pytest.fixture
+def whole(corpus: Path, tmp_path: Path, halting: tuple[Path, Path]) -> dict[str, str]:
+    """The right bytes, where a build comes to a halt."""
+    go, _ = halting
+    go.touch()
+    library.prepare(str(corpus), tmp_path / "right", workers=1, filter="halting:keep", **RECIPE)
+    go.unlink()
+    return tree(tmp_path / "right")
+
+
 @contextlib.contextmanager
 def building(cluster: Any, corpus: Path, out: Path) -> Iterator[subprocess.Popen[str]]:
-    """The command, at a moment when some of its units are done and others are not."""
-    arguments = command("prepare", corpus, "-o", out, *OPTIONS, "--ray-address", cluster.address)
+    """The command, at a moment when some of its units are done; it comes to a halt before all are."""
+    arguments = halting_command(cluster, corpus, out)
     process = subprocess.Popen(arguments, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         wait_for(lambda: num_receipts(out) >= 3 or process.poll() is not None)
@@ -63,6 +95,12 @@ def building(cluster: Any, corpus: Path, out: Path) -> Iterator[subprocess.Popen
     finally:
         process.kill()
         process.communicate()
+
+
+def halting_command(cluster: Any, corpus: Path, out: object) -> list[str]:
+    # The path of modules is the driver's alone: nodes that are started meanwhile outlive this test.
+    options = (*OPTIONS, "--filter", "halting:keep", "--ray-address", cluster.address)
+    return ["env", f"PYTHONPATH={corpus.parent}", *command("prepare", corpus, "-o", out, *options)]
 
 
 def num_receipts(out: Path) -> int:
@@ -103,7 +141,7 @@ def test_a_filter_and_a_budget_go_along(cluster: Any, corpus: Path, tmp_path: Pa
 
 
 def test_a_worker_and_then_a_driver_that_are_killed_cost_what_was_in_flight(
-    cluster: Any, corpus: Path, tmp_path: Path, right: dict[str, str]
+    cluster: Any, corpus: Path, tmp_path: Path, halting: tuple[Path, Path], whole: dict[str, str]
 ) -> None:
     out = tmp_path / "out"
     with building(cluster, corpus, out) as process:
@@ -116,14 +154,15 @@ def test_a_worker_and_then_a_driver_that_are_killed_cost_what_was_in_flight(
         process.kill()
         process.wait()
     kept = {file.name: file.stat().st_mtime_ns for file in (out / ".build/receipts").glob("*.json")}
-    subprocess.run(command("prepare", corpus, "-o", out, *OPTIONS, "--ray-address", cluster.address), check=True)
-    assert tree(out) == right
+    halting[0].touch()
+    subprocess.run(halting_command(cluster, corpus, out), check=True)
+    assert tree(out) == whole
     assert {name: (out / ".build/receipts" / name).stat().st_mtime_ns for name in kept} == kept
 
 
 @pytest.mark.parametrize("stop", [signal.SIGINT, signal.SIGTERM])
 def test_ctrl_c_on_the_driver_stops_the_remote_tasks(
-    cluster: Any, corpus: Path, tmp_path: Path, stop: signal.Signals
+    cluster: Any, corpus: Path, tmp_path: Path, halting: tuple[Path, Path], stop: signal.Signals
 ) -> None:
     with building(cluster, corpus, tmp_path / "out") as process:
         process.send_signal(stop)
@@ -135,14 +174,15 @@ def test_ctrl_c_on_the_driver_stops_the_remote_tasks(
 
 
 def test_a_node_that_is_lost_costs_what_was_in_flight(
-    cluster: Any, corpus: Path, tmp_path: Path, right: dict[str, str]
+    cluster: Any, corpus: Path, tmp_path: Path, halting: tuple[Path, Path], whole: dict[str, str]
 ) -> None:
     lost = add_node(cluster)
     with building(cluster, corpus, tmp_path / "out") as process:
         cluster.remove_node(lost, allow_graceful=False)
+        halting[0].touch()
         printed, said = process.communicate(timeout=300)
         assert (process.returncode, printed) == (0, ""), said
-    assert tree(tmp_path / "out") == right
+    assert tree(tmp_path / "out") == whole
 
 
 def test_a_broken_source_fails_its_units_after_the_others_are_done(cluster: Any, corpus: Path, tmp_path: Path) -> None:
@@ -163,27 +203,6 @@ def test_a_broken_source_fails_its_units_after_the_others_are_done(cluster: Any,
 
 
 LOCAL: dict[str, Any] = {"executor": "ray", "placement": "node-local"}
-# A filter that comes to a halt at one document, and says so, until it may go on.
-HALT = """
-import os, time
-
-def keep(text):
-    while "HALT" in text and not os.path.exists({go!r}):
-        open({halted!r}, "w").close()
-        time.sleep(0.01)
-    return True
-"""
-
-
-@pytest.fixture
-def halting(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
-    """A last source where a build comes to a halt: it makes the second file, and goes on once there is the first."""
-    go, halted = tmp_path / "go", tmp_path / "halted"
-    (tmp_path / "halting.py").write_text(HALT.format(go=str(go), halted=str(halted)))
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setenv("NODE", "driver")
-    (corpus / "d.txt").write_text("the last unit\nHALT\n")
-    return go, halted
 
 
 def test_every_node_keeps_a_part_and_one_that_was_lost_goes_on_with_its_own(
@@ -227,12 +246,10 @@ def test_every_node_keeps_a_part_and_one_that_was_lost_goes_on_with_its_own(
 
 
 def test_ctrl_c_on_the_driver_stops_the_parts_of_the_nodes(
-    cluster: Any, corpus: Path, tmp_path: Path, halting: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+    cluster: Any, corpus: Path, tmp_path: Path, halting: tuple[Path, Path]
 ) -> None:
     go, halted = halting
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    options = (*OPTIONS, "--placement", "node-local", "--filter", "halting:keep", "--ray-address", cluster.address)
-    arguments = command("prepare", corpus, "-o", f"{tmp_path}/$NODE/out", *options)
+    arguments = [*halting_command(cluster, corpus, f"{tmp_path}/$NODE/out"), "--placement", "node-local"]
     process = subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True)
     wait_for(lambda: halted.exists() or process.poll() is not None)
     process.send_signal(signal.SIGINT)

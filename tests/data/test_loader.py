@@ -305,10 +305,12 @@ def test_an_iterator_that_fails_ahead_fails_where_it_is_used() -> None:
 
 
 def test_a_consumer_that_leaves_ends_the_thread() -> None:
+    before = set(threading.enumerate())
     found = ahead(itertools.count(), 2)
     assert next(found) == 0
+    assert set(threading.enumerate()) - before
     found.close()
-    assert not [thread for thread in threading.enumerate() if thread.name == "tokenmill-ahead"]
+    assert not set(threading.enumerate()) - before
 
 
 def test_a_trainer_loads_numpy_and_nothing_heavier(dataset: Dataset, tmp_path: Path) -> None:

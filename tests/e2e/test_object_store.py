@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 import tokenmill as library
-from conftest import Command, command, make_texts, tree
+from conftest import Command, Gate, command, make_texts, tree, write_jsonl
 from s3 import Bucket
 from tokenmill.build.state import check_ours
 from tokenmill.errors import BuildError, OutputError, RecipeError, SourceChangedError
@@ -74,18 +74,28 @@ def test_the_commands_take_urls_and_tell_no_secret(remote: Bucket, tokenmill: Co
         assert not [path for path in tmp_path.rglob("*") if path.is_file() and secret.encode() in path.read_bytes()]
 
 
-def test_a_killed_build_goes_on_to_the_same_bytes(remote: Bucket, corpus: Path, tmp_path: Path) -> None:
-    library.prepare(str(corpus), tmp_path / "out", workers=1, **RECIPE)
-    arguments = ["--tokenizer", "byte", "--unit-bytes", "40kB", "--split", "val=0.05", "-j", "1"]
-    process = subprocess.Popen(command("prepare", f"{remote.url}/corpus", "-o", f"{remote.url}/out", *arguments))
-    while process.poll() is None and len(remote.listed("out/.build/receipts/")) < 2:
+def test_a_killed_build_goes_on_to_the_same_bytes(
+    remote: Bucket, corpus: Path, tmp_path: Path, gate: Gate, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    remote.put("corpus/z.jsonl", write_jsonl(corpus / "z.jsonl", [Gate.text]).read_bytes())
+    monkeypatch.syspath_prepend(gate.path)
+    monkeypatch.setenv("GATE", gate.environment["GATE"])
+    recipe = {**RECIPE, "filter": "gate:keep"}
+    gate.open()
+    library.prepare(str(corpus), tmp_path / "out", workers=1, **recipe)
+    gate.close()
+    done = len(list((tmp_path / "out/.build/receipts").iterdir())) - 1  # the last unit stands at the gate
+    arguments = ["--tokenizer", "byte", "--unit-bytes", "40kB", "--split", "val=0.05", "-j", "1", *gate.options]
+    build = command("prepare", f"{remote.url}/corpus", "-o", f"{remote.url}/out", *arguments)
+    process = subprocess.Popen(build, env=gate.environment)
+    while len(remote.listed("out/.build/receipts/")) < done:
+        assert process.poll() is None, "it ended too early"
         time.sleep(0.02)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert "out/dataset.json" not in remote.listed()
-    done = len(remote.listed("out/.build/receipts/"))
+    gate.open()
     events: list[dict[str, object]] = []
-    library.prepare(f"{remote.url}/corpus", f"{remote.url}/out", workers=1, watch=events.append, **RECIPE)
+    library.prepare(f"{remote.url}/corpus", f"{remote.url}/out", workers=1, watch=events.append, **recipe)
     assert [event["units"] for event in events if event["kind"] == "resume"] == [done]
     assert remote.tree("out") == tree(tmp_path / "out")
     assert not list((tmp_path / "cache").rglob("*.tmp")), "the next build sweeps the spool"

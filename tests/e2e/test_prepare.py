@@ -236,7 +236,7 @@ def test_ctrl_c_stops_within_two_seconds_and_says_how_to_go_on(
     corpus: Path, tmp_path: Path, tokenmill: Command, gate: Gate
 ) -> None:
     write_jsonl(corpus / "d.jsonl", [Gate.text])
-    for attempt in range(3):  # a machine that is busy with something else may be late once or twice
+    for attempt in range(5):  # a machine that is busy with something else may be late now and then
         out = tmp_path / f"out{attempt}"
         build = command("prepare", corpus, "-o", out, "--unit-bytes", "8KB", *gate.options, "-j", 2)
         process = subprocess.Popen(build, env=gate.environment, stderr=subprocess.PIPE, text=True)
