@@ -94,9 +94,9 @@ def measure(folder: Path) -> Costs:
     more = many["units"] - few["units"]
     made = Folder(str(folder / "many"))
     begin = time.process_time()
-    receipts = redo.load_receipts(made, state.load_plan(made))
+    receipts = redo.dataset_receipts(made, state.load_plan(made))
     read = time.process_time() - begin
-    rows = sum(receipt.documents_read for receipt in receipts.values())
+    rows = sum(receipt.documents_read for receipt in receipts)
     return Costs(
         bytes_a_second=SAMPLE_BYTES / few["work"],
         unit_seconds=max(0.0, many["work"] - few["work"]) / more,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from tokenmill import manifest as manifests
 from tokenmill.build import state
@@ -17,17 +17,17 @@ from tokenmill.build.build import make_executor
 from tokenmill.build.commit import commit
 from tokenmill.build.executor import Executor
 from tokenmill.build.groups import group_pieces, group_provenance
-from tokenmill.build.receipt import NO_LIMIT, PIECES, RECEIPTS, REJECTS, Receipt
+from tokenmill.build.receipt import PIECES, RECEIPTS, REJECTS, Key, Receipt
 from tokenmill.build.redo import (
-    Receipts,
     dataset_receipts,
-    load_receipts,
+    key_of,
+    load_receipt,
     reopen,
     run_tasks,
-    same_result,
-    task_of,
+    there,
+    whole_receipts,
 )
-from tokenmill.build.task import make_task
+from tokenmill.build.task import Task, make_task
 from tokenmill.cores import resolve_workers
 from tokenmill.errors import DatasetError, DeterminismError
 from tokenmill.manifest import Manifest
@@ -89,22 +89,23 @@ def _repair(
     spec = _restore_tokenizer(folder, job)
     executor = make_executor(workers, None, folder, job.work, spec)
     try:
-        receipts = _complete(folder, plan, executor)
-        parts = dataset_receipts(plan, receipts)
+        _complete(folder, plan, executor)
+        parts = dataset_receipts(folder, plan)
         intact = _intact(folder, plan, parts, found, bad)
-        run_tasks(executor, [task_of(plan, part) for part in _lost(folder, plan, parts, intact)])
+        lost = _lost(folder, plan, parts, intact)
+        run_tasks(executor, (make_task(plan, *key) for key in lost))
     finally:
         executor.stop()
-    now = load_receipts(folder, plan)
-    if changed := same_result(receipts, now):
-        raise DeterminismError(
-            f"unit {changed[0]} gave other bytes than the first time",
-            hint="has the source changed? see verify --source",
-        )
+    for key in lost:
+        if load_receipt(folder, plan, key) != parts[key[0]]:
+            raise DeterminismError(
+                f"unit {key[0]} gave other bytes than the first time",
+                hint="has the source changed? see verify --source",
+            )
     result = commit(
         folder,
         plan,
-        dataset_receipts(plan, now),
+        parts,
         splits=job.work.split_names,
         dtype=job.work.dtype,
         tokenizer=job.tokenizer,
@@ -151,52 +152,60 @@ def _restore_tokenizer(folder: Folder, job: state.Job) -> TokenizerSpec:
     )
 
 
-def _complete(folder: Folder, plan: Plan, executor: Executor) -> Receipts:
-    """All receipts; units whose receipt is lost are done again, for nobody knows what they held."""
+def _complete(folder: Folder, plan: Plan, executor: Executor) -> None:
+    """Units whose receipt is lost are done again, for nobody knows what they held."""
     max_tokens = plan.identity.get("max_tokens")
-    found = load_receipts(folder, plan)
     if max_tokens is None:
-        run_tasks(executor, [make_task(plan, unit.index) for unit in plan.units if (unit.index, NO_LIMIT) not in found])
-        return load_receipts(folder, plan)
-    for unit in plan.units:
-        # How many units a budget takes, only the ones before tell.
-        whole = {index: receipt.tokens for (index, limit), receipt in found.items() if limit == NO_LIMIT}
-        budget = Budget(max_tokens, whole)
+        missing = [unit for unit, found in enumerate(whole_receipts(folder, plan)) if found is None]
+        run_tasks(executor, (make_task(plan, unit) for unit in missing))
+        return
+    known: dict[int, int] = {}
+    budget = Budget(max_tokens, known)
+    for unit in range(len(plan.units)):  # how many units a budget takes, only the ones before tell
+        known[unit] = _done(folder, plan, executor, make_task(plan, unit)).tokens
         if budget.is_spent():
             cut = budget.cut(plan)
-            if cut is not None and (cut.unit.index, cut.token_limit) not in found:
-                run_tasks(executor, [cut])
-            break
-        if unit.index not in whole:
-            run_tasks(executor, [make_task(plan, unit.index)])
-            found = load_receipts(folder, plan)
-    return load_receipts(folder, plan)
+            if cut is not None:
+                _done(folder, plan, executor, cut)
+            return
+
+
+def _done(folder: Folder, plan: Plan, executor: Executor, task: Task) -> Receipt:
+    """The receipt of a unit, which is done if it has none."""
+    found = load_receipt(folder, plan, key_of(task))
+    if found is None:
+        run_tasks(executor, [task])
+        found = load_receipt(folder, plan, key_of(task))
+    return there(found, task.unit.index)
 
 
 def _intact(
-    folder: Folder, plan: Plan, parts: list[Receipt], found: Manifest | None, bad: set[str]
+    folder: Folder, plan: Plan, parts: Sequence[Receipt], found: Manifest | None, bad: set[str]
 ) -> dict[str, Digest]:
     """Files that need not be made again. Without a manifest, those that a receipt vouches for."""
     if found is not None:
         return {name: digest for name, digest in found.all_files().items() if name not in bad}
-    splits = sorted({split for part in parts for split in part.pieces})
-    links = (link for group in group_pieces(parts, splits, plan.target_tokens) for link in group.links())
+    groups = group_pieces(parts, _splits(parts), plan.target_tokens)
+    links = (link for group in groups for link in group.links())
     return {name: digest for _, name, digest in links if _holds(folder, name, digest)}
 
 
-def _lost(folder: Folder, plan: Plan, parts: list[Receipt], intact: dict[str, Digest]) -> list[Receipt]:
+def _lost(folder: Folder, plan: Plan, parts: Sequence[Receipt], intact: dict[str, Digest]) -> list[Key]:
     """The units without which the missing files cannot be made."""
-    lost: dict[int, Receipt] = {}
-    splits = sorted({split for part in parts for split in part.pieces})
-    for group in group_pieces(parts, splits, plan.target_tokens):
+    lost: set[Key] = set()
+    for group in group_pieces(parts, _splits(parts), plan.target_tokens):
         if not all(f"{group.name}{ending}" in intact for ending in (".bin", ".idx")):
-            lost.update({unit: parts[unit] for unit, _ in group.keys})
+            lost.update(group.keys)
     for index, receipts in enumerate(group_provenance(parts)):
         if f"provenance/{index:05d}.parquet" not in intact:
-            for part in receipts:
-                if not _holds(folder, part.provenance, part.files[part.provenance]):
-                    lost[part.unit] = part
-    return [lost[unit] for unit in sorted(lost)]
+            lost.update(
+                part.key for part in receipts if not _holds(folder, part.provenance, part.files[part.provenance])
+            )
+    return sorted(lost)
+
+
+def _splits(parts: Iterable[Receipt]) -> list[str]:
+    return sorted({split for part in parts for split in part.pieces})
 
 
 def _holds(folder: Folder, name: str, digest: Digest) -> bool:

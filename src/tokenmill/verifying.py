@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
@@ -20,7 +20,8 @@ from tokenmill import manifest as manifests
 from tokenmill import placement
 from tokenmill.build.groups import group_pieces
 from tokenmill.build.receipt import PIECES, RECEIPTS, REJECTS, Receipt
-from tokenmill.build.redo import dataset_receipts, load_receipts, reopen, task_of
+from tokenmill.build.redo import dataset_receipts, reopen
+from tokenmill.build.task import make_task
 from tokenmill.build.unit import run_unit
 from tokenmill.cores import resolve_workers
 from tokenmill.errors import BuildError, DatasetError, StorageError, TokenmillError
@@ -189,9 +190,9 @@ def _check_sources(
 ) -> tuple[int, list[Problem]]:
     """Tokenise units again, each into a folder of its own, and compare with the shards."""
     plan, job = reopen(folder, filter)
-    receipts = dataset_receipts(plan, load_receipts(folder, plan))
+    receipts = dataset_receipts(folder, plan)
     engine = open_engine(from_dataset(found.tokenizer, _tokenizer_content(folder, found)))
-    places = _places(receipts, plan.target_tokens)
+    places: dict[str, Iterator[tuple[int, str, int]]] = {}
     count = len(receipts) if everything else min(SAMPLE_UNITS, len(receipts))
     problems = []
     for index in np.unique(np.linspace(0, len(receipts) - 1, count).astype(int)).tolist():
@@ -202,30 +203,30 @@ def _check_sources(
             for name in (PIECES, RECEIPTS, REJECTS):
                 fresh.make(name)
             try:
-                again = run_unit(fresh, job.work, task_of(plan, receipt), lambda: engine, lambda *_: None)
+                again = run_unit(fresh, job.work, make_task(plan, *receipt.key), lambda: engine, lambda *_: None)
             except TokenmillError:
                 raise
             except Exception as error:  # a plan or a job that was not written by us may ask for anything
                 said = f"{where} cannot be done again: {type(error).__name__}: {error}"
                 raise BuildError(said, hint="check the sources and .build") from None
             for split in sorted(again.pieces.keys() | receipt.pieces.keys()):
-                shard, offset = places.get((receipt.unit, split), (f"{split}/", 0))
+                shard, offset = f"{split}/", 0
+                if split in receipt.pieces:
+                    following = places.setdefault(split, _places(receipts, split, plan.target_tokens))
+                    _, shard, offset = next(place for place in following if place[0] == receipt.unit)
                 piece = again.pieces.get(split)
                 if piece is None or not _same(folder, f"{shard}.bin", offset, fresh, f"{piece.name}.bin"):
                     problems.append(Problem(f"{shard}.bin", f"its tokens are not those of {where}"))
     return count, problems
 
 
-def _places(receipts: list[Receipt], target: int) -> dict[tuple[int, str], tuple[str, int]]:
-    """In which shard, and at which byte of it, the piece of a unit lies."""
-    places = {}
-    splits = sorted({split for receipt in receipts for split in receipt.pieces})
-    for group in group_pieces(receipts, splits, target):
+def _places(receipts: Sequence[Receipt], split: str, target: int) -> Iterator[tuple[int, str, int]]:
+    """Of each unit that has a piece in a split: in which shard, and at which byte of it, the piece lies."""
+    for group in group_pieces(receipts, [split], target):
         offset = 0
         for (unit, _), piece in zip(group.keys, group.pieces, strict=True):
-            places[unit, group.split] = (group.name, offset)
+            yield unit, group.name, offset
             offset += piece.bin.bytes
-    return places
 
 
 def _same(folder: Folder, shard: str, offset: int, fresh: Folder, piece: str) -> bool:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 
-from tokenmill.build import state
+from tokenmill.build import quick, state
 from tokenmill.build.budget import Budget
 from tokenmill.build.executor import Executor
-from tokenmill.build.receipt import NO_LIMIT, RECEIPTS, Receipt, read_receipt, receipt_name
-from tokenmill.build.task import Task, make_task
+from tokenmill.build.receipt import NO_LIMIT, Key, Receipt, read_receipt, receipt_name
+from tokenmill.build.task import Task
 from tokenmill.errors import BuildError, DatasetError
 from tokenmill.layouts.transfer import REQUEST
 from tokenmill.planning import Plan
 from tokenmill.storage import Folder
-
-Receipts = dict[tuple[int, int], Receipt]
 
 _PREPARE_AGAIN = "prepare it again, with --restart here or into another folder, and compare the two manifests"
 
@@ -43,36 +42,46 @@ def reopen(folder: Folder, filter: str | None) -> tuple[Plan, state.Job]:
     return plan, job
 
 
-def load_receipts(folder: Folder, plan: Plan) -> Receipts:
-    """Every receipt that can be read, by unit and token limit. Their pieces may be gone: they became shards."""
-    found: Receipts = {}
-    for name in folder.names(RECEIPTS):
-        path = f"{RECEIPTS}/{name}"
-        try:
-            receipt = read_receipt(folder, path)
-        except (DatasetError, BuildError):
-            continue
-        key = (receipt.unit, receipt.token_limit)
-        if receipt.fingerprint == plan.fingerprint and path == receipt_name(*key):
-            found[key] = receipt
-    return found
+def load_receipt(folder: Folder, plan: Plan, key: Key) -> Receipt | None:
+    """A receipt, if it is there and can be read. Its pieces may be gone: they became shards."""
+    try:
+        receipt = read_receipt(folder, receipt_name(*key))
+    except (DatasetError, BuildError):
+        return None
+    return receipt if (receipt.key, receipt.fingerprint) == (key, plan.fingerprint) else None
 
 
-def dataset_receipts(plan: Plan, receipts: Receipts) -> list[Receipt]:
+def whole_receipts(folder: Folder, plan: Plan) -> Iterator[Receipt | None]:
+    """The receipt of every unit, in order, as long as they are asked for."""
+    return folder.each(partial(load_receipt, folder, plan), ((unit, NO_LIMIT) for unit in range(len(plan.units))))
+
+
+def dataset_receipts(folder: Folder, plan: Plan) -> Sequence[Receipt]:
     """The receipts that the dataset consists of, in order: a token budget may have cut it short."""
-    whole = {unit: receipt.tokens for (unit, limit), receipt in receipts.items() if limit == NO_LIMIT}
-    budget = Budget(plan.identity.get("max_tokens"), whole)
-    wanted = [(unit, NO_LIMIT) for unit in range(budget.num_units(len(plan.units)))]
-    cut = budget.cut(plan)
-    if cut is not None:
-        wanted.append((cut.unit.index, cut.token_limit))
-    if missing := [key for key in wanted if key not in receipts]:
-        raise DatasetError(f"the receipt of unit {missing[0][0]} is missing or damaged", hint="run tokenmill repair")
-    return [receipts[key] for key in wanted]
+
+    def found() -> Iterator[Receipt]:
+        known: dict[int, int] = {}
+        budget = Budget(plan.identity.get("max_tokens"), known)
+        for unit, receipt in enumerate(whole_receipts(folder, plan)):
+            known[unit] = there(receipt, unit).tokens
+            if budget.is_spent():
+                cut = budget.cut(plan)
+                yield there(receipt if cut is None else load_receipt(folder, plan, key_of(cut)), unit)
+                return
+            yield there(receipt, unit)
+
+    return quick.table(Receipt, found())
 
 
-def task_of(plan: Plan, receipt: Receipt) -> Task:
-    return make_task(plan, receipt.unit, receipt.token_limit)
+def there(receipt: Receipt | None, unit: int) -> Receipt:
+    """A receipt that a unit must have."""
+    if receipt is None:
+        raise DatasetError(f"the receipt of unit {unit} is missing or damaged", hint="run tokenmill repair")
+    return receipt
+
+
+def key_of(task: Task) -> Key:
+    return task.unit.index, task.token_limit
 
 
 def run_tasks(executor: Executor, tasks: Iterable[Task]) -> None:
@@ -82,8 +91,3 @@ def run_tasks(executor: Executor, tasks: Iterable[Task]) -> None:
         raise BuildError(
             f"{len(failures)} units cannot be done again: {failures[0].error.message}", hint=failures[0].error.hint
         )
-
-
-def same_result(before: Mapping[tuple[int, int], Receipt], now: Mapping[tuple[int, int], Receipt]) -> list[int]:
-    """Units that gave another result than the first time."""
-    return [key[0] for key in before.keys() & now.keys() if before[key] != now[key]]

@@ -140,7 +140,7 @@ class ObjectFolder(Folder):
         all_at_once([partial(self.link, *link) for link in links])
 
     def each(self, ask: Callable[[T], R], items: Iterable[T], *, ahead: int = 64) -> Iterator[R]:
-        """The same, with up to `ahead` items asked for at once: a store takes its time for each, and has some for many."""
+        """The same, with up to `ahead` items asked for at once: for each alone, a store would be waited for."""
         pool = ThreadPoolExecutor(ahead, thread_name_prefix="tokenmill-each")
         waiting: deque[Future[R]] = deque()
         try:

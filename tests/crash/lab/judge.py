@@ -123,8 +123,7 @@ def untyped(error: BaseException) -> str | None:
 def _check_books(folder: Folder) -> None:
     """The receipts must add up to the manifest."""
     plan = state.load_plan(folder)
-    receipts = redo.dataset_receipts(plan, redo.load_receipts(folder, plan))
-    commit.check_books(plan, receipts, manifest.load(folder))
+    commit.check_books(plan, redo.dataset_receipts(folder, plan), manifest.load(folder))
 
 
 def _files(output: str) -> tuple[Tree, Tree]:
