@@ -257,14 +257,13 @@ def test_a_dead_lock_that_another_one_took_over_meanwhile_is_left_to_it(folder: 
 
 
 def test_one_at_a_time_takes_a_dead_lock_over(folder: Folder) -> None:
-    ends: list[str] = []
+    held: list[str] = []
+    tried = threading.Event()
 
     def rival() -> None:
-        try:
-            with locked(folder):
-                ends.append("held")
-        except LockedError:
-            ends.append("locked out")
+        with contextlib.suppress(LockedError), locked(folder):
+            held.append("by the other one")
+            tried.wait()
 
     thread = threading.Thread(target=rival)
 
@@ -278,9 +277,13 @@ def test_one_at_a_time_takes_a_dead_lock_over(folder: Folder) -> None:
     with locked(folder):
         mine = records.unseal(Holder, folder.read(LOCK), where=LOCK)
     folder.write(LOCK, records.seal(replace(mine, started="1")))
-    with locked(Folder(folder.path, AnotherComes())):
+    with contextlib.suppress(LockedError), locked(Folder(folder.path, AnotherComes())):
+        held.append("by this one")
+        tried.set()
         thread.join()
-        assert ends == ["locked out"]
+    tried.set()
+    thread.join()
+    assert len(held) == 1, held
     assert folder.names(".build") == []
 
 
