@@ -14,6 +14,7 @@ import threading
 from collections.abc import Callable, Container, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from itertools import takewhile
 
 from tokenmill.build.groups import group_pieces
 from tokenmill.build.receipt import NO_LIMIT, Receipt, read_receipt, receipt_name
@@ -21,7 +22,8 @@ from tokenmill.errors import TokenmillError
 from tokenmill.planning import Plan
 from tokenmill.storage import Folder
 
-_SHARDS_AT_ONCE = 8
+_SHARDS_AT_ONCE = 16
+_RECEIPTS_AT_ONCE = 64
 
 
 @contextlib.contextmanager
@@ -70,12 +72,18 @@ class _Follower:
                 copying.add_done_callback(lambda _: slots.release())
 
     def _receipts(self) -> Iterator[Receipt]:
-        for unit in range(len(self._plan.units)):
+        unit, last = 0, len(self._plan.units)
+        while unit < last:
             with self._changed:
                 self._changed.wait_for(partial(self._is_ready, unit))
             if self._stopped:
                 return
-            yield read_receipt(self._folder, receipt_name(unit, NO_LIMIT))
+            run = list(takewhile(self._done.__contains__, range(unit, min(unit + _RECEIPTS_AT_ONCE, last))))
+            yield from self._folder.each(self._read, run)
+            unit += len(run)
+
+    def _read(self, unit: int) -> Receipt:
+        return read_receipt(self._folder, receipt_name(unit, NO_LIMIT))
 
     def _is_ready(self, unit: int) -> bool:
         return self._stopped or unit in self._done
