@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import concurrent.futures.thread
 import contextlib
 import json
 import os
@@ -10,8 +11,10 @@ import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,6 +23,7 @@ import tokenmill
 from conftest import make_texts, write_parquet
 from s3 import Bucket
 from tokenmill.errors import DatasetError, RecipeError, StorageError
+from tokenmill.storage import cache
 
 READ = """
 import sys, tokenmill
@@ -97,6 +101,28 @@ def test_the_next_shards_arrive_while_one_is_read(remote: Bucket, tmp_path: Path
     while "00002.bin" not in copies(tmp_path / "cache"):
         assert time.monotonic() < deadline, copies(tmp_path / "cache")
         time.sleep(0.01)
+
+
+def test_shards_that_are_fetched_ahead_when_the_program_ends_are_left_without_a_word(
+    remote: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    died: list[object] = []
+    monkeypatch.setattr(threading, "excepthook", died.append)
+    fetch = cache.fetch
+
+    def ending(*arguments: Any) -> None:
+        if threading.current_thread() is not threading.main_thread():
+            monkeypatch.setattr(concurrent.futures.thread, "_shutdown", True)  # as it is at the end of a program
+        fetch(*arguments)
+
+    monkeypatch.setattr(cache, "fetch", ending)
+    before = set(threading.enumerate())
+    tokenmill.open(f"{remote.url}/ds")["train"].tokens(0, 1)
+    for thread in set(threading.enumerate()) - before:
+        if thread.name.endswith("(_bring_shard)"):
+            thread.join()
+    assert copies(tmp_path / "cache") == ["00000.bin"]
+    assert died == []
 
 
 def test_a_small_cache_holds_what_is_read_now(remote: Bucket, local: Path, tmp_path: Path) -> None:
