@@ -5,7 +5,7 @@ python benchmarks/simulate.py [--tokens 15T] [--unit-bytes 512MB] [--cores 64] [
     measured here, one core       assumed, by the options            simulated
     text a second, cost a unit    nodes, cores, how often they fail  units over cores, one event each; what dies is
     cost and size of a receipt    how soon the store answers         done again. Then the driver reads the receipts
-    cost of a commit              tokens a document                  and commits
+    cost of a commit              tokens a document                  and commits what was not copied beside the work
 
 A unit takes its measured time, times a factor drawn from a lognormal law: nodes and texts differ. A node that fails
 loses what its cores had in hand, and is back after a while. The same costs and seed give the same table. With --costs,
@@ -35,19 +35,24 @@ from tokenmill.build import redo, state
 from tokenmill.build.receipt import RECEIPTS
 from tokenmill.sizes import parse_size
 from tokenmill.storage import Folder
-from tokenmill.storage.remote import RANGE_BYTES
 from tokenmill.storage.store import PART_BYTES
 
 SAMPLE_BYTES = 24_000_000
 NODES = (10, 30, 100, 300, 1000)
 HOUR = 3600.0
-# Tokens, index and provenance of a unit: looked for, put, looked at. And the receipt, put.
-FILES_A_UNIT, REQUESTS_A_FILE = 3, 3
-# The receipt is read, its files are looked at.
-REQUESTS_A_RECEIPT = 1 + FILES_A_UNIT
-# A shard's two files: looked for twice, copied, looked at.
-REQUESTS_A_SHARD = 8
-LINKS_AT_ONCE, RECEIPTS_AT_ONCE = 16, 64
+# Requests, as a store counts those of a build of plain text whose tokens go in parts. A unit: is there a receipt?
+# Tokens: looked for, begun, the parts, ended, looked at. Index and provenance: put, looked at. The receipt: put.
+REQUESTS_A_UNIT = 1 + 4 + 2 * 2 + 1
+READ_BYTES = 6_000_000
+# A shard beside the work: its receipt is read; for two files: looked for, copied, looked at.
+LOOKS_A_COPY = 3
+REQUESTS_A_SHARD = 1 + 2 * LOOKS_A_COPY
+SHARDS_AT_ONCE = 32
+# Before the commit the receipt is read, and three files are looked at. Then the two of the shard: are they there?
+REQUESTS_A_RECEIPT, RECEIPTS_AT_ONCE = 1 + 3, 64
+LOOKS_A_SHARD, FILES_AT_ONCE = 2, 64
+# Of provenance, so many files are on their way.
+PROVENANCE_AHEAD = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -170,13 +175,13 @@ def rows(costs: Costs, given: argparse.Namespace) -> list[list[str]]:
     total = given.tokens * given.token_bytes
     units = math.ceil(total / given.unit_bytes)
     unit_seconds = given.unit_bytes / costs.bytes_a_second + costs.unit_seconds
-    reads = math.ceil(given.unit_bytes / RANGE_BYTES)
-    parts = math.ceil(given.unit_bytes / given.token_bytes * 2 / PART_BYTES)
-    requests = reads + parts + FILES_A_UNIT * REQUESTS_A_FILE + 1
+    token_bytes = given.unit_bytes / given.token_bytes * 2
+    reads, parts = math.ceil(given.unit_bytes / READ_BYTES), math.ceil(token_bytes / PART_BYTES)
+    requests = reads + parts + REQUESTS_A_UNIT + REQUESTS_A_SHARD
     documents = given.tokens / given.document_tokens
     gather = units * (REQUESTS_A_RECEIPT * given.answer_seconds / RECEIPTS_AT_ONCE + costs.receipt_seconds)
-    link = units * REQUESTS_A_SHARD * given.answer_seconds / LINKS_AT_ONCE
-    provenance = documents * costs.provenance_seconds
+    copy_seconds = LOOKS_A_COPY * given.answer_seconds + token_bytes / given.copy_bytes
+    provenance = documents * costs.provenance_seconds + units * given.answer_seconds / PROVENANCE_AHEAD
     table = []
     for nodes in NODES:
         cluster = Cluster(
@@ -188,6 +193,9 @@ def rows(costs: Costs, given: argparse.Namespace) -> list[list[str]]:
             answer_seconds=given.answer_seconds,
         )
         found = simulate(cluster, units, unit_seconds, given.seed)
+        left = max(0.0, units - found.done * SHARDS_AT_ONCE / copy_seconds)  # shards that are not copied when units end
+        looks = units * LOOKS_A_SHARD * given.answer_seconds
+        link = (looks + left * (copy_seconds + LOOKS_A_COPY * given.answer_seconds)) / FILES_AT_ONCE
         whole = max(found.done, units * given.driver_seconds) + gather + link + provenance
         cells = (
             f"{nodes:,}",
@@ -198,6 +206,7 @@ def rows(costs: Costs, given: argparse.Namespace) -> list[list[str]]:
             f"{found.lost / (units * unit_seconds):.2%}",
             f"{units * requests / found.done:,.0f}",
             f"{units * given.driver_seconds / found.done:.0%}",
+            f"{left / units:.0%}",
             f"{gather / HOUR:.2f}",
             f"{link / HOUR:.2f}",
             f"{provenance / HOUR:.2f}",
@@ -216,6 +225,7 @@ HEADS = (
     "lost",
     "requests/s",
     "driver",
+    "left",
     "receipts h",
     "link h",
     "provenance h",
@@ -231,7 +241,8 @@ def report(costs: Costs, given: argparse.Namespace) -> str:
         f"{given.unit_bytes / 1e6:.0f} MB; {given.cores} cores a node, one of which does "
         f"{costs.bytes_a_second / 1e6:.1f} MB/s",
         f"a node fails once in {given.mtbf_hours:g} h and is away {given.repair_minutes:g} min; the store answers in "
-        f"{given.answer_seconds * 1000:g} ms; a document has {given.document_tokens:g} tokens",
+        f"{given.answer_seconds * 1000:g} ms and copies {given.copy_bytes / 1e6:.0f} MB/s of an object; a document has "
+        f"{given.document_tokens:g} tokens",
         f"receipts {units * costs.receipt_bytes / 1e6:,.0f} MB, manifest {units * costs.manifest_bytes / 1e6:,.0f} MB",
         "",
     ]
@@ -252,6 +263,7 @@ def main() -> None:
     parser.add_argument("--repair-minutes", type=float, default=15, help="how long a node that failed is away")
     parser.add_argument("--spread", type=float, default=0.25, help="of the time of units: sigma of the lognormal law")
     parser.add_argument("--answer-seconds", type=float, default=0.03, help="how soon the store answers")
+    parser.add_argument("--copy-bytes", type=parse_size, default=parse_size("250MB"), help="what it copies in a second")
     parser.add_argument("--token-bytes", type=float, default=4.4, help="text of a token, as in English prose")
     parser.add_argument("--document-tokens", type=float, default=800, help="tokens of a document")
     parser.add_argument("--driver-seconds", type=float, default=0.0005, help="what a unit keeps the driver busy")

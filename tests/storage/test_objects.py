@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -85,6 +86,31 @@ def test_other_bytes_under_a_receipt_stop_the_build(folder: Folder) -> None:
     with pytest.raises(DeterminismError, match="exists with other bytes"):
         folder.write("b", b"new", claimed=lambda: True)
     assert (folder.read("a"), folder.read("b")) == (b"old", b"old")
+
+
+def test_many_questions_are_asked_at_once_and_answered_in_order(folder: Folder) -> None:
+    together = threading.Barrier(3)
+
+    def ask(number: int) -> int:
+        together.wait(timeout=20)
+        return -number
+
+    assert list(folder.each(ask, range(9), ahead=3)) == [-number for number in range(9)]
+
+
+def test_questions_are_asked_no_more_than_so_far_ahead_and_end_with_the_first_error(folder: Folder) -> None:
+    taken: list[int] = []
+
+    def items() -> Iterator[int]:
+        for number in range(9):
+            taken.append(number)
+            yield number
+
+    answers = folder.each(lambda number: 6 // (3 - number), items(), ahead=2)
+    assert [next(answers) for _ in range(3)] == [2, 3, 6]
+    with pytest.raises(ZeroDivisionError):
+        next(answers)
+    assert taken == [0, 1, 2, 3, 4]
 
 
 def test_a_link_is_a_copy_inside_of_the_store(folder: Folder, bucket: Bucket) -> None:

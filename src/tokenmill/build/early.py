@@ -22,7 +22,7 @@ from tokenmill.errors import TokenmillError
 from tokenmill.planning import Plan
 from tokenmill.storage import Folder
 
-_SHARDS_AT_ONCE = 16
+_SHARDS_AT_ONCE = 32
 _RECEIPTS_AT_ONCE = 64
 
 

@@ -137,7 +137,8 @@ class ObjectFolder(Folder):
         self.check(new, digest)
 
     def link_all(self, links: Sequence[tuple[str, str, Digest]]) -> None:
-        all_at_once([partial(self.link, *link) for link in links])
+        for _ in self.each(lambda link: self.link(*link), links):
+            pass
 
     def each(self, ask: Callable[[T], R], items: Iterable[T], *, ahead: int = 64) -> Iterator[R]:
         """The same, with up to `ahead` items asked for at once: for each alone, a store would be waited for."""
