@@ -10,14 +10,18 @@ import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import tokenmill as library
 from conftest import Command, Gate, command, make_texts, tree, write_jsonl
 from s3 import Bucket
+from tokenmill.build import build
+from tokenmill.build.commit import commit
 from tokenmill.build.state import check_ours
-from tokenmill.errors import BuildError, OutputError, RecipeError, SourceChangedError
+from tokenmill.errors import BuildError, OutputError, RecipeError, SourceChangedError, TokenmillError
+from tokenmill.manifest import Manifest
 from tokenmill.recipe import make_recipe
 from tokenmill.sources.listing import list_sources
 from tokenmill.storage.objects import ObjectFolder
@@ -99,6 +103,24 @@ def test_a_killed_build_goes_on_to_the_same_bytes(
     assert [event["units"] for event in events if event["kind"] == "resume"] == [done]
     assert remote.tree("out") == tree(tmp_path / "out")
     assert not list((tmp_path / "cache").rglob("*.tmp")), "the next build sweeps the spool"
+
+
+@pytest.mark.parametrize("ending", [".val.bin", ".provenance.parquet"])
+def test_what_a_store_loses_before_the_commit_is_made_again_by_the_same_command(
+    remote: Bucket, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: str
+) -> None:
+    def losing(*arguments: Any, **options: Any) -> Manifest:
+        lost = next(key for key in remote.listed("out/.build/pieces/") if key.endswith(ending))
+        remote.delete(lost)
+        return commit(*arguments, **options)
+
+    library.prepare(str(corpus), tmp_path / "out", workers=1, **RECIPE)
+    with monkeypatch.context() as patch, pytest.raises(TokenmillError, match="is missing"):
+        patch.setattr(build, "commit", losing)
+        library.prepare(f"{remote.url}/corpus", f"{remote.url}/out", workers=1, **RECIPE)
+    assert "dataset.json" not in remote.tree("out")
+    library.prepare(f"{remote.url}/corpus", f"{remote.url}/out", workers=1, **RECIPE)
+    assert remote.tree("out") == tree(tmp_path / "out")
 
 
 def test_a_build_can_be_started_over(remote: Bucket) -> None:

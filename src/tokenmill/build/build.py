@@ -263,7 +263,8 @@ def _in_order(
     last, fingerprint = budget.num_units(len(setup.plan.units)), setup.plan.fingerprint
 
     def found() -> Iterator[Receipt]:
-        for unit, receipt in enumerate(load_receipts(folder, range(last), fingerprint)):
+        # In a store the commit asks for each file, whether it copies or reads it: once is enough.
+        for unit, receipt in enumerate(load_receipts(folder, range(last), fingerprint, look=folder.is_local)):
             if receipt is None or unit not in known:
                 raise BuildError(
                     f"unit {unit} was reported done, but its receipt cannot be trusted",

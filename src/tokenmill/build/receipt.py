@@ -121,8 +121,10 @@ def _untrue(receipt: Receipt, *, where: str) -> str:
     return "a file of another unit" if is_foreign else ""
 
 
-def load_receipt(folder: Folder, unit: int, token_limit: int, fingerprint: str, *, rehash: bool) -> Receipt | None:
-    """The receipt of a unit if it and its files can be trusted.
+def load_receipt(
+    folder: Folder, unit: int, token_limit: int, fingerprint: str, *, rehash: bool, look: bool = True
+) -> Receipt | None:
+    """The receipt of a unit if it and its files can be trusted. Without a `look`, its files are taken on trust.
 
     Whatever cannot be is moved to quarantine, and the unit is as if it had never run.
     """
@@ -136,7 +138,7 @@ def load_receipt(folder: Folder, unit: int, token_limit: int, fingerprint: str, 
     except (DatasetError, BuildError):
         folder.quarantine(name)
         return None
-    damaged = list(_damaged(folder, receipt, rehash=rehash))
+    damaged = list(_damaged(folder, receipt, rehash=rehash)) if look else []
     if not damaged:
         return receipt
     # What is there and wrong cannot stay under a receipt. What is only gone is made again: another build may have
@@ -148,11 +150,13 @@ def load_receipt(folder: Folder, unit: int, token_limit: int, fingerprint: str, 
     return None
 
 
-def load_receipts(folder: Folder, units: Iterable[int], fingerprint: str) -> Iterator[Receipt | None]:
+def load_receipts(
+    folder: Folder, units: Iterable[int], fingerprint: str, *, look: bool = True
+) -> Iterator[Receipt | None]:
     """Receipts of whole units, in order, by the sizes of their files; None for each that cannot be trusted."""
 
     def load(unit: int) -> Receipt | None:
-        return load_receipt(folder, unit, NO_LIMIT, fingerprint, rehash=False)
+        return load_receipt(folder, unit, NO_LIMIT, fingerprint, rehash=False, look=look)
 
     return folder.each(load, units)
 

@@ -6,11 +6,13 @@ fetched       [ range     ][ range     ][ range     ]...      a few ahead, as lo
 
 from __future__ import annotations
 
+import functools
 import io
 import itertools
 from collections import deque
 from collections.abc import Generator, Iterator
 from concurrent.futures import Future
+from functools import partial
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +25,7 @@ RANGES_AHEAD = 2
 # Whole objects go in larger ranges, one ahead: a request costs the same for any size.
 STREAM_BYTES = 4 * RANGE_BYTES
 _FIRST_BYTES = 1 << 16
+_TAILS_HELD = 64
 
 
 def stream(store: Store, found: Found, start: int = 0) -> Generator[memoryview]:
@@ -56,6 +59,12 @@ def _begin(store: Store, found: Found, start: int, stop: int) -> tuple[Future[No
     future = store.pool.submit(store.fetch_parts, found, start, stop, parts.put)
     future.add_done_callback(lambda _: parts.put(None))
     return future, parts
+
+
+@functools.lru_cache(maxsize=_TAILS_HELD)
+def _fetch_tail(store: Store | HubStore, key: str, start: int, stop: int, etag: str) -> Any:
+    """The end of an object. That of a parquet file says what is in it, and is asked for again by each unit."""
+    return store.fetch(key, start, stop, etag)
 
 
 class RemoteFile(io.RawIOBase):
@@ -119,9 +128,9 @@ class RemoteFile(io.RawIOBase):
         wanted = min(self._size, stop + RANGES_AHEAD * RANGE_BYTES if follows else max(stop, start + _FIRST_BYTES))
         while held_to < (wanted if follows or held_to < stop else stop):
             end = min(wanted, held_to + RANGE_BYTES)
-            self._held.append(
-                (held_to, end, self._store.pool.submit(self._store.fetch, self._key, held_to, end, self._etag))
-            )
+            is_tail = end == self._size and end - held_to <= _FIRST_BYTES and self._etag
+            fetch = partial(_fetch_tail, self._store) if is_tail else self._store.fetch
+            self._held.append((held_to, end, self._store.pool.submit(fetch, self._key, held_to, end, self._etag)))
             held_to = end
         self._end = stop
         parts = []
