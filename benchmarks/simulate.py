@@ -48,8 +48,8 @@ READ_BYTES = 6_000_000
 LOOKS_A_COPY = 3
 REQUESTS_A_SHARD = 1 + 2 * LOOKS_A_COPY
 SHARDS_AT_ONCE = 32
-# Before the commit the receipt is read, and three files are looked at. Then the two of the shard: are they there?
-REQUESTS_A_RECEIPT, RECEIPTS_AT_ONCE = 1 + 3, 64
+# Before the commit the receipt is read once more. Then the two files of the shard: are they there?
+REQUESTS_A_RECEIPT, RECEIPTS_AT_ONCE = 1, 64
 LOOKS_A_SHARD, FILES_AT_ONCE = 2, 64
 # Of provenance, so many files are on their way.
 PROVENANCE_AHEAD = 16
