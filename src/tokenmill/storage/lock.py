@@ -24,6 +24,7 @@ from tokenmill.storage.output import TEMP_SUFFIX
 LOCK = ".build/lock"
 HEARTBEAT_SECONDS = 5.0
 PATIENCE_SECONDS = 30.0
+_LOOKS = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,11 +118,11 @@ def _remove(folder: Folder, holder: Holder | None) -> None:
 
 def _wait_until_used(folder: Folder, right: str) -> None:
     """Whoever has the right uses it at once; one who died with it is not waited for."""
-    deadline = time.monotonic() + HEARTBEAT_SECONDS
-    while folder.exists(right):
-        if time.monotonic() > deadline:
-            folder.remove(right)
-        time.sleep(0.01)
+    for _ in range(_LOOKS):
+        if not folder.exists(right):
+            return
+        time.sleep(HEARTBEAT_SECONDS / _LOOKS)
+    folder.remove(right)
 
 
 def _holder(folder: Folder) -> Holder | None:
