@@ -7,7 +7,7 @@ worker counts: the same sources and the same recipe give the same bytes of it.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,12 +95,15 @@ class Manifest:
 
     def all_files(self) -> dict[str, Digest]:
         """Every file that the dataset consists of, but for the manifest itself."""
-        found = dict(self.files)
+        return dict(self.each_file())
+
+    def each_file(self) -> Iterator[tuple[str, Digest]]:
+        """The same, one after the other: there may be millions."""
+        yield from self.files.items()
         for split in self.splits.values():
             for shard in split.shards:
-                found[f"{shard.name}.bin"] = shard.bin
-                found[f"{shard.name}.idx"] = shard.idx
-        return found
+                yield f"{shard.name}.bin", shard.bin
+                yield f"{shard.name}.idx", shard.idx
 
 
 def seal(manifest: Manifest) -> bytes:
@@ -123,27 +126,30 @@ def _check_names(manifest: Manifest, where: str) -> None:
     """Names that stay in the folder, and no file twice."""
     for name in manifest.splits:
         check_split_name(name, where=where)
-    for name, digest in manifest.all_files().items():
+    seen: set[str] = set()
+    for name, digest in manifest.each_file():
         check_name(name, where=where)
         if not _SHA256.fullmatch(digest.sha256):
             raise DatasetError(f"{where}: {name} has no sensible digest", hint=_HINT)
-    num_shards = sum(len(split.shards) for split in manifest.splits.values())
-    if len(manifest.all_files()) != 2 * num_shards + len(manifest.files):
-        raise DatasetError(f"{where}: a file stands twice", hint=_HINT)
+        if name in seen:
+            raise DatasetError(f"{where}: a file stands twice", hint=_HINT)
+        seen.add(name)
     check_tokenizer(manifest.tokenizer, where=where)
 
 
 def _check_sums(manifest: Manifest, where: str) -> None:
     """Counts that are counts, and parts that make up their whole."""
-    counts = [manifest.documents_read, *manifest.dropped.values(), *(s.documents for s in manifest.sources)]
     for split in manifest.splits.values():
+        tokens = documents = 0
         for shard in split.shards:
-            counts += [shard.tokens, shard.documents]
-        for what in ("tokens", "documents"):
-            if getattr(split, what) != sum(getattr(shard, what) for shard in split.shards):
+            tokens, documents = tokens + shard.tokens, documents + shard.documents
+        for what, (found, total) in {
+            "tokens": (split.tokens, tokens),
+            "documents": (split.documents, documents),
+        }.items():
+            if found != total:
                 raise DatasetError(f"{where}: the {what} of a split do not sum up", hint=_HINT)
-    counts += [digest.bytes for digest in manifest.all_files().values()]
-    if min(counts) < 0:
+    if min(_counts(manifest)) < 0:
         raise DatasetError(f"{where}: a count is negative", hint=_HINT)
     if manifest.documents_read != manifest.documents + sum(manifest.dropped.values()):
         raise DatasetError(
@@ -151,6 +157,16 @@ def _check_sums(manifest: Manifest, where: str) -> None:
             f"{sum(manifest.dropped.values())} dropped",
             hint=_HINT,
         )
+
+
+def _counts(manifest: Manifest) -> Iterator[int]:
+    yield manifest.documents_read
+    yield from manifest.dropped.values()
+    yield from (source.documents for source in manifest.sources)
+    yield from (digest.bytes for digest in manifest.files.values())
+    for split in manifest.splits.values():
+        for shard in split.shards:
+            yield from (shard.tokens, shard.documents, shard.bin.bytes, shard.idx.bytes)
 
 
 def load(folder: Folder) -> Manifest:

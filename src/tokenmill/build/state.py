@@ -129,7 +129,7 @@ def finished(folder: Folder, plan: Plan) -> Manifest | None:
 
 def quick_check(folder: Folder, found: Manifest) -> None:
     """Every file is there with its size, every index fits its tokens. Reads no tokens."""
-    for name, digest in found.all_files().items():
+    for name, digest in found.each_file():
         stat = folder.stat(name)
         if stat is None or not stat.is_file or stat.size != digest.bytes:
             size = "is missing" if stat is None else f"has {stat.size} bytes"
