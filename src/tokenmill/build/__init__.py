@@ -7,6 +7,7 @@ documents text -> kept documents' tokens    unit       one unit -> pieces + rece
 executor  what runs units: inline, pool, ray; ray_nodes: whole parts on nodes, each built by part
 crew      worker processes                  foreman    forks them, with everything loaded
 budget    an exact number of tokens         commit     receipts -> shards -> manifest
+groups    which pieces make a shard         early      shards of a store, copied beside the work
 state     what an output folder holds       redo       units done again, for repair
 quick     receipts read quickly             ahead      files of the hub, fetched before their units
 export    files of a layout beside it       versions   do two machines run the same
