@@ -139,8 +139,8 @@ def _rename_over(real: Any) -> Any:
 def _believing(real: Any) -> Any:
     """`load_receipt` without a rehash."""
 
-    def load(*given: Any, rehash: bool) -> Any:
-        return real(*given, rehash=False)
+    def load(*given: Any, rehash: bool, **more: Any) -> Any:
+        return real(*given, rehash=False, **more)
 
     return load
 
@@ -148,14 +148,14 @@ def _believing(real: Any) -> Any:
 def _anyones(real: Any) -> Any:
     """`load_receipt` without the question whose receipt it is."""
 
-    def load(where: Folder, number: int, limit: int, fingerprint: str, *, rehash: bool) -> Any:
+    def load(where: Folder, number: int, limit: int, fingerprint: str, **more: Any) -> Any:
         name = receipt.receipt_name(number, limit)
         try:
             found = receipt.read_receipt(where, name)
         except Exception:
-            return real(where, number, limit, fingerprint, rehash=rehash)
+            return real(where, number, limit, fingerprint, **more)
         with patch.object(receipt, "receipt_name", lambda *_: name):
-            return real(where, found.unit, found.token_limit, found.fingerprint, rehash=rehash)
+            return real(where, found.unit, found.token_limit, found.fingerprint, **more)
 
     return load
 
