@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -100,3 +101,14 @@ def test_a_foreman_that_was_called_in_is_taken_or_sent_home() -> None:
     foreman.call_in()
     foreman.send_home()
     assert children(os.getpid()) == before
+
+
+def test_a_foreman_that_does_not_hear_any_more_is_dead_before_its_process_is() -> None:
+    one = foreman.Foreman()
+    os.kill(one._process.pid, signal.SIGSTOP)  # as if it were being torn down: there, and of no use
+    one._line.shutdown(socket.SHUT_RDWR)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        one.hire(theirs)
+    assert not one.is_alive
+    one.leave()

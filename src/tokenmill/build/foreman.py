@@ -40,6 +40,7 @@ class Foreman:
 
     def __init__(self) -> None:
         self._line, theirs = socket.socketpair()
+        self._is_heard = True
         self._hired = 0
         with theirs:
             self._process = subprocess.Popen(
@@ -52,13 +53,16 @@ class Foreman:
 
     @property
     def is_alive(self) -> bool:
+        # A process that dies closes its line first, and is a dead one some time later.
         # Dead, it still keeps its number, which is that of its workers' group, until it leaves.
-        return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+        return self._is_heard and os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
 
     def hire(self, link: socket.socket) -> int:
         """Have a worker that listens to `link`. If the foreman is dead, `link` is closed, as if the worker were."""
-        with contextlib.suppress(OSError):
+        try:
             socket.send_fds(self._line, [_MESSAGE.pack(_HIRE)], [link.fileno()])
+        except OSError:
+            self._is_heard = False
         self._hired += 1
         return self._hired - 1
 
@@ -68,6 +72,7 @@ class Foreman:
             self._line.send(_MESSAGE.pack(worker))
             code: int = _MESSAGE.unpack(self._line.recv(_MESSAGE.size))[0]
         except (OSError, struct.error):
+            self._is_heard = False
             return None
         return code
 
