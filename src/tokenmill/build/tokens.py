@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import cast
+
 import numpy as np
 import numpy.typing as npt
 
@@ -13,28 +15,23 @@ from tokenmill.tokenizer.encoded import Encoded
 def place_eot(encoded: Encoded, *, eot: str, eot_id: int | None, vocab_size: int, dtype: str) -> Tokens:
     """The documents' tokens end to end, each with its end-of-text id where the policy wants it."""
     ids, lengths = encoded.ids, encoded.lengths
-    if len(ids) and int(ids.max()) >= vocab_size:
+    largest = int(ids.max()) if len(ids) else -1
+    if largest >= vocab_size:
         raise BuildError(
-            f"the tokenizer gave id {int(ids.max())}, beyond its vocabulary of {vocab_size}",
+            f"the tokenizer gave id {largest}, beyond its vocabulary of {vocab_size}",
             hint="please report this, with the tokenizer",
         )
     narrow: Tokens = ids.astype(np.uint16) if dtype == "uint16" else ids.astype(np.int32)
     if eot == "none":
         return narrow
-    # One extra token a document: document d is shifted by d places, or by d + 1 if the EOT comes first.
-    ends = np.cumsum(lengths)
-    shift = np.arange(len(lengths))
-    places = ends + shift if eot == "append" else ends - lengths + shift
-    tokens = np.empty(len(ids) + len(lengths), narrow.dtype)
-    is_text = np.ones(len(tokens), np.bool_)
-    is_text[places] = False
-    tokens[is_text] = narrow
-    tokens[places] = eot_id
-    if np.count_nonzero(tokens == eot_id) != len(lengths):
+    assert eot_id is not None, "a recipe that wants an end of text has a tokenizer with one"
+    # A text that gave the id itself would look like two documents.
+    if largest >= eot_id and (narrow == eot_id).any():
         raise BuildError(
             f"a text gave the end-of-text id {eot_id} itself", hint="choose an --eot-token that no text can give"
         )
-    return tokens
+    ends = np.cumsum(lengths)
+    return cast("Tokens", np.insert(narrow, ends if eot == "append" else ends - lengths, eot_id))
 
 
 def cut_to(encoded: Encoded, *, room: int, eot: bool) -> Encoded:

@@ -44,7 +44,7 @@ def read(
         if at == 0 and data[: len(_BOM)] == _BOM:
             data, at = data[len(_BOM) :], len(_BOM)
         view = np.frombuffer(data, np.uint8)
-        newlines = np.flatnonzero(view == _NEWLINE)
+        newlines = np.flatnonzero(view == _NEWLINE) if run.breaks is None else run.breaks - (at - run.start)
         starts = np.concatenate(([0], newlines + 1))
         ends = np.concatenate((newlines, [len(view)]))
         text = None
