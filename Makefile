@@ -3,8 +3,9 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+STORE_TESTS := $(addprefix tests/,storage/test_objects.py e2e/test_object_store.py test_moving.py data/test_remote.py build/test_early.py)
 
-.PHONY: demo test lint bench bench-layouts bench-loader crash interop docs clean
+.PHONY: demo test lint bench bench-layouts bench-loader crash interop stores docs clean
 
 demo: $(VENV)/.core
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/demo.sh
@@ -34,6 +35,11 @@ crash: $(VENV)/.test
 interop: $(VENV)/.core
 	sh interop/run.sh $(ARGS)
 
+# The tests with a bucket again, against Azure's emulator and in Google's language. Needs npm.
+stores: $(VENV)/.test $(VENV)/.stores .venv-azurite/.done
+	$(BIN)/python -m pytest --store az $(STORE_TESTS)
+	$(BIN)/python -m pytest --store gs $(STORE_TESTS)
+
 docs: $(VENV)/.core
 	$(BIN)/python docs/generate.py
 
@@ -56,4 +62,8 @@ $(VENV)/.%: $(VENV)/.core
 	$(PYTHON) -m venv .venv-peers
 	.venv-peers/bin/python -m pip install --quiet --upgrade "pip>=25.1"
 	-.venv-peers/bin/python -m pip install --quiet --group peers
+	touch $@
+
+.venv-azurite/.done: Makefile
+	npm install --silent --no-audit --no-fund --prefix .venv-azurite azurite@3.35.0
 	touch $@

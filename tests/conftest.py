@@ -23,7 +23,8 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, settings
 
-from s3 import Bucket, make_bucket, s3_server
+from s3 import Bucket
+from stores import bucket_server
 from tokenmill.cli import app as cli
 
 WORDS = [
@@ -196,16 +197,20 @@ def wait_for_receipts(process: subprocess.Popen[Any], out: Path, count: int = 1)
         has_ended = process.poll() is not None  # what it did before it ended counts: one more look
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--store", default="s3", choices=["s3", "gs", "az"], help="the server that has the buckets")
+
+
 @pytest.fixture(scope="session")
-def s3_endpoint() -> Iterator[str]:
-    with s3_server() as endpoint:
-        yield endpoint
+def make_bucket(request: pytest.FixtureRequest) -> Iterator[Callable[[str], Bucket]]:
+    with bucket_server(request.config.getoption("--store")) as make:
+        yield make
 
 
 @pytest.fixture
-def bucket(s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bucket:
-    """An empty bucket of a real S3 server, which the environment leads to."""
-    found = make_bucket(s3_endpoint, f"b-{secrets.token_hex(6)}")
+def bucket(make_bucket: Callable[[str], Bucket], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bucket:
+    """An empty bucket of a real server, S3's unless another one was asked for, which the environment leads to."""
+    found = make_bucket(f"b-{secrets.token_hex(6)}")
     for name, value in found.environment.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path / "cache"))

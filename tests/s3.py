@@ -8,7 +8,7 @@ import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -42,9 +42,18 @@ class Bucket:
             "AWS_ACCESS_KEY_ID": "AKIDEXAMPLE0001",
             "AWS_SECRET_ACCESS_KEY": "wJalrXUtnFEMI-example-secret",
             "AWS_REGION": "us-east-1",
-            "AWS_ENDPOINT_URL": self.endpoint,
             "AWS_EC2_METADATA_DISABLED": "true",
+            **self.through(self.endpoint),
         }
+
+    @property
+    def secrets(self) -> list[str]:
+        """What nobody may see of the environment."""
+        return [value for name, value in self.environment.items() if name.endswith(("KEY", "KEY_ID", "TOKEN"))]
+
+    def through(self, endpoint: str) -> Mapping[str, str]:
+        """The variables that lead to it by another endpoint, such as a proxy's."""
+        return {"AWS_ENDPOINT_URL": endpoint}
 
     def client(self) -> Any:
         """Another client than the one under test."""
@@ -59,6 +68,10 @@ class Bucket:
 
     def delete(self, key: str) -> None:
         self.client().delete_object(Bucket=self.name, Key=key)
+
+    def is_in_parts(self, key: str) -> bool:
+        """Whether an object was put in several requests."""
+        return "-" in self.client().head_object(Bucket=self.name, Key=key)["ETag"]
 
     def listed(self, prefix: str = "") -> list[str]:
         pages = self.client().get_paginator("list_objects_v2").paginate(Bucket=self.name, Prefix=prefix)
@@ -81,10 +94,10 @@ def _client(endpoint: str) -> Any:
 
 
 @contextlib.contextmanager
-def s3_server() -> Iterator[str]:
-    """The endpoint of a server that holds its objects in memory."""
+def s3_server(program: str = _SERVER) -> Iterator[str]:
+    """The endpoint of a server that holds its objects in memory. Its program tells the port."""
     process = subprocess.Popen(
-        [sys.executable, "-W", "ignore", "-c", _SERVER],
+        [sys.executable, "-W", "ignore", "-c", program],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,

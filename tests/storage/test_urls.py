@@ -1,13 +1,18 @@
-"""Which URLs are taken."""
+"""Which URLs are taken, and which settings of the environment lead to what they name."""
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tokenmill.errors import RecipeError
-from tokenmill.storage.profile import s3_settings
+from tokenmill.errors import RecipeError, StorageError
+from tokenmill.storage.profile import endpoint_of, s3_settings
+from tokenmill.storage.store import Store
 from tokenmill.storage.urls import Url, is_url, parse_url
 
 
@@ -101,3 +106,60 @@ def test_a_profile_without_keys_is_refused(home: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("AWS_PROFILE", name)
     with pytest.raises(RecipeError, match=said):
         s3_settings()
+
+
+@pytest.mark.parametrize(
+    ("scheme", "variable"),
+    [("s3", "AWS_ENDPOINT_URL"), ("gs", "GOOGLE_BASE_URL"), ("az", "AZURE_STORAGE_ENDPOINT"), ("az", "AZURE_ENDPOINT")],
+)
+def test_a_server_is_named_by_the_environment(
+    monkeypatch: pytest.MonkeyPatch, home: Path, scheme: str, variable: str
+) -> None:
+    assert endpoint_of(scheme) == ""
+    monkeypatch.setenv(variable, "http://127.0.0.1:1/account")
+    assert endpoint_of(scheme) == "http://127.0.0.1:1/account"
+
+
+@pytest.fixture
+def nothing_there() -> Iterator[str]:
+    """The endpoint of a server that has nothing, without encryption."""
+
+    class Nothing(BaseHTTPRequestHandler):
+        def do_HEAD(self) -> None:
+            self.send_error(404)
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Nothing) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize(
+    ("scheme", "settings"),
+    [
+        ("gs", {"GOOGLE_BASE_URL": "", "GOOGLE_SKIP_SIGNATURE": "true"}),
+        ("az", {"AZURE_STORAGE_ENDPOINT": "", "AZURE_STORAGE_ACCOUNT_NAME": "a", "AZURE_SKIP_SIGNATURE": "true"}),
+    ],
+)
+def test_a_server_that_the_environment_names_may_do_without_encryption(
+    nothing_there: str, monkeypatch: pytest.MonkeyPatch, scheme: str, settings: dict[str, str]
+) -> None:
+    for name, value in settings.items():
+        monkeypatch.setenv(name, value or nothing_there)
+    assert Store(Url(scheme, "container", "")).find("a") is None
+
+
+@pytest.mark.parametrize(
+    ("scheme", "name", "value"),
+    [("az", "AZURE_STORAGE_ACCOUNT_NAME", ""), ("gs", "GOOGLE_APPLICATION_CREDENTIALS", "/nowhere.json")],
+)
+def test_wrong_settings_are_told_by_their_names(
+    monkeypatch: pytest.MonkeyPatch, scheme: str, name: str, value: str
+) -> None:
+    monkeypatch.setenv(name, value) if value else monkeypatch.delenv(name, raising=False)
+    with pytest.raises(StorageError, match=f"{scheme}://bucket: ") as caught:
+        Store(Url(scheme, "bucket", ""))
+    assert name in caught.value.hint

@@ -229,7 +229,8 @@ class ObjectFolder(Folder):
         self.store.delete([self.key(name)])
 
     def remove_tree(self, name: str) -> None:
-        self.store.delete([self.key(name), *(found.key for found in self.store.under(self.key(name)))])
+        self.remove(name)
+        self.store.delete([found.key for found in self.store.under(self.key(name))])
 
     def remove_all(self, names: Sequence[str]) -> None:
         self.store.delete([self.key(name) for name in names])

@@ -1,7 +1,7 @@
-"""Settings of S3 from the environment and from the AWS profile files.
+"""Settings of object stores from the environment, and for S3 from the AWS profile files.
 
-The environment goes to the client as it is (AWS_ACCESS_KEY_ID, AWS_ENDPOINT_URL, AWS_REGION, ...).
-Where it holds no keys, the profile's files are looked at: AWS_PROFILE names it, "default" otherwise.
+The environment goes to the clients as it is (AWS_ACCESS_KEY_ID, AZURE_STORAGE_ACCOUNT_KEY, ...). Where it
+holds no keys of S3, the profile's files are looked at: AWS_PROFILE names it, "default" otherwise.
 """
 
 from __future__ import annotations
@@ -20,7 +20,16 @@ _FIELDS = {
     "region": "region",
     "endpoint_url": "endpoint",
 }
-_ENDPOINTS = ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT")
+_ENDPOINTS = {
+    "s3": ("AWS_ENDPOINT_URL_S3", "AWS_ENDPOINT_URL", "AWS_ENDPOINT"),
+    "gs": ("GOOGLE_BASE_URL",),
+    "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
+}
+
+
+def endpoint_of(scheme: str) -> str:
+    """The server that the environment names for URLs of this kind; empty if it is the cloud's own."""
+    return next((os.environ[name] for name in _ENDPOINTS[scheme] if os.environ.get(name)), "")
 
 
 def s3_settings() -> dict[str, Any]:
@@ -28,7 +37,7 @@ def s3_settings() -> dict[str, Any]:
     settings: dict[str, Any] = {}
     if "AWS_ACCESS_KEY_ID" not in os.environ:
         settings = _profile(os.environ.get("AWS_PROFILE", ""))
-    endpoint = next((os.environ[name] for name in _ENDPOINTS if os.environ.get(name)), settings.get("endpoint", ""))
+    endpoint = endpoint_of("s3") or settings.get("endpoint", "")
     if endpoint:
         settings["endpoint"] = endpoint
         settings["allow_http"] = endpoint.startswith("http://")

@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
@@ -27,7 +28,7 @@ from obstore import exceptions as answers
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from tokenmill.errors import DatasetError, ObjectChangedError, StorageError
-from tokenmill.storage.profile import s3_settings
+from tokenmill.storage.profile import endpoint_of, s3_settings
 from tokenmill.storage.urls import Url
 
 if TYPE_CHECKING:
@@ -66,8 +67,10 @@ _CREDENTIALS = {
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
     "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
 }
+_OTHERS: dict[str, Any] = {"gs": GCSStore, "az": AzureStore}
 # Where a cloud's machine asks who it is: the last place to look for credentials.
 _METADATA = "http://169.254.169.254/"
+_NO_BUCKET = re.compile("<Code>(NoSuchBucket|ContainerNotFound)</Code>")
 # What a put with a condition is answered. A server in trouble says the first to any request, and then it means nothing.
 _TAKEN = (answers.AlreadyExistsError, answers.PreconditionError)
 
@@ -249,9 +252,13 @@ class Store:
         self._ask(key, lambda: obstore.copy(self._store, key, new))
 
     def delete(self, keys: Sequence[str]) -> None:
-        if keys:
-            with contextlib.suppress(FileNotFoundError):
+        """Delete objects, whether they are there or not."""
+        try:
+            if keys:
                 self._ask(keys[0], lambda: obstore.delete(self._store, list(keys)))
+        except FileNotFoundError:  # of several, not every store deletes the others then
+            if len(keys) > 1:
+                all_at_once([partial(self.delete, [key]) for key in keys])
 
     def under(self, prefix: str) -> list[Found]:
         """Every object below a prefix, which ends where a part of its keys does."""
@@ -304,7 +311,7 @@ class Store:
         except but:
             raise
         except (answers.BaseError, OSError, ValueError) as error:
-            if "<Code>NoSuchBucket</Code>" in str(error):
+            if _NO_BUCKET.search(str(error)):
                 raise self._no_bucket() from None
             if time.monotonic() < patient_until and not isinstance(error, _FINAL) and _METADATA not in str(error):
                 return
@@ -316,18 +323,18 @@ def _connect(root: Url) -> Any:
     """A client, with the credentials that the environment or a profile holds."""
     options: Any = {"client_options": dict(_CLIENT), "retry_config": _RETRY}
     try:
-        if root.scheme == "gs":
-            options["client_options"]["allow_http"] = os.environ.get("GOOGLE_BASE_URL", "").startswith("http://")
-            return GCSStore(root.bucket, **options)
-        if root.scheme == "az":
-            return AzureStore(root.bucket, **options)
+        if root.scheme in _OTHERS:
+            if endpoint_of(root.scheme).startswith("http://"):
+                options["client_options"]["allow_http"] = True
+            return _OTHERS[root.scheme](root.bucket, **options)
         settings = {"checksum_algorithm": "SHA256", **s3_settings()}
         if settings.pop("allow_http", False):
             options["client_options"]["allow_http"] = True
         # The store itself compares what arrives with this.
         return S3Store(root.bucket, config=cast("S3Config", settings), **options)
     except (answers.BaseError, ValueError) as error:
-        raise StorageError(f"{root.root}: {_reason(error)}", hint=_hint(error, root.scheme)) from None
+        hint = f"check the variables of the environment: {_CREDENTIALS[root.scheme]}"
+        raise StorageError(f"{root.root}: {_reason(error)}", hint=hint) from None
 
 
 def _content(data: bytes | Path) -> bytes | mmap.mmap:
@@ -344,13 +351,18 @@ def _range(start: int, stop: int, etag: str) -> Any:
 
 def _check_etag(meta: Any, etag: str) -> None:
     """A store may ignore the condition that it was given."""
-    if etag and meta["e_tag"] != etag:
+    if etag and _quoted(meta["e_tag"]) != _quoted(etag):
         raise answers.PreconditionError(f"its etag is {meta['e_tag']}")
 
 
 def _found(meta: Any, sha256: str = "") -> Found:
     modified = int(meta["last_modified"].timestamp() * 1_000_000_000)
-    return Found(meta["path"], meta["size"], meta["e_tag"] or "", modified, sha256, meta["version"] or "")
+    return Found(meta["path"], meta["size"], _quoted(meta["e_tag"]), modified, sha256, meta["version"] or "")
+
+
+def _quoted(etag: str | None) -> str:
+    """An etag as headers have it. Azure lists it bare."""
+    return f'"{etag}"' if etag and not etag.endswith('"') else etag or ""
 
 
 def _reason(error: BaseException) -> str:
