@@ -27,8 +27,13 @@ from tokenmill.redaction import redact
 _START = "import gc; gc.disable(); from tokenmill.build import foreman, worker; gc.freeze(); foreman.serve({fd})"
 # numpy would start a thread for each core as it loads, and take a tenth of a second; an allocator of Arrow starts one.
 _ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
-# Every batch takes as much as the one before: what glibc gave back to the system in between would be faulted in again.
-_KEPT = {"MALLOC_MMAP_THRESHOLD_": str(32 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
+# Every batch takes as much as the one before: what was given back to the system in between would be faulted in again.
+# glibc can be told to keep it, and Arrow to ask glibc.
+_KEPT = {
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+    "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
+    "ARROW_DEFAULT_MEMORY_POOL": "system",
+}
 _MESSAGE = struct.Struct("<i")
 _HIRE = -1
 LEAVE_SECONDS = 1.0
