@@ -23,7 +23,7 @@ FDS = st.integers(0, 5)
 CLOSED = 987_654
 STEPS = st.one_of(
     st.tuples(st.sampled_from(("create", "open", "append", "unlink", "touch", "mkdir", "rmdir")), NAMES),
-    st.tuples(st.sampled_from(("fsync_folder", "stat", "names")), NAMES | st.just("a/")),
+    st.tuples(st.sampled_from(("fsync_folder", "stat", "names", "expect")), NAMES | st.just("a/")),
     st.tuples(st.sampled_from(("link", "rename")), NAMES, NAMES),
     st.tuples(st.sampled_from(("read", "map", "fsync", "forget", "close", "allow")), FDS),
     st.tuples(st.just("write"), FDS, st.binary(max_size=40)),

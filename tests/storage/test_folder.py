@@ -634,3 +634,23 @@ def test_the_disk_begins_with_a_large_file_before_it_is_whole_and_an_error_of_th
     assert asked == [(0, EARLY_BYTES), (EARLY_BYTES, EARLY_BYTES)]
     assert found == folder.digest("large")
     assert found.bytes == 9 * len(block)
+
+
+def test_the_disk_is_asked_for_announced_files_before_their_turn_and_what_is_wrong_with_one_is_left_to_its_reader(
+    tmp_path: Path,
+) -> None:
+    asked: list[str] = []
+
+    class Watched(LocalFileSystem):
+        def expect(self, path: str) -> None:
+            asked.append(os.path.basename(path))
+            super().expect(path)
+
+    (tmp_path / "0").write_bytes(DATA)
+    os.mkfifo(tmp_path / "1")
+    (tmp_path / "2").symlink_to("0")
+    announced = Folder(str(tmp_path), Watched()).announce(range(5), str, ahead=2)
+    assert next(announced) == 0
+    assert asked == ["0", "1", "2"]
+    assert list(announced) == [1, 2, 3, 4]
+    assert asked == ["0", "1", "2", "3", "4"]

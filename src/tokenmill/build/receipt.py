@@ -158,7 +158,7 @@ def load_receipts(
     def load(unit: int) -> Receipt | None:
         return load_receipt(folder, unit, NO_LIMIT, fingerprint, rehash=False, look=look)
 
-    return folder.each(load, units)
+    return folder.each(load, folder.announce(units, lambda unit: receipt_name(unit, NO_LIMIT)))
 
 
 def _damaged(folder: Folder, receipt: Receipt, *, rehash: bool) -> Iterator[str]:

@@ -15,6 +15,7 @@ import errno
 import hashlib
 import os
 import secrets
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, TypeVar
@@ -132,6 +133,18 @@ class Folder:
     def each(self, ask: Callable[[T], R], items: Iterable[T], *, ahead: int = 64) -> Iterator[R]:
         """What `ask`, which asks this folder something, answers for each item, in order."""
         return map(ask, items)
+
+    def announce(self, items: Iterable[T], name: Callable[[T], str], *, ahead: int = 128) -> Iterator[T]:
+        """The items, in order; by the time of each, the disk has long been asked for the file of that name."""
+        waiting: deque[T] = deque()
+        for item in items:
+            if self.is_local:
+                with contextlib.suppress(OSError):  # whoever reads it will say what is wrong
+                    self.fs.expect(self.at(name(item)))
+            waiting.append(item)
+            if len(waiting) > ahead:
+                yield waiting.popleft()
+        yield from waiting
 
     def claim(self, name: str, data: bytes) -> bool:
         """Publish a small file if nobody has, without its durability; False if somebody was quicker."""

@@ -34,6 +34,7 @@ class FileSystem(Protocol):
     def fsync(self, fd: int) -> None: ...
     def begin_sync(self, fd: int, start: int, size: int) -> None: ...
     def forget(self, fd: int) -> None: ...
+    def expect(self, path: str) -> None: ...
     def close(self, fd: int) -> None: ...
     def link(self, path: str, new: str) -> None: ...
     def rename(self, path: str, new: str) -> None: ...
@@ -85,6 +86,15 @@ class LocalFileSystem:
         """Ask for the next read to come from the disk, not from memory."""
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def expect(self, path: str) -> None:
+        """Ask for a file to be read into memory, and wait for nothing, be it a pipe."""
+        if hasattr(os, "posix_fadvise"):
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+            try:
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_WILLNEED)
+            finally:
+                os.close(fd)
 
     def close(self, fd: int) -> None:
         os.close(fd)

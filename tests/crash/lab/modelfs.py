@@ -194,6 +194,9 @@ class ModelFileSystem:
     def forget(self, fd: int) -> None:
         self._handle(fd)
 
+    def expect(self, path: str) -> None:
+        self._find(path)
+
     def close(self, fd: int) -> None:
         self._handle(fd)
         del self._handles[fd]
