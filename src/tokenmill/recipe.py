@@ -6,12 +6,14 @@ part of it. `identity()` is the part that a dataset's fingerprint covers.
 
 from __future__ import annotations
 
+import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-import pydantic
+import msgspec
 
 from tokenmill.errors import RecipeError
 from tokenmill.filters import code_digest
@@ -19,14 +21,14 @@ from tokenmill.sizes import parse_fraction, parse_size
 from tokenmill.template import template_columns
 
 DEFAULT_MAX_DOCUMENT_BYTES = 64_000_000
+_NOT_IN_IDENTITY = ("sources", "val_sources", "tokenizer", "eot_token", "on_bad")
 
 
-class Recipe(pydantic.BaseModel):
-    """Sources, text, tokenizer, split and sizes of a dataset."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe:
+    """Sources, text, tokenizer, split and sizes of a dataset. `make_recipe` makes it, and checks the types."""
 
-    model_config = pydantic.ConfigDict(extra="forbid", frozen=True)
-
-    sources: tuple[str, ...] = pydantic.Field(min_length=1)
+    sources: tuple[str, ...]
     val_sources: tuple[str, ...] = ()
     tokenizer: str = "gpt2"
     text_column: str | None = None
@@ -34,68 +36,46 @@ class Recipe(pydantic.BaseModel):
     documents: str = "lines"
     eot: Literal["append", "prepend", "none"] = "append"
     eot_token: str | None = None
-    split: dict[str, float] | Literal["nanogpt"] = {}
+    split: dict[str, float] | Literal["nanogpt"] = field(default_factory=dict)
     unit_bytes: int | None = None
     max_tokens: int | None = None
     sample: float | None = None
-    seed: int = pydantic.Field(default=0, ge=0, lt=1 << 62)
-    min_chars: int = pydantic.Field(default=0, ge=0)
+    seed: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)] = 0
+    min_chars: Annotated[int, msgspec.Meta(ge=0)] = 0
     max_document_bytes: int = DEFAULT_MAX_DOCUMENT_BYTES
     filter: str | None = None
     on_bad: Literal["quarantine", "fail"] = "quarantine"
 
-    @pydantic.field_validator("unit_bytes", "max_tokens", "max_document_bytes", mode="before")
-    @classmethod
-    def _sizes(cls, value: Any) -> Any:
-        return parse_size(value) if isinstance(value, str | int) else value
-
-    @pydantic.field_validator("sample", mode="before")
-    @classmethod
-    def _share(cls, value: Any) -> Any:
-        return parse_fraction(value) if isinstance(value, str | float | int) else value
-
-    @pydantic.field_validator("split", mode="before")
-    @classmethod
-    def _parse_split(cls, value: Any) -> Any:
-        return parse_split(value) if isinstance(value, str) and value != "nanogpt" else value
-
-    @pydantic.field_validator("split")
-    @classmethod
-    def _check_split(cls, split: dict[str, float] | Literal["nanogpt"]) -> dict[str, float] | Literal["nanogpt"]:
-        if split == "nanogpt":
-            return split
-        for name, share in split.items():
-            if not (name.isascii() and name.isidentifier()) or name in ("train", "provenance"):
-                raise RecipeError(f"{name!r} cannot name a split", hint="write it like --split val=0.0005")
-            parse_fraction(share)
-        if sum(split.values()) >= 1:
-            raise RecipeError("the shares of --split leave nothing for train", hint="they must sum to less than 1")
-        return split
-
-    @pydantic.field_validator("documents")
-    @classmethod
-    def _check_documents(cls, documents: str) -> str:
-        if documents not in ("lines", "files") and not (
-            documents.startswith("separator:") and len(documents) > len("separator:")
-        ):
-            raise RecipeError(f"--documents {documents!r} is not known", hint="use lines, files or separator:TEXT")
-        return documents
-
-    @pydantic.model_validator(mode="after")
-    def _check_together(self) -> Recipe:
+    def __post_init__(self) -> None:
+        """Refuse what makes no sense, by itself or together."""
+        self._check_documents()
+        self._check_split()
         if self.text_column is not None and self.template is not None:
             raise RecipeError("--text-column and --template exclude each other", hint="a template can name one column")
         if self.template is not None:
             template_columns(self.template)
+        if self.eot == "none" and self.eot_token is not None:
+            raise RecipeError("--eot-token needs --eot append or prepend", hint="drop one of the two")
+
+    def _check_documents(self) -> None:
+        is_separator = self.documents.startswith("separator:") and self.documents != "separator:"
+        if self.documents not in ("lines", "files") and not is_separator:
+            raise RecipeError(f"--documents {self.documents!r} is not known", hint="use lines, files or separator:TEXT")
+
+    def _check_split(self) -> None:
         if self.split and self.val_sources:
             raise RecipeError(
                 "--split and --val-source exclude each other", hint="validation is a share or a source, not both"
             )
         if self.split == "nanogpt":
             self._check_nanogpt()
-        if self.eot == "none" and self.eot_token is not None:
-            raise RecipeError("--eot-token needs --eot append or prepend", hint="drop one of the two")
-        return self
+            return
+        for name, share in self.split.items():
+            if not (name.isascii() and name.isidentifier()) or name in ("train", "provenance"):
+                raise RecipeError(f"{name!r} cannot name a split", hint="write it like --split val=0.0005")
+            parse_fraction(share)
+        if sum(self.split.values()) >= 1:
+            raise RecipeError("the shares of --split leave nothing for train", hint="they must sum to less than 1")
 
     def _check_nanogpt(self) -> None:
         """Refuse what nanoGPT's own split cannot go with: it is drawn from the number of all documents."""
@@ -118,7 +98,7 @@ class Recipe(pydantic.BaseModel):
 
     def identity(self) -> dict[str, Any]:
         """Whatever changes the bytes of the dataset, but for the sources and the tokenizer's content."""
-        whole = self.model_dump(exclude={"sources", "val_sources", "tokenizer", "eot_token", "on_bad"})
+        whole = {name: value for name, value in dataclasses.asdict(self).items() if name not in _NOT_IN_IDENTITY}
         if self.filter is not None:
             whole["filter"] = {"name": self.filter, "code": code_digest(self.filter)}
         return whole
@@ -129,19 +109,25 @@ def make_recipe(fields: Mapping[str, Any], *, config: str | os.PathLike[str] | N
     given = {name: value for name, value in fields.items() if value is not None and value != ()}
     if config is not None:
         given = {**_load_yaml(Path(config)), **given}
+    known = [known.name for known in dataclasses.fields(Recipe)]
+    if unknown := sorted(given.keys() - set(known)):
+        raise RecipeError(f"{unknown[0]}: there is no such field", hint=f"fields of a recipe: {', '.join(known)}")
+    if not given.get("sources"):
+        raise RecipeError("no sources are given", hint="name files, folders, globs or URLs")
+    for name, (kinds, parse) in _AS_WRITTEN.items():
+        if isinstance(given.get(name), kinds):
+            given[name] = parse(given[name])
     try:
-        return Recipe(**given)
-    except pydantic.ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        place = ".".join(str(part) for part in first["loc"]) or "recipe"
-        known = ", ".join(Recipe.model_fields)
-        hint = f"fields of a recipe: {known}" if first["type"] == "extra_forbidden" else "see tokenmill prepare --help"
-        what = "there is no such field" if first["type"] == "extra_forbidden" else first["msg"]
-        raise RecipeError(f"{place}: {what}", hint=hint) from None
+        return msgspec.convert(given, Recipe, strict=False)
+    except msgspec.ValidationError as error:
+        what, _, place = str(error).partition(" - at `$.")
+        raise RecipeError(f"{place.rstrip('`') or 'recipe'}: {what}", hint="see tokenmill prepare --help") from None
 
 
-def parse_split(text: str) -> dict[str, float]:
-    """`val=0.0005,test=0.001` as a mapping."""
+def parse_split(text: str) -> dict[str, float] | Literal["nanogpt"]:
+    """`val=0.0005,test=0.001` as a mapping; nanoGPT's own split is known by its name."""
+    if text == "nanogpt":
+        return "nanogpt"
     shares: dict[str, float] = {}
     for part in text.split(","):
         name, equals, share = part.strip().partition("=")
@@ -161,3 +147,13 @@ def _load_yaml(path: Path) -> dict[str, Any]:
     if not isinstance(loaded, dict) or not all(isinstance(name, str) for name in loaded):
         raise RecipeError(f"{path} is not a YAML mapping", hint="write lines like `tokenizer: gpt2`")
     return loaded
+
+
+# Fields that people write in more than one way, and what reads them.
+_AS_WRITTEN: dict[str, tuple[tuple[type, ...], Callable[[Any], Any]]] = {
+    "unit_bytes": ((str, int), parse_size),
+    "max_tokens": ((str, int), parse_size),
+    "max_document_bytes": ((str, int), parse_size),
+    "sample": ((str, int, float), parse_fraction),
+    "split": ((str,), parse_split),
+}

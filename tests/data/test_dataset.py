@@ -17,7 +17,7 @@ from tokenmill.errors import DatasetError
 
 EOT = 256
 LINES = [f"line {i} " + "grain " * (i % 5) for i in range(30)]
-HEAVY = ("gigatoken", "awkward", "pyarrow", "pydantic", "msgspec", "typer", "rich", "yaml", "tiktoken", "tokenizers")
+HEAVY = ("gigatoken", "awkward", "pyarrow", "msgspec", "typer", "rich", "yaml", "tiktoken", "tokenizers")
 
 
 def expected_documents() -> list[list[int]]:

@@ -10,6 +10,7 @@ what is done is kept, and no other node has to know.
 from __future__ import annotations
 
 import base64
+import dataclasses
 import json
 import os
 import platform
@@ -31,7 +32,7 @@ from tokenmill.build.versions import check_versions, own_version
 from tokenmill.build.waiting import wait_for
 from tokenmill.errors import LockedError, RecipeError
 from tokenmill.planning import Plan
-from tokenmill.recipe import Recipe
+from tokenmill.recipe import make_recipe
 from tokenmill.sources.listing import Listing
 from tokenmill.storage import Folder, local_folder
 from tokenmill.storage.lock import locked
@@ -136,7 +137,7 @@ def to_message(setup: Setup, plan: Plan) -> Message:
     """A setup with the plan of one part, as plain data for the node that will build it."""
     return {
         **greeting(setup.spec),
-        "recipe": setup.recipe.model_dump(mode="json"),
+        "recipe": dataclasses.asdict(setup.recipe),
         "root": setup.listing.root,
         "plan": records.seal(plan).decode(),
     }
@@ -156,7 +157,7 @@ def _from_message(told: Message) -> Setup:
     spec = _get_ready(told)
     plan = records.unseal(Plan, told["plan"].encode(), where="plan")
     listing = Listing(root=told["root"], sources=plan.sources, extents=())
-    return Setup(Recipe(**told["recipe"]), listing, spec, plan, ())
+    return Setup(make_recipe(told["recipe"]), listing, spec, plan, ())
 
 
 def _get_ready(told: Message) -> TokenizerSpec:

@@ -213,10 +213,10 @@ def as_before(folder: Folder, recipe: Recipe) -> Recipe:
         return recipe
     if not hub.is_hub(root):
         return recipe
-    given = {name: getattr(recipe, name) for name in ("sources", "val_sources")}
-    return recipe.model_copy(
-        update={name: tuple(hub.at_commit(source, root) for source in sources) for name, sources in given.items()}
+    sources, val_sources = (
+        tuple(hub.at_commit(source, root) for source in given) for given in (recipe.sources, recipe.val_sources)
     )
+    return replace(recipe, sources=sources, val_sources=val_sources)
 
 
 def keep_tokenizer(folder: Folder, spec: TokenizerSpec) -> Digest | None:
