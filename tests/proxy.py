@@ -89,7 +89,9 @@ def fault_proxy(target: str) -> Iterator[Proxy]:
             connection = http.client.HTTPConnection(host, int(port), timeout=60)
             headers = {name: value for name, value in self.headers.items() if name.lower() != "connection"}
             if proxy.ignores_conditions:
-                headers = {name: value for name, value in headers.items() if not name.lower().startswith("if-")}
+                headers = {
+                    name: value for name, value in headers.items() if not name.lower().startswith(("if-", "x-goog-if-"))
+                }
             try:
                 connection.request(self.command, self.path, body or None, headers)
                 found = connection.getresponse()

@@ -13,14 +13,14 @@ import pytest
 from proxy import Proxy, fault_proxy
 from s3 import Bucket
 from tokenmill.errors import DatasetError, DeterminismError, LockedError, ObjectChangedError, StorageError
-from tokenmill.storage import Digest, Folder, open_folder
+from tokenmill.storage import Digest, Folder, open_folder, store
 from tokenmill.storage.lock import LOCK, locked
 from tokenmill.storage.log import open_log
 from tokenmill.storage.mapped import fast_digest
 from tokenmill.storage.objects import ObjectFolder
 from tokenmill.storage.places import from_record, ready, to_record
 from tokenmill.storage.remote import RANGE_BYTES, RemoteFile
-from tokenmill.storage.store import WHOLE_BYTES
+from tokenmill.storage.store import WHOLE_BYTES, Store
 
 
 @pytest.fixture
@@ -129,6 +129,54 @@ def test_a_link_is_a_copy_inside_of_the_store(folder: Folder, bucket: Bucket) ->
     assert folder.read("train/00000.bin") == b"tokens"
     with pytest.raises(StorageError, match="is gone"):
         folder.link("nothing", "x", piece[1])
+
+
+def test_a_copy_that_the_store_makes_in_its_own_time_is_waited_for(
+    folder: Folder, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As Azure does with large ones: the copy is empty at first."""
+    piece = (".build/pieces/a.bin", publish(folder, ".build/pieces/a.bin", b"tokens"))
+    copied = Store.copy
+
+    def copy(self: Store, key: str, new: str) -> None:
+        bucket.put(new, b"")
+        threading.Timer(0.3, copied, (self, key, new)).start()
+
+    monkeypatch.setattr(Store, "copy", copy)
+    folder.link(piece[0], "train/00000.bin", piece[1])
+    assert folder.read("train/00000.bin") == b"tokens"
+
+
+def test_a_copy_that_cannot_be_asked_for_yet_is_waited_for(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    with fault_proxy(bucket.endpoint) as proxy:
+        lead(monkeypatch, bucket, proxy)
+        folder = open_folder(f"{bucket.url}/out")
+        piece = ("a.bin", publish(folder, "a.bin", b"tokens"))
+        faults = iter(["409"] * 9)
+        proxy.choose = lambda method, path: next(faults, "") if method == "HEAD" else ""
+        monkeypatch.setattr(store, "_LOOK_SECONDS", 0.01)
+        folder.link(piece[0], "b.bin", piece[1])
+        assert proxy.injected.total() == 9
+    assert bucket.get("out/b.bin") == b"tokens"
+
+
+def test_what_is_gone_already_does_not_keep_the_others_from_being_removed(folder: Folder, bucket: Bucket) -> None:
+    names = [f"{number:02}" for number in range(40)]
+    for name in names:
+        bucket.put(f"out/{name}", b"x")
+    bucket.delete("out/00")
+    folder.remove_all(names)
+    assert bucket.listed() == []
+
+
+def test_an_object_is_listed_with_the_etag_that_it_is_read_by(folder: Folder) -> None:
+    publish(folder, "a b/ü+%41&'.bin", b"tokens")
+    assert isinstance(folder, ObjectFolder)
+    (listed,) = folder.store.under("out")
+    assert listed.key == "out/a b/ü+%41&'.bin"
+    found = folder.store.find(listed.key)
+    assert found is not None and found.etag == listed.etag
+    assert bytes(folder.store.fetch(listed.key, 0, 6, listed.etag)) == b"tokens"
 
 
 def test_names_sizes_and_kinds_are_those_of_a_folder(folder: Folder) -> None:

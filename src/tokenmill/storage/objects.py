@@ -125,7 +125,7 @@ class ObjectFolder(Folder):
         self.store.put(self.key(name), data, sha256=hashlib.sha256(data).hexdigest())
 
     def link(self, name: str, new: str, digest: Digest) -> None:
-        there = self.store.find(self.key(new))
+        there = self.store.find_copy(self.key(new), digest.bytes)
         if there is not None:
             if self._is(there, digest):
                 return
@@ -295,7 +295,7 @@ class ObjectFolder(Folder):
 
     def _check(self, name: str, size: int, sha256: str) -> None:
         """Ask the store what it has now."""
-        found = self.store.find(self.key(name))
+        found = self.store.find_copy(self.key(name), size)
         if found is None or found.size != size or (sha256 and found.sha256 not in ("", sha256)):
             seen = "nothing" if found is None else f"{found.size} bytes"
             raise StorageError(

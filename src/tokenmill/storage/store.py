@@ -13,7 +13,6 @@ import mmap
 import os
 import random
 import re
-import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -28,6 +27,7 @@ from obstore import exceptions as answers
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from tokenmill.errors import DatasetError, ObjectChangedError, StorageError
+from tokenmill.storage.forking import UNDER_WAY
 from tokenmill.storage.profile import endpoint_of, s3_settings
 from tokenmill.storage.urls import Url
 
@@ -48,6 +48,9 @@ _REQUESTS_AT_ONCE = 16
 _TRIES = 6
 # Who has not answered for so long, twice, is not asked again.
 _PATIENCE_SECONDS = 100
+# How long a copy inside of a store may take, and how often it is looked at.
+_COPY_SECONDS = 600
+_LOOK_SECONDS = 0.2
 _CLIENT = {"connect_timeout": "10s", "read_timeout": "60s", "timeout": "10m"}
 _RETRY = {
     "max_retries": 6,
@@ -56,8 +59,6 @@ _RETRY = {
 }
 # What a second try would not change.
 _FINAL = (
-    answers.PermissionDeniedError,
-    answers.UnauthenticatedError,
     answers.InvalidPathError,
     answers.NotSupportedError,
     ValueError,
@@ -65,7 +66,7 @@ _FINAL = (
 _CREDENTIALS = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE",
     "gs": "GOOGLE_APPLICATION_CREDENTIALS",
-    "az": "AZURE_STORAGE_ACCOUNT_NAME and AZURE_STORAGE_ACCOUNT_KEY",
+    "az": "AZURE_STORAGE_ACCOUNT_NAME, and AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN",
 }
 _OTHERS: dict[str, Any] = {"gs": GCSStore, "az": AzureStore}
 # Where a cloud's machine asks who it is: the last place to look for credentials.
@@ -90,35 +91,6 @@ class Found:
     version: str = ""
 
 
-class _UnderWay:
-    """Counts requests. A fork waits until there are none: a child would hang on what another thread has not ended."""
-
-    def __init__(self) -> None:
-        self._changed = threading.Condition()
-        self._count = 0
-
-    def __enter__(self) -> None:
-        with self._changed:
-            self._count += 1
-
-    def __exit__(self, *_: object) -> None:
-        with self._changed:
-            self._count -= 1
-            self._changed.notify_all()
-
-    def wait_for_none(self) -> None:
-        """Wait for the last one, and let no other begin."""
-        self._changed.acquire()
-        self._changed.wait_for(lambda: not self._count)
-
-    def go_on(self) -> None:
-        self._changed.release()
-
-
-_UNDER_WAY = _UnderWay()
-os.register_at_fork(before=_UNDER_WAY.wait_for_none, after_in_parent=_UNDER_WAY.go_on, after_in_child=_UNDER_WAY.go_on)
-
-
 @functools.cache
 def open_store(root: Url) -> Store:
     """The store of a bucket: one for each process, since it keeps its connections."""
@@ -140,14 +112,30 @@ class Store:
 
     def find(self, key: str) -> Found | None:
         """An object; None if there is none."""
+        return self._find(key, but=(FileNotFoundError,))
 
+    def find_copy(self, key: str, size: int) -> Found | None:
+        """An object that may be a copy of so many bytes under way: it is waited for.
+
+        Azure may copy in its own time. Until then the copy is empty, or whoever asks for it is told of a conflict.
+        """
+        end = time.monotonic() + _COPY_SECONDS
+        while time.monotonic() < end:
+            with contextlib.suppress(answers.AlreadyExistsError):
+                found = self._find(key, but=(FileNotFoundError, answers.AlreadyExistsError))
+                if found is None or found.size or not size:
+                    return found
+            time.sleep(_LOOK_SECONDS)
+        return self.find(key)
+
+    def _find(self, key: str, but: tuple[type[Exception], ...]) -> Found | None:
         def ask() -> Found:
             answer = obstore.get(self._store, key, options={"head": True})
             said = answer.attributes.get("sha256", "")
             return _found(answer.meta, said if isinstance(said, str) else "")
 
         try:
-            return self._ask(key, ask)
+            return self._ask(key, ask, but=but)
         except FileNotFoundError:
             return None
 
@@ -306,14 +294,14 @@ class Store:
                 hint="start processes with the spawn method, or open the dataset in each of them",
             )
         try:
-            with _UNDER_WAY:
+            with UNDER_WAY:
                 yield
         except but:
             raise
         except (answers.BaseError, OSError, ValueError) as error:
             if _NO_BUCKET.search(str(error)):
                 raise self._no_bucket() from None
-            if time.monotonic() < patient_until and not isinstance(error, _FINAL) and _METADATA not in str(error):
+            if time.monotonic() < patient_until and not isinstance(error, _FINAL) and not _is_denied(error):
                 return
             hint = _hint(error, self.root.partition(":")[0])
             raise StorageError(f"{self.at(key)}: {_reason(error)}", hint=hint) from None
@@ -376,8 +364,14 @@ def _reason(error: BaseException) -> str:
     return f"{text.rstrip(' :')}{f': {said[1]}' if said else ''}"
 
 
+def _is_denied(error: BaseException) -> bool:
+    """Whether it is a matter of who asks. What is said of a list has the server's answer in its text alone."""
+    denied = isinstance(error, answers.PermissionDeniedError | answers.UnauthenticatedError)
+    return denied or _METADATA in str(error) or re.search(r"status code: 40[13]\b", str(error)) is not None
+
+
 def _hint(error: BaseException, scheme: str) -> str:
-    if isinstance(error, answers.PermissionDeniedError | answers.UnauthenticatedError) or _METADATA in str(error):
+    if _is_denied(error):
         return f"check the credentials ({_CREDENTIALS[scheme]}) and their rights"
     return "check the network, the endpoint and the credentials; the same command goes on"
 
