@@ -14,7 +14,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-import pyarrow as pa
 
 from tokenmill.build.executor import Checked, Estimate, Request
 from tokenmill.build.task import Task, Work
@@ -22,7 +21,7 @@ from tokenmill.errors import SourceError
 from tokenmill.shards.layout import index_bytes, numpy_dtype
 from tokenmill.sources.batch import Batch
 from tokenmill.sources.reading import read_unit
-from tokenmill.tokenizer.encoded import Engine, text_array
+from tokenmill.tokenizer.encoded import Engine, text_array, text_buffers
 from tokenmill.tokenizer.parity import check_parity
 from tokenmill.tokenizer.spec import TokenizerSpec
 
@@ -101,8 +100,9 @@ def _visit(task: Task, work: Work, share: int) -> list[Place]:
 def _head(batch: Batch, share: int) -> tuple[list[str], int]:
     texts: list[str] = []
     size = 0
-    for scalar in batch.text.cast(pa.large_binary()):
-        data = scalar.as_py()
+    offsets, whole = text_buffers(batch.text)
+    for start, stop in itertools.pairwise(offsets.tolist()):
+        data = whole[start:stop].tobytes()
         try:
             text = data.decode()
         except UnicodeDecodeError:

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 import xxhash
 
 from tokenmill.build.task import Task, Work
@@ -198,14 +197,14 @@ def _reasons(text: pa.Array, work: Work, keep: Filter | None) -> Iterator[tuple[
     invalid = _invalid_utf8(text)
     if invalid.any():
         yield "invalid_utf8", invalid
-        valid = pc.if_else(pa.array(invalid), pa.scalar("", text.type), text)
+        valid = _blanked(text, invalid)
     else:
         valid = text
     candidates = {"too_large": lengths > work.max_document_bytes}
     if not work.keep_empty:
         candidates["empty"] = lengths == 0
     if work.min_chars:
-        candidates["too_short"] = pc.utf8_length(valid).to_numpy() < work.min_chars
+        candidates["too_short"] = _num_chars(valid) < work.min_chars
     for reason, found in candidates.items():
         if found.any():
             yield reason, found
@@ -213,6 +212,20 @@ def _reasons(text: pa.Array, work: Work, keep: Filter | None) -> Iterator[tuple[
         standing = ~np.logical_or.reduce([invalid, *candidates.values()])
         wanted = iter(valid.filter(pa.array(standing)).to_pylist())
         yield "filtered", np.array([stands and not keep(next(wanted)) for stands in standing.tolist()], np.bool_)
+
+
+def _blanked(text: pa.Array, which: npt.NDArray[np.bool_]) -> pa.Array:
+    """The texts with nothing in place of some."""
+    import pyarrow.compute as pc
+
+    return pc.if_else(pa.array(which), pa.scalar("", text.type), text)
+
+
+def _num_chars(text: pa.Array) -> npt.NDArray[np.int64]:
+    import pyarrow.compute as pc
+
+    found: npt.NDArray[np.int64] = pc.utf8_length(text).to_numpy()
+    return found
 
 
 def _invalid_utf8(text: pa.Array) -> npt.NDArray[np.bool_]:

@@ -120,7 +120,7 @@ def join(parts: Iterable[pq.ParquetFile]) -> Iterator[pa.Table]:
         for group in range(part.num_row_groups):
             # Threads cost more than they bring where there is little to read.
             many = part.metadata.row_group(group).num_rows > SMALL_ROWS
-            yield part.read_row_group(group, use_threads=many).cast(SCHEMA)
+            yield part.read_row_group(group, use_threads=many)
 
 
 def _choice(codes: npt.NDArray[np.int8], names: Sequence[str]) -> pa.DictionaryArray:

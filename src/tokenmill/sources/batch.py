@@ -94,9 +94,20 @@ def _join(batches: list[Batch]) -> Batch:
     if len(batches) == 1:
         return batches[0]
     return Batch(
-        # By way of bytes: nobody has checked yet that the texts are valid.
-        pa.concat_arrays([batch.text.cast(pa.large_binary()) for batch in batches]).view(pa.large_string()),
+        _concatenated([batch.text for batch in batches]),
         np.concatenate([batch.sources for batch in batches]),
         np.concatenate([batch.positions for batch in batches]),
         tuple(skip for batch in batches for skip in batch.skips),
     )
+
+
+def _concatenated(texts: list[pa.Array]) -> pa.Array:
+    """By way of bytes: nobody has checked yet that the texts are valid."""
+    if all(pa.types.is_string(text.type) for text in texts):
+        return pa.concat_arrays([text.view(pa.binary()) for text in texts]).view(pa.string())
+    return pa.concat_arrays([_as_large_binary(text) for text in texts]).view(pa.large_string())
+
+
+def _as_large_binary(text: pa.Array) -> pa.Array:
+    # To cast loads a great deal, so it is not done for nothing.
+    return text.view(pa.large_binary()) if pa.types.is_large_string(text.type) else text.cast(pa.large_binary())

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from tokenmill.planning import Source
 from tokenmill.sources.batch import Batch, Skip, make_batch
@@ -23,6 +22,8 @@ def read_lines(
     path: str, index: int, source: Source, start: int, stop: int, *, limit: int, chunk: int | None = None
 ) -> Iterator[Batch]:
     """Lines without their ends; lines of white space alone are no documents."""
+    import pyarrow.compute as pc
+
     for batch in read_separated(path, index, source, start, stop, separator=b"\n", limit=limit, chunk=chunk):
         text = batch.text
         if pc.any(pc.ends_with(text, "\r")).as_py():
@@ -48,6 +49,8 @@ def read_separated(
     chunk: int | None = None,
 ) -> Iterator[Batch]:
     """The texts between separators."""
+    import pyarrow.compute as pc
+
     for run in read_runs(path, source.compression, separator, start, stop, limit, chunk, pin_of(source)):
         if run.too_large:
             yield make_batch(index, _strings([]), np.zeros(0, np.int64), [Skip(index, run.start, "too_large")])
