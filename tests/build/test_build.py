@@ -11,7 +11,7 @@ import pytest
 import tokenmill
 from conftest import tree
 from tokenmill.build import check
-from tokenmill.build.build import build, make_executor
+from tokenmill.build.build import Manner, build, make_executor
 from tokenmill.errors import BuildError, SourceError
 from tokenmill.recipe import make_recipe
 from tokenmill.sources import reading
@@ -30,7 +30,7 @@ def test_a_scratch_disk_without_room_for_a_folder_is_done_without(corpus: Path, 
     recipe = make_recipe({"sources": (str(corpus),), "tokenizer": "byte"}, config=None)
     for name, fs, scratch in (("out", Full(), str(tmp_path / "fast")), ("right", LocalFileSystem(), None)):
         folder = Folder(str(tmp_path / name), fs)
-        build(recipe, folder, hire=partial(make_executor, 1, None), scratch=scratch, restart=False, watch=None)
+        build(recipe, folder, Manner(hire=partial(make_executor, 1, None), scratch=scratch))
     assert tree(tmp_path / "out") == tree(tmp_path / "right")
 
 

@@ -53,6 +53,15 @@ def test_a_receipt_is_read_back_as_it_was_written(tmp_path: Path) -> None:
     assert read_receipt(put(tmp_path, example()), NAME) == example()
 
 
+def test_without_a_look_only_the_bad_documents_must_be_there_which_no_commit_asks_for(tmp_path: Path) -> None:
+    folder = put(tmp_path, example())
+    assert load_receipt(folder, 3, -1, "f" * 64, rehash=False, look=False) is None
+    (tmp_path / REJECTS).mkdir()
+    (tmp_path / REJECTS / "000003.jsonl").write_bytes(b"x" * SOME.bytes)
+    assert load_receipt(folder, 3, -1, "f" * 64, rehash=False, look=False) == example()
+    assert load_receipt(folder, 3, -1, "f" * 64, rehash=False) is None
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from tokenmill.build import quick, state
@@ -50,41 +50,35 @@ from tokenmill.tokenizer.spec import TokenizerSpec
 Hire = Callable[[Folder, Work, TokenizerSpec], Executor]
 
 
-def build(
-    recipe: Recipe,
-    folder: Folder,
-    *,
-    hire: Hire,
-    scratch: str | None,
-    restart: bool,
-    watch: Watcher | None,
-    heed: Callable[[], None] = lambda: None,
-) -> tuple[Manifest, bool]:
-    """The dataset of a recipe, and whether it stood already. `hire` gives what runs its units.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manner:
+    """How a build goes about it, which changes no byte. `hire` gives what runs its units.
 
     `heed` is called once nobody else builds, and may raise: then nothing is begun.
     """
+
+    hire: Hire
+    scratch: str | None = None
+    restart: bool = False
+    watch: Watcher | None = None
+    heed: Callable[[], None] = lambda: None
+
+
+def build(recipe: Recipe, folder: Folder, manner: Manner) -> tuple[Manifest, bool]:
+    """The dataset of a recipe, and whether it stood already."""
     state.check_ours(folder)
-    setup = set_up(recipe if restart else state.as_before(folder, recipe), output=folder.path)
-    return build_planned(setup, folder, hire=hire, scratch=scratch, restart=restart, watch=watch, heed=heed)
+    setup = set_up(recipe if manner.restart else state.as_before(folder, recipe), output=folder.path)
+    return build_planned(setup, folder, manner)
 
 
-def build_planned(
-    setup: Setup,
-    folder: Folder,
-    *,
-    hire: Hire,
-    scratch: str | None,
-    restart: bool,
-    watch: Watcher | None,
-    heed: Callable[[], None] = lambda: None,
-) -> tuple[Manifest, bool]:
+def build_planned(setup: Setup, folder: Folder, manner: Manner) -> tuple[Manifest, bool]:
     """The same for what is set up already, maybe on another machine."""
-    progress = Progress(watch)
+    restart = manner.restart
+    progress = Progress(manner.watch)
     for note in setup.notes:
         progress.tell("note", message=note)
     done = None if restart else state.finished(folder, setup.plan)
-    local = scratch_corner(scratch, folder)
+    local = scratch_corner(manner.scratch, folder)
     if done is not None:
         state.tidy(folder, setup.recipe.splits, local)
         return done, True
@@ -97,7 +91,7 @@ def build_planned(
         done = None if restart else state.finished(folder, setup.plan)
         if done is not None:
             return done, True
-        heed()
+        manner.heed()
         progress.log_to(log)
         if local is not None:
             try:
@@ -107,7 +101,7 @@ def build_planned(
                 local = None
         state.enter(folder, setup, restart=restart)
         with leaving_a_note(folder):
-            return _build(setup, folder, local, hire, progress), False
+            return _build(setup, folder, local, manner.hire, progress), False
 
 
 def _build(setup: Setup, folder: Folder, local: Folder | None, hire: Hire, progress: Progress) -> Manifest:
@@ -263,7 +257,7 @@ def _in_order(
     last, fingerprint = budget.num_units(len(setup.plan.units)), setup.plan.fingerprint
 
     def found() -> Iterator[Receipt]:
-        # In a store the commit asks for each file, whether it copies or reads it: once is enough.
+        # In a store the commit asks for each file that it copies or reads: once is enough.
         for unit, receipt in enumerate(load_receipts(folder, range(last), fingerprint, look=folder.is_local)):
             if receipt is None or unit not in known:
                 raise BuildError(

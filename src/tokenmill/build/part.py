@@ -24,7 +24,7 @@ from functools import partial
 from tokenmill import errors, placement, records
 from tokenmill import manifest as manifests
 from tokenmill.build import state
-from tokenmill.build.build import build_planned, make_executor
+from tokenmill.build.build import Manner, build_planned, make_executor
 from tokenmill.build.crew import Message
 from tokenmill.build.progress import LOG_SECONDS
 from tokenmill.build.setup import Setup
@@ -102,8 +102,7 @@ def _build(told: Message, say: Callable[[Message], None]) -> Message:
 
     def attempt(heed: Callable[[], None]) -> bool:
         hire = partial(make_executor, told["workers"], None)
-        watch = _sparing(say)
-        return build_planned(setup, folder, hire=hire, scratch=None, restart=False, watch=watch, heed=heed)[1]
+        return build_planned(setup, folder, Manner(hire=hire, watch=_sparing(say), heed=heed))[1]
 
     def tell(text: str) -> None:
         say({"kind": "waiting", "message": text})

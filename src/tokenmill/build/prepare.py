@@ -107,7 +107,7 @@ def prepare(
     early = count > 1 and executor == "local" and not wait and not folder.exists(manifests.NAME)
     crew = Crew(count) if early else None
     try:
-        from tokenmill.build.build import build, make_executor
+        from tokenmill.build.build import Manner, build, make_executor
         from tokenmill.build.waiting import wait_for
         from tokenmill.recipe import make_recipe
 
@@ -124,15 +124,8 @@ def prepare(
             hire = partial(Ray, address=ray_address, workers=workers)
 
         def attempt(heed: Callable[[], None] = lambda: None) -> tuple[Manifest, bool, Exported | None]:
-            done = build(
-                wanted,
-                folder,
-                hire=hire,
-                scratch=None if scratch is None else local_folder(scratch).path,
-                restart=restart,
-                watch=watch,
-                heed=heed,
-            )
+            place = None if scratch is None else local_folder(scratch).path
+            done = build(wanted, folder, Manner(hire=hire, scratch=place, restart=restart, watch=watch, heed=heed))
             if layout is None:
                 return *done, None
             return *done, export_beside(

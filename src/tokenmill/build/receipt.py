@@ -56,6 +56,10 @@ class Receipt:
         """The file that says where the unit's documents came from."""
         return f"{PIECES}/{unit_name(self.unit, self.token_limit)}.provenance.parquet"
 
+    def rejects(self) -> dict[str, Digest]:
+        """The file of bad documents, if there were any."""
+        return {name: digest for name, digest in self.files.items() if name != self.provenance}
+
     def all_files(self) -> dict[str, Digest]:
         """Every file that the unit wrote."""
         found = dict(self.files)
@@ -124,7 +128,8 @@ def _untrue(receipt: Receipt, *, where: str) -> str:
 def load_receipt(
     folder: Folder, unit: int, token_limit: int, fingerprint: str, *, rehash: bool, look: bool = True
 ) -> Receipt | None:
-    """The receipt of a unit if it and its files can be trusted. Without a `look`, its files are taken on trust.
+    """The receipt of a unit if it and its files can be trusted. Without a `look`, those that a commit needs are: it
+    will notice.
 
     Whatever cannot be is moved to quarantine, and the unit is as if it had never run.
     """
@@ -138,7 +143,8 @@ def load_receipt(
     except (DatasetError, BuildError):
         folder.quarantine(name)
         return None
-    damaged = list(_damaged(folder, receipt, rehash=rehash)) if look else []
+    files = receipt.all_files() if look else receipt.rejects()
+    damaged = list(_damaged(folder, files, rehash=rehash))
     if not damaged:
         return receipt
     # What is there and wrong cannot stay under a receipt. What is only gone is made again: another build may have
@@ -161,8 +167,8 @@ def load_receipts(
     return folder.each(load, folder.announce(units, lambda unit: receipt_name(unit, NO_LIMIT)))
 
 
-def _damaged(folder: Folder, receipt: Receipt, *, rehash: bool) -> Iterator[str]:
-    for name, digest in receipt.all_files().items():
+def _damaged(folder: Folder, files: dict[str, Digest], *, rehash: bool) -> Iterator[str]:
+    for name, digest in files.items():
         found = folder.stat(name)
         there = found is not None and found.is_file and found.size == digest.bytes
         if not there or (rehash and folder.digest(name) != digest):

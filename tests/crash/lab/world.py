@@ -19,7 +19,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tokenmill.build.build import build, make_executor
+from tokenmill.build.build import Manner, build, make_executor
 from tokenmill.manifest import Manifest
 from tokenmill.recipe import make_recipe
 from tokenmill.repairing import repair_folder
@@ -52,7 +52,7 @@ class World:
         wanted = make_recipe({"sources": (str(self.sources),), **self.recipe}, config=None)
         folder = Folder(output, fs)
         hire = partial(make_executor, 1, None)
-        found, _ = build(wanted, folder, hire=hire, scratch=self.scratch, restart=False, watch=None)
+        found, _ = build(wanted, folder, Manner(hire=hire, scratch=self.scratch))
         return found
 
     def verify(self, output: str, fs: FileSystem = LOCAL) -> Report:
