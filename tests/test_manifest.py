@@ -229,6 +229,21 @@ def test_a_shard_that_stands_twice_is_refused(name: str) -> None:
     assert_refused(sealed_after(lambda body: first_shard(body).update(name=name)), match="twice")
 
 
+def test_a_file_that_is_a_shards_file_too_is_refused() -> None:
+    entry = {"bytes": 14, "sha256": "3" * 64}
+    assert_refused(sealed_after(lambda body: body["files"].update({"val/00000.idx": entry})), match="twice")
+
+
+def test_shards_in_any_order_and_any_folder_are_taken_if_none_stands_twice() -> None:
+    def change(body: Body) -> None:
+        body["splits"]["train"]["shards"].reverse()
+        first_shard(body)["name"] = "train/00002"
+
+    found = manifest.unseal(sealed_after(change))
+    names = [shard.name for split in found.splits.values() for shard in split.shards]
+    assert names == ["train/00001", "train/00000", "train/00002"]
+
+
 @pytest.mark.parametrize("number", OUT_OF_RANGE, ids=range(len(OUT_OF_RANGE)))
 @pytest.mark.parametrize("file", ["bin", "idx"])
 def test_a_size_out_of_range_is_refused(number: int, file: str) -> None:

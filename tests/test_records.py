@@ -266,3 +266,41 @@ def test_a_table_is_read_row_by_row_and_a_text_that_is_not_canonical_as_a_whole(
 def test_what_is_wrong_in_a_table_is_said(body: str, said: str) -> None:
     with pytest.raises(DatasetError, match=said):
         records.unseal(Listed, seal_text(body), where="f")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Nested:
+    lists: dict[str, Listed]
+    number: int
+
+
+@pytest.mark.parametrize("part_bytes", [1, 2, 3, 7, 50])
+def test_a_text_with_tables_is_read_part_by_part_wherever_a_part_ends(
+    monkeypatch: pytest.MonkeyPatch, part_bytes: int
+) -> None:
+    monkeypatch.setattr(records, "_PART_BYTES", part_bytes)
+    monkeypatch.setattr(records, "parse", None)  # as a whole it is read only where something is wrong
+    rows = tuple(Part(name="nämé \u2028 \U0001f600" * number, size=10**number) for number in range(12))
+    lists = {
+        "": Listed(rows=(), title=""),
+        "ü": Listed(rows=rows, title="t"),
+        "x": Listed(rows=rows[:1], title="x" * 99),
+    }
+    whole = Nested(lists=lists, number=123_456_789)
+    assert records.unseal(Nested, records.seal(whole), where="f") == whole
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ('{"lists":{"a":{"rows":[],"title":"t"},"a":{"rows":[],"title":"t"}},"number":1}', "a key stands twice"),
+        ('{"lists":{"a":{"rows":{},"title":"t"}},"number":1}', r"f\.lists\.a\.rows: expected tuple, found dict"),
+        ('{"lists":{"a":[]},"number":1}', r"f\.lists\.a: expected an object, found list"),
+        ('{"lists":[],"number":1}', r"f\.lists: expected dict, found list"),
+        (f'{{"lists":{{"a":{{"rows":[{ROW},{{}}],"title":"t"}}}},"number":1}}', r"f\.lists\.a\.rows\[1\]: missing"),
+        ('{"lists":{},"number":1}}', "not valid JSON"),
+    ],
+)
+def test_what_is_wrong_in_or_around_a_table_further_inside_is_said(body: str, said: str) -> None:
+    with pytest.raises(DatasetError, match=said):
+        records.unseal(Nested, seal_text(body), where="f")

@@ -6,6 +6,7 @@ worker counts: the same sources and the same recipe give the same bytes of it.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -93,6 +94,10 @@ class Manifest:
         """Documents that were bad input; `.build/rejects` names them."""
         return sum(count for reason, count in self.dropped.items() if reason in BAD)
 
+    @property
+    def num_files(self) -> int:
+        return len(self.files) + 2 * sum(len(split.shards) for split in self.splits.values())
+
     def all_files(self) -> dict[str, Digest]:
         """Every file that the dataset consists of, but for the manifest itself."""
         return dict(self.each_file())
@@ -117,39 +122,54 @@ def unseal(data: bytes, *, where: str = NAME) -> Manifest:
         raise DatasetError(f"{where}: format {manifest.format}, this tokenmill reads {FORMAT}", hint=_OTHER_FORMAT)
     if manifest.dtype not in ("uint16", "int32"):
         raise DatasetError(f"{where}: unknown dtype {manifest.dtype!r}", hint=_HINT)
-    _check_names(manifest, where)
+    _check_files(manifest, where)
     _check_sums(manifest, where)
+    check_tokenizer(manifest.tokenizer, where=where)
     return manifest
 
 
-def _check_names(manifest: Manifest, where: str) -> None:
-    """Names that stay in the folder, and no file twice."""
-    for name in manifest.splits:
-        check_split_name(name, where=where)
-    seen: set[str] = set()
-    for name, digest in manifest.each_file():
-        check_name(name, where=where)
-        if not _SHA256.fullmatch(digest.sha256):
-            raise DatasetError(f"{where}: {name} has no sensible digest", hint=_HINT)
-        if name in seen:
-            raise DatasetError(f"{where}: a file stands twice", hint=_HINT)
-        seen.add(name)
-    check_tokenizer(manifest.tokenizer, where=where)
+def _check_files(manifest: Manifest, where: str) -> None:
+    """Splits that are the sums of their shards, names that stay in the folder, and no file twice."""
+    for name, digest in manifest.files.items():
+        _check_file(name, digest, where)
+    in_order = True
+    for split_name, split in manifest.splits.items():
+        check_split_name(split_name, where=where)
+        before, tokens, documents = (0, ""), 0, 0
+        for shard in split.shards:
+            _check_shard(shard, where)
+            tokens, documents = tokens + shard.tokens, documents + shard.documents
+            # Shards that stand in the order of their numbers, each in the folder of its split, are no two alike.
+            place = len(shard.name), shard.name
+            in_order = in_order and before < place and shard.name.startswith(f"{split_name}/")
+            in_order = in_order and manifest.files.keys().isdisjoint((f"{shard.name}.bin", f"{shard.name}.idx"))
+            before = place
+        for what, found, total in (("tokens", split.tokens, tokens), ("documents", split.documents, documents)):
+            if found != total:
+                raise DatasetError(f"{where}: the {what} of a split do not sum up", hint=_HINT)
+    if not in_order and len(manifest.all_files()) < manifest.num_files:
+        raise DatasetError(f"{where}: a file stands twice", hint=_HINT)
+
+
+def _check_shard(shard: Shard, where: str) -> None:
+    for ending, digest in ((".bin", shard.bin), (".idx", shard.idx)):
+        _check_file(f"{shard.name}{ending}", digest, where)
+    if min(shard.tokens, shard.documents) < 0:
+        raise DatasetError(f"{where}: a count is negative", hint=_HINT)
+
+
+def _check_file(name: str, digest: Digest, where: str) -> None:
+    check_name(name, where=where)
+    if not _SHA256.fullmatch(digest.sha256):
+        raise DatasetError(f"{where}: {name} has no sensible digest", hint=_HINT)
+    if digest.bytes < 0:
+        raise DatasetError(f"{where}: a count is negative", hint=_HINT)
 
 
 def _check_sums(manifest: Manifest, where: str) -> None:
-    """Counts that are counts, and parts that make up their whole."""
-    for split in manifest.splits.values():
-        tokens = documents = 0
-        for shard in split.shards:
-            tokens, documents = tokens + shard.tokens, documents + shard.documents
-        for what, (found, total) in {
-            "tokens": (split.tokens, tokens),
-            "documents": (split.documents, documents),
-        }.items():
-            if found != total:
-                raise DatasetError(f"{where}: the {what} of a split do not sum up", hint=_HINT)
-    if min(_counts(manifest)) < 0:
+    """Counts that are counts, and documents that are all accounted for."""
+    of_sources = (source.documents for source in manifest.sources)
+    if min(itertools.chain([manifest.documents_read], manifest.dropped.values(), of_sources)) < 0:
         raise DatasetError(f"{where}: a count is negative", hint=_HINT)
     if manifest.documents_read != manifest.documents + sum(manifest.dropped.values()):
         raise DatasetError(
@@ -157,16 +177,6 @@ def _check_sums(manifest: Manifest, where: str) -> None:
             f"{sum(manifest.dropped.values())} dropped",
             hint=_HINT,
         )
-
-
-def _counts(manifest: Manifest) -> Iterator[int]:
-    yield manifest.documents_read
-    yield from manifest.dropped.values()
-    yield from (source.documents for source in manifest.sources)
-    yield from (digest.bytes for digest in manifest.files.values())
-    for split in manifest.splits.values():
-        for shard in split.shards:
-            yield from (shard.tokens, shard.documents, shard.bin.bytes, shard.idx.bytes)
 
 
 def load(folder: Folder) -> Manifest:

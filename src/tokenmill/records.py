@@ -9,13 +9,23 @@ Standard library only: a trainer node reads manifests too.
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
 from tokenmill.errors import DatasetError
-from tokenmill.typed import canonical, canonical_parts, convert, make_table, tables_of
+from tokenmill.typed import (
+    canonical,
+    canonical_parts,
+    convert,
+    has_tables,
+    is_table,
+    make_table,
+    member,
+    table_of_rows,
+)
 
 __all__ = [
     "MAX_RECORD_BYTES",
@@ -96,59 +106,104 @@ def _check_seal(data: bytes, *, where: str) -> None:
         raise DatasetError(f"{where}: its seal does not match its content", hint=_DAMAGED)
 
 
-def _in_tables(kind: type, data: bytes) -> dict[str, Any] | None:
+def _in_tables(kind: type, data: bytes) -> Any:
     """The fields of a canonical record, its tables made row by row: as plain values they would be gigabytes.
 
     None for a record without tables, and for one with which anything is wrong: `parse` says what.
     """
-    tables = tables_of(kind)
-    if not tables:
+    if not has_tables(kind):
         return None
-    found: dict[str, Any] = {}
+    reader = _Reader(memoryview(data)[:-_SEAL_BYTES])
     try:
-        text = str(memoryview(data)[:-_SEAL_BYTES], "utf-8")
-        reader = _Reader(text)
-        while reader.at < len(text):
-            reader.skip(",{"[not found])
-            name = reader.value()
-            reader.skip(":")
-            if not isinstance(name, str) or name in found:
-                return None
-            is_table = name in tables and reader.is_at("[")
-            found[name] = tables[name](reader.rows()) if is_table else reader.value()
+        found = _read(reader, kind)
+        return found if reader.is_at_end() else None
     except (ValueError, RecursionError):
         return None
+
+
+def _read(reader: _Reader, kind: Any) -> Any:
+    """The next value, which should be of this type; what holds no table is left as it stands."""
+    if not has_tables(kind):
+        return reader.value()
+    if is_table(kind):
+        return table_of_rows(kind, reader.rows())
+    found: dict[str, Any] = {}
+    for name in reader.names():
+        if name in found:
+            raise ValueError(f"{name} stands twice")
+        found[name] = _read(reader, member(kind, name))
     return found
 
 
 class _Reader:
-    """A place in a JSON text."""
+    """A place in the JSON text of a record that lacks its last brace. Only a part of the text is held."""
 
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self.at = 0
+    def __init__(self, data: memoryview) -> None:
+        self._data = data
+        self._decode = codecs.getincrementaldecoder("utf-8")().decode
+        self._taken = 0
+        self._text = ""
+        self._at = 0
 
     def is_at(self, mark: str) -> bool:
-        return self._text.startswith(mark, self.at)
+        return (self._at < len(self._text) or self._take()) and self._text[self._at] == mark
 
-    def skip(self, mark: str) -> None:
-        if not self.is_at(mark):
-            raise ValueError(f"no {mark} at {self.at}")
-        self.at += 1
+    def is_at_end(self) -> bool:
+        return self._at == len(self._text) and not self._take()
 
     def value(self) -> Any:
-        value, self.at = _DECODER.raw_decode(self._text, self.at)
-        return value
+        while True:
+            try:
+                value, end = _DECODER.raw_decode(self._text, self._at)
+            except ValueError:
+                if not self._take():
+                    raise
+                continue
+            # A number that ends where the held text does may go on behind it.
+            if end < len(self._text) or not self._take():
+                self._at = end
+                return value
 
     def rows(self) -> Iterator[Any]:
         """The values of a list, one at a time."""
-        self.skip("[")
-        if not self.is_at("]"):
-            yield self.value()
-        while not self.is_at("]"):
-            self.skip(",")
-            yield self.value()
-        self.skip("]")
+        return (self.value() for _ in self._members("[", "]"))
+
+    def names(self) -> Iterator[str]:
+        """The names of an object, each before its value is read."""
+        for _ in self._members("{", "}"):
+            name = self.value()
+            if not isinstance(name, str):
+                raise ValueError(f"{name} is no name")
+            self._skip(":")
+            yield name
+
+    def _members(self, begin: str, end: str) -> Iterator[None]:
+        """Stops before each member."""
+        self._skip(begin)
+        if not self.is_at(end):
+            yield
+        while not self.is_at(end):
+            self._skip(",")
+            yield
+        self._skip(end)
+
+    def _skip(self, mark: str) -> None:
+        if not self.is_at(mark):
+            raise ValueError(f"no {mark}")
+        self._at += 1
+
+    def _take(self) -> bool:
+        """Hold more of the text, and no more of what was read; False if there is no more."""
+        left = self._text[self._at :]
+        # At least as much again: a long value is tried a few times only.
+        block = self._data[self._taken : self._taken + max(_PART_BYTES, len(left))]
+        if not block:
+            return False
+        self._taken += len(block)
+        is_last = self._taken == len(self._data)
+        self._text = left + self._decode(block, is_last) + "}" * is_last
+        self._at = 0
+        return True
 
 
 def parse(data: bytes, *, where: str) -> Any:

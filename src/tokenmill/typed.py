@@ -131,7 +131,7 @@ def _converter(kind: Any) -> Converter:
 
 
 def _dataclass(kind: type) -> Converter:
-    fields = {name: _converter(hint) for name, hint in sorted(typing.get_type_hints(kind).items())}
+    fields = {name: _converter(hint) for name, hint in sorted(_hints(kind).items())}
     needed = {field.name for field in dataclasses.fields(kind) if field.default is dataclasses.MISSING}
 
     def build(value: Any) -> Any:
@@ -166,19 +166,37 @@ def _sequence(kind: Any) -> Converter:
     return build
 
 
+def is_table(kind: Any) -> bool:
+    return typing.get_origin(kind) is Sequence
+
+
 @functools.cache
-def tables_of(kind: type) -> dict[str, Callable[[Iterable[Any]], Sequence[Any]]]:
-    """For each field that is a table, what makes it of plain rows. `convert` takes what is made so as it is."""
-    hints = typing.get_type_hints(kind)
-    rows = {name: typing.get_args(hint)[0] for name, hint in hints.items() if typing.get_origin(hint) is Sequence}
-    return {name: functools.partial(_made, row) for name, row in rows.items()}
+def has_tables(kind: Any) -> bool:
+    """Whether a value of this type is a table, or has tables in it."""
+    if dataclasses.is_dataclass(kind):
+        return any(map(has_tables, _hints(typing.cast("type", kind)).values()))
+    return is_table(kind) or (typing.get_origin(kind) is dict and has_tables(typing.get_args(kind)[1]))
 
 
-def _made(kind: type[T], rows: Iterable[Any]) -> Sequence[T]:
+def member(kind: Any, name: str) -> Any:
+    """The type of what stands under a name in an object of this type; anything where nothing should."""
+    if dataclasses.is_dataclass(kind):
+        return _hints(typing.cast("type", kind)).get(name, Any)
+    return typing.get_args(kind)[1]
+
+
+def table_of_rows(kind: Any, rows: Iterable[Any]) -> Sequence[Any]:
+    """The table of this type that has such plain rows, or `ValueError`. `convert` takes it as it is."""
+    row = typing.get_args(kind)[0]
     try:
-        return make_table(kind, map(_converter(typing.cast("Any", kind)), rows))
+        return make_table(row, map(_converter(row), rows))
     except _WrongError as wrong:
         raise ValueError(wrong.what) from None
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
 
 
 def _items(converter: Converter, value: Any) -> Iterator[Any]:

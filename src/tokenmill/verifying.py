@@ -99,7 +99,7 @@ def verify_folder(
         problems += more
     return Report(
         path=folder.path,
-        files=len(found.all_files()) + 1,
+        files=found.num_files + 1,
         bytes_hashed=hashed,
         units_checked=units,
         seconds=time.monotonic() - begin,
@@ -137,11 +137,13 @@ def _shard_structure(folder: Folder, shard: Shard, dtype: str) -> Iterator[Probl
 
 def strays(folder: Folder, found: Manifest) -> Iterator[Problem]:
     """Files among the shards that the manifest does not know; a reader that lists folders would take them."""
-    known = found.all_files()
-    for parent in (*found.splits, "provenance"):
-        for name in folder.names(parent):
-            if f"{parent}/{name}" not in known:
-                yield Problem(f"{parent}/{name}", "does not belong to the dataset")
+    left = {parent: set(folder.names(parent)) for parent in (*found.splits, "provenance")}
+    for name, _ in found.each_file():
+        parent, _, child = name.rpartition("/")
+        left.get(parent, set()).discard(child)
+    for parent, children in left.items():
+        for name in sorted(children):
+            yield Problem(f"{parent}/{name}", "does not belong to the dataset")
 
 
 def _unlisted(folder: Folder, found: Manifest) -> Iterator[Problem]:

@@ -10,6 +10,7 @@ OUT/.build/plan.json      the plan; its fingerprint must match
 from __future__ import annotations
 
 import contextlib
+import itertools
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -39,6 +40,8 @@ JOB = ".build/job.json"
 CLEAN = ".build/clean.json"
 TOKENIZER_COPY = ".build/tokenizer"
 PROVENANCE_SUFFIX = ".provenance.parquet"
+# A build may have left millions of pieces.
+REMOVED_AT_ONCE = 1 << 16
 SWEPT = ("", ".build", PIECES, RECEIPTS, REJECTS, "provenance")
 # What there is before the plan, and what is left without it when a build that is started over is killed.
 _BEGUN = (
@@ -268,8 +271,9 @@ def sweep(folder: Folder, splits: Iterable[str]) -> None:
 
 def clean_up(folder: Folder, local: Folder | None) -> None:
     """After the manifest: pieces have become shards, and their own names are not needed any more."""
-    pieces = [name for name in folder.names(PIECES) if not name.endswith(PROVENANCE_SUFFIX)]
-    folder.remove_all([f"{PIECES}/{name}" for name in pieces])
+    pieces = (name for name in folder.names(PIECES) if not name.endswith(PROVENANCE_SUFFIX))
+    while some := list(itertools.islice(pieces, REMOVED_AT_ONCE)):
+        folder.remove_all([f"{PIECES}/{name}" for name in some])
     folder.remove_tree(CLEAN)
     if local is not None:
         local.remove_tree("")

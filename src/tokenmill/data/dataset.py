@@ -92,8 +92,9 @@ class TokenSplit:
         self.eot_id: int | None = manifest.tokenizer.get("eot_id")
         self._folder = folder
         self._shards = shards
-        self.token_ends = list(accumulate(shard.tokens for shard in shards))
-        self._document_ends = list(accumulate(shard.documents for shard in shards))
+        counts = [(shard.tokens, shard.documents) for shard in shards]  # once: a long table is unpacked for it
+        self.token_ends = list(accumulate(tokens for tokens, _ in counts))
+        self._document_ends = list(accumulate(documents for _, documents in counts))
         self._maps: dict[int, tuple[Tokens, Starts]] = {}
         self._bytes: dict[int, memoryview] = {}
 
