@@ -241,7 +241,10 @@ ROW = '{"name":"a","size":1}'
 
 @pytest.mark.parametrize("rows", ["", ROW, f"{ROW},{ROW}"])
 @pytest.mark.parametrize("layout", ['{{"rows":[{}],"title":"t"}}', '{{ "title": "t", "rows": [ {} ] }}'])
-def test_a_table_is_read_row_by_row_and_a_text_that_is_not_canonical_as_a_whole(rows: str, layout: str) -> None:
+def test_a_table_is_read_row_by_row_and_a_text_that_is_not_canonical_as_a_whole(
+    monkeypatch: pytest.MonkeyPatch, rows: str, layout: str
+) -> None:
+    monkeypatch.setattr(records, "_PART_BYTES", 1)
     part = Part(name="a", size=1)
     found = records.unseal(Listed, seal_text(layout.format(rows)), where="f")
     assert found == Listed(rows=(part,) * rows.count("{"), title="t")
@@ -263,7 +266,8 @@ def test_a_table_is_read_row_by_row_and_a_text_that_is_not_canonical_as_a_whole(
         ('{"rows":[]}', "missing fields"),
     ],
 )
-def test_what_is_wrong_in_a_table_is_said(body: str, said: str) -> None:
+def test_what_is_wrong_in_a_table_is_said(monkeypatch: pytest.MonkeyPatch, body: str, said: str) -> None:
+    monkeypatch.setattr(records, "_PART_BYTES", 1)
     with pytest.raises(DatasetError, match=said):
         records.unseal(Listed, seal_text(body), where="f")
 
@@ -301,6 +305,9 @@ def test_a_text_with_tables_is_read_part_by_part_wherever_a_part_ends(
         ('{"lists":{},"number":1}}', "not valid JSON"),
     ],
 )
-def test_what_is_wrong_in_or_around_a_table_further_inside_is_said(body: str, said: str) -> None:
+def test_what_is_wrong_in_or_around_a_table_further_inside_is_said(
+    monkeypatch: pytest.MonkeyPatch, body: str, said: str
+) -> None:
+    monkeypatch.setattr(records, "_PART_BYTES", 1)
     with pytest.raises(DatasetError, match=said):
         records.unseal(Nested, seal_text(body), where="f")

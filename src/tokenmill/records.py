@@ -109,9 +109,9 @@ def _check_seal(data: bytes, *, where: str) -> None:
 def _in_tables(kind: type, data: bytes) -> Any:
     """The fields of a canonical record, its tables made row by row: as plain values they would be gigabytes.
 
-    None for a record without tables, and for one with which anything is wrong: `parse` says what.
+    None for one that is short or has no tables, and for one with which anything is wrong: `parse` says what.
     """
-    if not has_tables(kind):
+    if len(data) < _PART_BYTES or not has_tables(kind):
         return None
     reader = _Reader(memoryview(data)[:-_SEAL_BYTES])
     try:
