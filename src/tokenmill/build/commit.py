@@ -10,8 +10,10 @@ the manifest is written last.
 from __future__ import annotations
 
 import hashlib
+import itertools
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,6 +26,7 @@ from tokenmill import manifest, records
 from tokenmill.build import provenance
 from tokenmill.build.groups import Group, group_pieces, group_provenance
 from tokenmill.build.receipt import PIECES, RECEIPTS, REJECTS, Receipt, hex_sum
+from tokenmill.cores import num_cores
 from tokenmill.errors import BuildError, DamagedPieceError
 from tokenmill.manifest import Manifest, Shard, SourceTotal, Split
 from tokenmill.planning import Plan
@@ -35,6 +38,8 @@ from tokenmill.typed import make_table
 LINKS_AT_ONCE = 1 << 12
 # Files of a store that are on their way at once; each may have megabytes.
 PROVENANCE_AHEAD = 16
+# Provenance files that are joined at once; each takes some hundred megabytes.
+PROVENANCE_AT_ONCE = 8
 
 
 def commit(
@@ -206,24 +211,36 @@ def _check_bytes(sha: hashlib._Hash, name: str, wanted: Digest) -> None:
         raise DamagedPieceError(f"{name} is not what its receipt says", hint="run the same command again: it is redone")
 
 
-def _commit_provenance(folder: Folder, receipts: Sequence[Receipt], intact: Mapping[str, Digest]) -> dict[str, Digest]:
+def _commit_provenance(folder: Folder, receipts: Iterable[Receipt], intact: Mapping[str, Digest]) -> dict[str, Digest]:
+    """The files of all provenance, some of them joined side by side: Arrow lets other threads run."""
+
+    def join(group: tuple[str, list[tuple[str, Digest]]]) -> tuple[str, Digest]:
+        name, parts = group
+        return name, intact[name] if name in intact else _join_provenance(folder, parts, name)
+
     folder.make("provenance")
+    groups = (
+        (f"provenance/{index:05d}.parquet", [(one.provenance, one.files[one.provenance]) for one in group])
+        for index, group in enumerate(group_provenance(receipts))
+    )
     files: dict[str, Digest] = {}
-    for index, group in enumerate(group_provenance(receipts)):
-        name = f"provenance/{index:05d}.parquet"
-        files[name] = intact[name] if name in intact else _join_provenance(folder, group, name)
+    at_once = min(num_cores(), PROVENANCE_AT_ONCE)
+    with ThreadPoolExecutor(at_once, thread_name_prefix="tokenmill-provenance") as pool:
+        while some := list(itertools.islice(groups, at_once)):
+            files.update(pool.map(join, some) if len(some) > 1 else map(join, some))
     return files
 
 
-def _join_provenance(folder: Folder, receipts: Iterable[Receipt], name: str) -> Digest:
-    def read(receipt: Receipt) -> bytes:
-        data = folder.read(receipt.provenance)
-        _check_bytes(hashlib.sha256(data), receipt.provenance, receipt.files[receipt.provenance])
+def _join_provenance(folder: Folder, parts: Iterable[tuple[str, Digest]], name: str) -> Digest:
+    def read(part: tuple[str, Digest]) -> bytes:
+        place, digest = part
+        data = folder.read(place)
+        _check_bytes(hashlib.sha256(data), place, digest)
         return data
 
     writer = provenance.ProvenanceWriter(folder.create(name))
     try:
-        for data in folder.each(read, receipts, ahead=PROVENANCE_AHEAD):
+        for data in folder.each(read, parts, ahead=PROVENANCE_AHEAD):
             with pq.ParquetFile(pa.BufferReader(data)) as file:
                 for table in provenance.join([file]):
                     writer.write(table)
