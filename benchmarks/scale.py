@@ -6,8 +6,12 @@ plan      a real one: text files of this machine, cut into so many units of 122 
 read      that plan again, all of it, as `repair` needs it
 listing   a plan over as many sources as units. The listing is made up: nobody has a million files at hand
 files     what listing one real file costs
-resume    real receipts of a real unit under the names of so many units, as a build finds them when it goes on
-commit    and their commit: shards, provenance, manifest. Pieces are links to the same bytes
+resume    receipts and pieces of a real unit under the names of so many units, as a build finds them when it goes on
+cold      the same once the system has forgotten all files, if it lets us ask for that: the clock counts, not the core
+enter     what else a build that goes on looks at: leftovers, how much is there, how many receipts
+commit    and their commit: shards, provenance, manifest; then the pieces' own names are removed
+open      the manifest of all these shards, as a trainer loads it
+verify    all of it, by `verify --quick`
 
 Each step is a process of its own, whose peak memory is its own, and one thread: beside the clock stands the time that
 it had a core for, which is what counts on a machine that others use as well. Bars are printed, never enforced.
@@ -17,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import resource
 import sys
@@ -43,9 +48,8 @@ from tokenmill.typed import make_table
 LINE = "x" * 60 + "\n"
 LINES_A_UNIT = 2
 LINES_A_FILE = 100_000
-# File systems bound how many names a file may have.
-NAMES_A_FILE = 10_000
 SMALL_FILES = 2_000
+CACHES = Path("/proc/sys/vm/drop_caches")
 
 
 def plan(work: Path, units: int) -> dict[str, Any]:
@@ -129,6 +133,17 @@ def resume(work: Path, units: int) -> dict[str, Any]:
     return {"seconds": seconds, "receipts": len(known)}
 
 
+def entering(work: Path, units: int) -> dict[str, Any]:
+    """What comes before the receipts."""
+    folder = Folder(str(work / "built"))
+    begin = _now()
+    state.sweep(folder, ["train"])
+    size = state.bytes_done(folder)
+    if state.num_receipts(folder) != units:
+        raise SystemExit("some receipts are gone")
+    return {"seconds": _apart(begin, _now()), "bytes": size}
+
+
 def committing(work: Path, units: int) -> dict[str, Any]:
     """Receipts once more, in order, and the commit."""
     folder, found = _opened(work)
@@ -146,13 +161,29 @@ def committing(work: Path, units: int) -> dict[str, Any]:
         tokenizer_file=None,
         parity=job.parity,
     )
-    seconds = _apart(read, _now())
+    made = _now()
+    state.clean_up(folder, None)
     return {
         "read": _apart(begin, read),
-        "seconds": seconds,
+        "seconds": _apart(read, made),
+        "cleaned": _apart(made, _now()),
         "shards": sum(len(split.shards) for split in result.splits.values()),
         "bytes": (work / "built" / "dataset.json").stat().st_size,
     }
+
+
+def opening(work: Path, units: int) -> dict[str, Any]:
+    begin = _now()
+    found = tokenmill.open(work / "built")
+    return {"seconds": _apart(begin, _now()), "shards": len(found.manifest.splits["train"].shards)}
+
+
+def verifying(work: Path, units: int) -> dict[str, Any]:
+    begin = _now()
+    report = tokenmill.verify(work / "built", quick=True)
+    if not report.ok:
+        raise SystemExit(f"{len(report.problems)} problems: {report.problems[0]}")
+    return {"seconds": _apart(begin, _now()), "files": report.files}
 
 
 def make_built(work: Path, units: int) -> dict[str, Any]:
@@ -176,6 +207,7 @@ def make_built(work: Path, units: int) -> dict[str, Any]:
         build.commit = real
     one = Folder(str(work / "one"))
     receipt = next(receipt for receipt in load_receipts(one, [0], state.load_plan(one).fingerprint) if receipt)
+    contents = {name: one.read(name) for name in receipt.all_files()}
     setup = set_up(make_recipe({"sources": (str(source),), **options}))
     folder.make(PIECES)
     folder.make(".build/receipts")
@@ -184,21 +216,18 @@ def make_built(work: Path, units: int) -> dict[str, Any]:
     job = state.load_job(one)
     state.save_job(folder, replace(job, work=replace(job.work, fingerprint=setup.plan.fingerprint)))
     for unit in range(units):
-        _copy_unit(one, folder, receipt, unit, setup.plan.fingerprint, source)
+        _copy_unit(folder, receipt, contents, unit, setup.plan.fingerprint, source)
     state.note_clean_stop(folder, setup.plan, range(units))
     return {"units": len(setup.plan.units)}
 
 
-def _copy_unit(one: Folder, folder: Folder, receipt: Receipt, unit: int, fingerprint: str, source: Path) -> None:
-    """The receipt of a unit, and its files as further names of the same bytes. Not synced: nobody pulls a plug here."""
-    own, first = unit_name(0, NO_LIMIT), unit_name(unit - unit % NAMES_A_FILE, NO_LIMIT)
-    mine = unit_name(unit, NO_LIMIT)
-    for name in receipt.all_files():
-        target = folder.at(name.replace(own, mine))
-        if unit % NAMES_A_FILE:
-            os.link(folder.at(name.replace(own, first)), target)
-        else:
-            Path(target).write_bytes(one.read(name))
+def _copy_unit(
+    folder: Folder, receipt: Receipt, contents: dict[str, bytes], unit: int, fingerprint: str, source: Path
+) -> None:
+    """The receipt of a unit, and its files. Not synced: nobody pulls a plug here."""
+    own, mine = unit_name(0, NO_LIMIT), unit_name(unit, NO_LIMIT)
+    for name, content in contents.items():
+        Path(folder.at(name.replace(own, mine))).write_bytes(content)
     there = replace(
         receipt,
         unit=unit,
@@ -231,7 +260,10 @@ STEPS: dict[str, Callable[[Path, int], dict[str, Any]]] = {
     "files": files,
     "build": make_built,
     "resume": resume,
+    "enter": entering,
     "commit": committing,
+    "open": opening,
+    "verify": verifying,
 }
 
 
@@ -258,15 +290,52 @@ def rows(work: Path, units: int, receipts: int) -> Iterator[Row]:
     found = measured("files", work, units)
     yield _seconds("files", f"to list and plan {found['files']:,} small files", found)
     measured("build", work, receipts)
-    found = measured("resume", work, receipts)
-    scaled = {"seconds": [seconds * 100_000 / found["receipts"] for seconds in found["seconds"]]}
-    yield _seconds("resume", f"a 100,000 receipts, of {found['receipts']:,}", scaled, bar=10)
-    yield _memory("resume", found)
+    yield from resumed(work, receipts)
+    found = measured("enter", work, receipts)
+    yield _seconds("enter", f"to look at {found['bytes'] / 1e6:.0f} MB of pieces", found)
+    yield _memory("enter", found)
+    yield from committed(work, receipts)
+
+
+def resumed(work: Path, receipts: int) -> Iterator[Row]:
+    """Going on, with the files in the system's memory and without."""
+    measured("resume", work, receipts)
+    for step in ("resume", "cold"):
+        if step == "cold" and not _forget():
+            yield Row(name=step, what="s: not measured, only root may do this", figure=math.nan, bar=10, judged=False)
+            return
+        found = measured("resume", work, receipts)
+        clock, core = (seconds * 100_000 / found["receipts"] for seconds in found["seconds"])
+        what = f"a 100,000 receipts, of {found['receipts']:,}"
+        figures = (core, clock) if step == "cold" else (clock, core)
+        yield _seconds(step, what, {"seconds": figures}, bar=10)
+        yield _memory(step, found)
+
+
+def _forget() -> bool:
+    """Have the system forget all files, if we may."""
+    os.sync()
+    try:
+        CACHES.write_text("3")
+    except OSError:
+        return False
+    return True
+
+
+def committed(work: Path, receipts: int) -> Iterator[Row]:
+    """The commit, and what reads a manifest of that size."""
     found = measured("commit", work, receipts)
     yield _seconds("commit", "to read the receipts in order", found, key="read")
     what = f"to commit {found['shards']:,} shards; a manifest of {found['bytes'] / 1e6:.0f} MB"
     yield _seconds("commit", what, found)
+    yield _seconds("commit", "to remove the pieces' names", found, key="cleaned")
     yield _memory("commit", found)
+    found = measured("open", work, receipts)
+    yield _seconds("open", f"to open a dataset of {found['shards']:,} shards", found)
+    yield _memory("open", found)
+    found = measured("verify", work, receipts)
+    yield _seconds("verify", f"to verify {found['files']:,} files quickly", found)
+    yield _memory("verify", found)
 
 
 def _seconds(step: str, what: str, found: dict[str, Any], *, key: str = "seconds", bar: float = 0) -> Row:
@@ -292,7 +361,10 @@ def main() -> None:
         sys.stdout.write(json.dumps(found) + "\n")
         return
     with tempfile.TemporaryDirectory() as work:
-        table = list(rows(Path(work), given.units, given.receipts))
+        table = []
+        for row in rows(Path(work), given.units, given.receipts):
+            sys.stderr.write(f"{'  '.join(row.cells())}\n")  # the next one may take many minutes
+            table.append(row)
     sys.stdout.write(f"{format_table(table)}\n\n{describe_machine()}\n")
     if given.json:
         given.json.write_text(json.dumps({"machine": describe_machine(), "rows": [asdict(row) for row in table]}))
