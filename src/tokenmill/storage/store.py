@@ -49,7 +49,7 @@ _TRIES = 6
 # Who has not answered for so long, twice, is not asked again.
 _PATIENCE_SECONDS = 100
 # How long a copy inside of a store may take, and how often it is looked at.
-_COPY_SECONDS = 600
+_COPY_SECONDS = 300
 _LOOK_SECONDS = 0.2
 _CLIENT = {"connect_timeout": "10s", "read_timeout": "60s", "timeout": "10m"}
 _RETRY = {
@@ -321,7 +321,7 @@ def _connect(root: Url) -> Any:
         # The store itself compares what arrives with this.
         return S3Store(root.bucket, config=cast("S3Config", settings), **options)
     except (answers.BaseError, ValueError) as error:
-        hint = f"check the variables of the environment: {_CREDENTIALS[root.scheme]}"
+        hint = f"check the credentials ({_CREDENTIALS[root.scheme]}), and the endpoint if one is named"
         raise StorageError(f"{root.root}: {_reason(error)}", hint=hint) from None
 
 
