@@ -7,11 +7,23 @@ import os
 from tokenmill.errors import RecipeError
 
 
+# Workers compute: more than one a core brings nothing, and each has its memory.
+MANY_A_CORE = 4
+ALWAYS_FEW = 16
+
+
 def resolve_workers(workers: int | None) -> int:
-    """How many workers: as asked; three quarters of the cores for 0 or less; all of them by default."""
+    """How many workers of this machine: as asked; three quarters of the cores for 0 or less; all of them by default."""
+    cores = num_cores()
     if workers is None:
-        workers = positive_from_environment("DATASET_NUM_PROC") or num_cores()
-    return workers if workers > 0 else max(1, num_cores() * 3 // 4)
+        workers = positive_from_environment("DATASET_NUM_PROC") or cores
+    most = max(ALWAYS_FEW, MANY_A_CORE * cores)
+    if workers > most:
+        raise RecipeError(
+            f"{workers} workers are too many for {cores} cores",
+            hint=f"give up to {most} with -j or DATASET_NUM_PROC; one a core is enough",
+        )
+    return workers if workers > 0 else max(1, cores * 3 // 4)
 
 
 def num_cores() -> int:

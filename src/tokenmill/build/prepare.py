@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenmill import manifest as manifests
 from tokenmill.build.crew import Crew
-from tokenmill.cores import resolve_workers
+from tokenmill.cores import num_cores, resolve_workers
 from tokenmill.errors import RecipeError
 from tokenmill.manifest import Manifest
 from tokenmill.storage import local_folder, open_folder
@@ -102,7 +102,8 @@ def prepare(
             watch=watch,
         )
     folder = open_folder(output, spool=scratch)
-    count = resolve_workers(workers)
+    # On a cluster they are not of this machine.
+    count = resolve_workers(workers) if executor == "local" else num_cores()
     # Who only waits needs no workers; who builds in the end hires them then.
     early = count > 1 and executor == "local" and not wait and not folder.exists(manifests.NAME)
     crew = Crew(count) if early else None
