@@ -6,7 +6,6 @@ import os
 
 from tokenmill.errors import RecipeError
 
-
 # Workers compute: more than one a core brings nothing, and each has its memory.
 MANY_A_CORE = 4
 ALWAYS_FEW = 16
