@@ -1,21 +1,29 @@
-"""How many workers there are: as asked for, as the environment says, or as the machine has cores."""
+"""How many workers there are: as asked for, as the environment says, or as cores and memory allow."""
 
 from __future__ import annotations
 
+import math
 import os
 
+from tokenmill.container import allowed_cores, allowed_memory
 from tokenmill.errors import RecipeError
 
+# What a worker holds at most.
+MEMORY_BUDGET = 700_000_000
 # Workers compute: more than one a core brings nothing, and each has its memory.
 MANY_A_CORE = 4
 ALWAYS_FEW = 16
 
 
 def resolve_workers(workers: int | None) -> int:
-    """How many workers of this machine: as asked; three quarters of the cores for 0 or less; all of them by default."""
+    """How many workers of this machine: as asked; three quarters of the cores for 0 or less.
+
+    By default as many as there are cores, and as have room in its memory.
+    """
     cores = num_cores()
     if workers is None:
-        workers = positive_from_environment("DATASET_NUM_PROC") or cores
+        fitting = min(_memory(), allowed_memory()) / MEMORY_BUDGET
+        workers = positive_from_environment("DATASET_NUM_PROC") or max(1, int(min(cores, fitting)))
     most = max(ALWAYS_FEW, MANY_A_CORE * cores)
     if workers > most:
         raise RecipeError(
@@ -26,8 +34,17 @@ def resolve_workers(workers: int | None) -> int:
 
 
 def num_cores() -> int:
-    """The cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    """The cores that this process may use; part of one counts as one."""
+    there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return math.ceil(min(there, allowed_cores()))
+
+
+def _memory() -> float:
+    """Bytes of memory that this machine has; infinite where the system does not tell."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return math.inf
 
 
 def positive_from_environment(name: str) -> int | None:

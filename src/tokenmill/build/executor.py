@@ -20,8 +20,6 @@ MAX_TRIES = 3
 # Units that are looked at before the work, and text of them all together.
 PLACES = 8
 SURVEY_BYTES = 256_000
-# Memory that a worker may take.
-MEMORY_BUDGET = 700_000_000
 # Errors of the whole build; any other one concerns a unit.
 FATAL = (errors.DiskFullError, errors.DeterminismError, errors.BadDocumentError, errors.RecipeError)
 

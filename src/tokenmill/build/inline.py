@@ -13,9 +13,10 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from tokenmill import errors
 from tokenmill.build.check import check
 from tokenmill.build.crew import Message
-from tokenmill.build.executor import MAX_TRIES, MEMORY_BUDGET, Checked, Failure, Listener, Request, is_final
+from tokenmill.build.executor import MAX_TRIES, Checked, Failure, Listener, Request, is_final
 from tokenmill.build.task import Task, Work
 from tokenmill.build.unit import Report, begin_unit, run_unit
+from tokenmill.cores import MEMORY_BUDGET
 from tokenmill.storage import Folder
 from tokenmill.tokenizer.encoded import Engine
 from tokenmill.tokenizer.engine import open_engine

@@ -10,9 +10,9 @@ from typing import Any
 from tokenmill import manifest as manifests
 from tokenmill.build import state
 from tokenmill.build.check import check
-from tokenmill.build.executor import MEMORY_BUDGET, Estimate, make_request
+from tokenmill.build.executor import Estimate, make_request
 from tokenmill.build.setup import make_work, set_up
-from tokenmill.cores import resolve_workers
+from tokenmill.cores import MEMORY_BUDGET, resolve_workers
 from tokenmill.errors import DatasetError
 from tokenmill.recipe import make_recipe
 from tokenmill.storage import Folder, local_folder, open_folder

@@ -55,7 +55,12 @@ OPTIONS: dict[str, Any] = {
     "unit_bytes": Annotated[_TEXT, _option(metavar="SIZE", help="text of one unit of work, like 256MB")],
     "workers": Annotated[
         int | None,
-        _option("-j", "--workers", metavar="N", help="all cores by default; 0 or less: three quarters of them"),
+        _option(
+            "-j",
+            "--workers",
+            metavar="N",
+            help="as cores and memory allow by default; 0 or less: three quarters of the cores",
+        ),
     ],
     "scratch": Annotated[
         Path | None, _option(metavar="DIR", help="write here first, where OUT is a slow network drive or a URL")

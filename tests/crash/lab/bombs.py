@@ -22,7 +22,7 @@ import zstandard
 
 from lab.judge import quick_folder
 from lab.report import Row
-from tokenmill.build.executor import MEMORY_BUDGET
+from tokenmill.cores import MEMORY_BUDGET
 
 BEFORE, AFTER = b'{"text": "before"}\n', b'{"text": "after"}\n'
 TIMEOUT = 300

@@ -25,8 +25,8 @@ from lab.cell import Point, explore
 from lab.mutate import bytes_of, value_of
 from lab.report import Row
 from tokenmill.build.documents import hash_documents
-from tokenmill.build.executor import MEMORY_BUDGET
 from tokenmill.build.setup import set_up
+from tokenmill.cores import MEMORY_BUDGET
 from tokenmill.errors import TokenmillError
 from tokenmill.planning import Plan
 from tokenmill.recipe import make_recipe
