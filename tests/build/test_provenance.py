@@ -120,3 +120,29 @@ def test_damage_in_one_of_several_files_is_told_and_leaves_no_temp_file(
     with pytest.raises(DamagedPieceError, match="000005"):
         joined.files(cores=3)
     assert all(name.endswith(".parquet") for name in os.listdir(tmp_path / "provenance"))
+
+
+def test_what_is_joined_beside_a_failure_is_not_joined_to_its_end(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    begun, failed, seen = threading.Event(), threading.Event(), []
+
+    class Telling(threading.Event):
+        def set(self) -> None:
+            super().set()
+            failed.set()
+
+    def check(sha: object, name: str, wanted: Digest) -> None:
+        if "000000" in name:
+            begun.wait(5)
+            raise DamagedPieceError(name, hint="")
+        seen.append(name)
+        begun.set()
+        failed.wait(5)
+
+    joined = Joined(monkeypatch, tmp_path, units=4)
+    monkeypatch.setattr(commit.threading, "Event", Telling)
+    monkeypatch.setattr(commit, "_check_bytes", check)
+    with pytest.raises(DamagedPieceError):
+        joined.files(cores=2)
+    assert seen == [joined.units[2].provenance]

@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import hashlib
 import itertools
+import threading
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -27,13 +28,15 @@ from tokenmill.build import provenance
 from tokenmill.build.groups import Group, group_pieces, group_provenance
 from tokenmill.build.receipt import PIECES, RECEIPTS, REJECTS, Receipt, hex_sum
 from tokenmill.cores import num_cores
-from tokenmill.errors import BuildError, DamagedPieceError
+from tokenmill.errors import BuildError, DamagedPieceError, Interrupted
 from tokenmill.manifest import Manifest, Shard, SourceTotal, Split
 from tokenmill.planning import Plan
 from tokenmill.shards.layout import parse_index
 from tokenmill.shards.writer import ShardWriter
 from tokenmill.storage import Digest, Folder
 from tokenmill.typed import make_table
+
+T = TypeVar("T")
 
 LINKS_AT_ONCE = 1 << 12
 # Files of a store that are on their way at once; each may have megabytes.
@@ -213,10 +216,11 @@ def _check_bytes(sha: hashlib._Hash, name: str, wanted: Digest) -> None:
 
 def _commit_provenance(folder: Folder, receipts: Iterable[Receipt], intact: Mapping[str, Digest]) -> dict[str, Digest]:
     """The files of all provenance, some of them joined side by side: Arrow lets other threads run."""
+    stopped = threading.Event()
 
     def join(group: tuple[str, list[tuple[str, Digest]]]) -> tuple[str, Digest]:
         name, parts = group
-        return name, intact[name] if name in intact else _join_provenance(folder, parts, name)
+        return name, intact[name] if name in intact else _join_provenance(folder, _until(stopped, parts), name)
 
     folder.make("provenance")
     groups = (
@@ -226,9 +230,20 @@ def _commit_provenance(folder: Folder, receipts: Iterable[Receipt], intact: Mapp
     files: dict[str, Digest] = {}
     at_once = min(num_cores(), PROVENANCE_AT_ONCE)
     with ThreadPoolExecutor(at_once, thread_name_prefix="tokenmill-provenance") as pool:
-        while some := list(itertools.islice(groups, at_once)):
-            files.update(pool.map(join, some) if len(some) > 1 else map(join, some))
+        try:
+            while some := list(itertools.islice(groups, at_once)):
+                files.update(pool.map(join, some) if len(some) > 1 else map(join, some))
+        except BaseException:
+            stopped.set()  # the pool waits for the others
+            raise
     return files
+
+
+def _until(stopped: threading.Event, items: Iterable[T]) -> Iterator[T]:
+    for item in items:
+        if stopped.is_set():
+            raise Interrupted("stopped", hint="run the same command again: it goes on from there")
+        yield item
 
 
 def _join_provenance(folder: Folder, parts: Iterable[tuple[str, Digest]], name: str) -> Digest:
