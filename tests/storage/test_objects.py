@@ -147,6 +147,16 @@ def test_a_copy_that_the_store_makes_in_its_own_time_is_waited_for(
     assert folder.read("train/00000.bin") == b"tokens"
 
 
+def test_what_has_been_empty_for_long_is_not_waited_for(
+    folder: Folder, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    piece = (".build/pieces/a.bin", publish(folder, ".build/pieces/a.bin", b"tokens"))
+    bucket.put("out/train/00000.bin", b"")
+    monkeypatch.setattr(store, "_seconds_since", lambda found: 1e6 if found.size == 0 else 0)
+    folder.link(piece[0], "train/00000.bin", piece[1])
+    assert folder.read("train/00000.bin") == b"tokens"
+
+
 def test_a_copy_that_cannot_be_asked_for_yet_is_waited_for(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
     with fault_proxy(bucket.endpoint) as proxy:
         lead(monkeypatch, bucket, proxy)

@@ -118,12 +118,13 @@ class Store:
         """An object that may be a copy of so many bytes under way: it is waited for.
 
         Azure may copy in its own time. Until then the copy is empty, or whoever asks for it is told of a conflict.
+        What has been empty for long is no copy under way.
         """
         end = time.monotonic() + _COPY_SECONDS
         while time.monotonic() < end:
             with contextlib.suppress(answers.AlreadyExistsError):
                 found = self._find(key, but=(FileNotFoundError, answers.AlreadyExistsError))
-                if found is None or found.size or not size:
+                if found is None or found.size or not size or _seconds_since(found) > _COPY_SECONDS:
                     return found
             time.sleep(_LOOK_SECONDS)
         return self.find(key)
@@ -346,6 +347,10 @@ def _check_etag(meta: Any, etag: str) -> None:
 def _found(meta: Any, sha256: str = "") -> Found:
     modified = int(meta["last_modified"].timestamp() * 1_000_000_000)
     return Found(meta["path"], meta["size"], _quoted(meta["e_tag"]), modified, sha256, meta["version"] or "")
+
+
+def _seconds_since(found: Found) -> float:
+    return time.time() - found.modified / 1_000_000_000
 
 
 def _quoted(etag: str | None) -> str:
