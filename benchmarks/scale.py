@@ -6,11 +6,12 @@ plan      a real one: text files of this machine, cut into so many units of 122 
 read      that plan again, all of it, as `repair` needs it
 listing   a plan over as many sources as units. The listing is made up: nobody has a million files at hand
 files     what listing one real file costs
+shards    a manifest of as many shards as units, made up like the listing, as a trainer loads it
 resume    receipts and pieces of a real unit under the names of so many units, as a build finds them when it goes on
 cold      the same once the system has forgotten all files, if it lets us ask for that: the clock counts, not the core
 enter     what else a build that goes on looks at: leftovers, how much is there, how many receipts
 commit    and their commit: shards, provenance, manifest; then the pieces' own names are removed
-open      the manifest of all these shards, as a trainer loads it
+open      their manifest, as a trainer loads it
 verify    all of it, by `verify --quick`
 
 Each step is a process of its own, whose peak memory is its own, and one thread: beside the clock stands the time that
@@ -20,6 +21,7 @@ it had a core for, which is what counts on a machine that others use as well. Ba
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import math
 import os
@@ -35,14 +37,16 @@ from typing import Any
 from measure import Row, describe_machine, format_table, run
 
 import tokenmill
-from tokenmill import records
+from tokenmill import manifest, records
 from tokenmill.build import build, quick, state
 from tokenmill.build.commit import commit
 from tokenmill.build.receipt import NO_LIMIT, PIECES, Receipt, load_receipts, receipt_name, unit_name
 from tokenmill.build.setup import set_up
+from tokenmill.manifest import Manifest, Shard, Split
 from tokenmill.planning import Extent, Source, make_plan
 from tokenmill.recipe import make_recipe
-from tokenmill.storage import Folder
+from tokenmill.storage import Digest, Folder
+from tokenmill.tokenizer.spec import resolve
 from tokenmill.typed import make_table
 
 LINE = "x" * 60 + "\n"
@@ -172,9 +176,43 @@ def committing(work: Path, units: int) -> dict[str, Any]:
     }
 
 
+def make_shards(work: Path, units: int) -> dict[str, Any]:
+    """A manifest of so many shards that nobody wrote: one alone is read when a dataset is opened."""
+    shards = make_table(Shard, map(_made_up_shard, range(units)))
+    tokens, documents = (sum(getattr(shard, what) for shard in shards) for what in ("tokens", "documents"))
+    made = Manifest(
+        format=manifest.FORMAT,
+        fingerprint="0" * 64,
+        identity={},
+        tokenizer=resolve("byte").describe(),
+        parity={},
+        dtype="uint16",
+        splits={"train": Split(tokens=tokens, documents=documents, shards=shards)},
+        documents_read=documents,
+        dropped={},
+        text_sum="0" * 32,
+        sources=(),
+        files={},
+    )
+    folder = Folder(str(work / "shards"))
+    folder.make()
+    return {"bytes": folder.write_parts(manifest.NAME, records.sealed_parts(made)).bytes}
+
+
+def _made_up_shard(number: int) -> Shard:
+    digests = [
+        Digest(bytes=size, sha256=hashlib.sha256(f"{number}{ending}".encode()).hexdigest())
+        for ending, size in ((".bin", 200_000_000 + number), (".idx", 2_000_042))
+    ]
+    return Shard(
+        name=f"train/{number:05d}", tokens=100_000_000 + number, documents=100_000, bin=digests[0], idx=digests[1]
+    )
+
+
 def opening(work: Path, units: int) -> dict[str, Any]:
+    """The manifest that was made up, or the one that was committed."""
     begin = _now()
-    found = tokenmill.open(work / "built")
+    found = tokenmill.open(work / ("built" if (work / "built" / manifest.NAME).exists() else "shards"))
     return {"seconds": _apart(begin, _now()), "shards": len(found.manifest.splits["train"].shards)}
 
 
@@ -262,6 +300,7 @@ STEPS: dict[str, Callable[[Path, int], dict[str, Any]]] = {
     "resume": resume,
     "enter": entering,
     "commit": committing,
+    "shards": make_shards,
     "open": opening,
     "verify": verifying,
 }
@@ -289,6 +328,11 @@ def rows(work: Path, units: int, receipts: int) -> Iterator[Row]:
     yield _memory("read", found)
     found = measured("files", work, units)
     yield _seconds("files", f"to list and plan {found['files']:,} small files", found)
+    size = measured("shards", work, units)["bytes"]
+    found = measured("open", work, units)
+    what = f"to open a dataset of {found['shards']:,} made-up shards; {size / 1e6:.0f} MB"
+    yield _seconds("shards", what, found)
+    yield _memory("shards", found)
     measured("build", work, receipts)
     yield from resumed(work, receipts)
     found = measured("enter", work, receipts)
@@ -299,7 +343,6 @@ def rows(work: Path, units: int, receipts: int) -> Iterator[Row]:
 
 def resumed(work: Path, receipts: int) -> Iterator[Row]:
     """Going on, with the files in the system's memory and without."""
-    measured("resume", work, receipts)
     for step in ("resume", "cold"):
         if step == "cold" and not _forget():
             yield Row(name=step, what="s: not measured, only root may do this", figure=math.nan, bar=10, judged=False)

@@ -5,7 +5,7 @@ python benchmarks/simulate.py [--tokens 15T] [--unit-bytes 512MB] [--cores 64] [
     measured here, one core       assumed, by the options            simulated
     text a second, cost a unit    nodes, cores, how often they fail  units over cores, one event each; what dies is
     cost and size of a receipt    how soon the store answers         done again. Then the driver reads the receipts
-    cost of a commit              tokens a document                  and commits what was not copied beside the work
+    cost of provenance            tokens a document                  and commits what was not copied beside the work
 
 A unit takes its measured time, times a factor drawn from a lognormal law: nodes and texts differ. A node that fails
 loses what its cores had in hand, and is back after a while. The same costs and seed give the same table. With --costs,
@@ -28,10 +28,12 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from joining import measure_joining
 from measure import describe_machine, library_texts
 
 import tokenmill
 from tokenmill.build import redo, state
+from tokenmill.build.commit import PROVENANCE_AHEAD, PROVENANCE_AT_ONCE
 from tokenmill.build.receipt import RECEIPTS
 from tokenmill.sizes import parse_size
 from tokenmill.storage import Folder
@@ -51,8 +53,6 @@ SHARDS_AT_ONCE = 32
 # Before the commit the receipt is read once more. Then the two files of the shard: are they there?
 REQUESTS_A_RECEIPT, RECEIPTS_AT_ONCE = 1, 64
 LOOKS_A_SHARD, FILES_AT_ONCE = 2, 64
-# Of provenance, so many files are on their way.
-PROVENANCE_AHEAD = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,6 +65,7 @@ class Costs:
     receipt_bytes: float
     manifest_bytes: float
     provenance_seconds: float
+    provenance_serial: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -101,19 +102,20 @@ def measure(folder: Path) -> Costs:
     begin = time.process_time()
     receipts = redo.dataset_receipts(made, state.load_plan(made))
     read = time.process_time() - begin
-    rows = sum(receipt.documents_read for receipt in receipts)
+    joining = measure_joining(str(folder / "joining"))
     return Costs(
         bytes_a_second=SAMPLE_BYTES / few["work"],
         unit_seconds=max(0.0, many["work"] - few["work"]) / more,
         receipt_seconds=read / len(receipts),
         receipt_bytes=sum(made.sizes(RECEIPTS).values()) / len(receipts),
         manifest_bytes=(many["manifest"] - few["manifest"]) / more,
-        provenance_seconds=few["commit"] / rows,
+        provenance_seconds=joining.seconds,
+        provenance_serial=joining.serial,
     )
 
 
 def _build(output: Path, source: Path, unit_bytes: int) -> dict[str, Any]:
-    """Seconds that a core needed for the units and for the commit: one worker, in this process."""
+    """Seconds that a core needed for the units: one worker, in this process."""
     times: dict[str, float] = {}
     tokenmill.prepare(
         str(source),
@@ -126,7 +128,6 @@ def _build(output: Path, source: Path, unit_bytes: int) -> dict[str, Any]:
     return {
         "units": len(state.load_plan(Folder(str(output))).units),
         "work": times["commit"] - times["start"],
-        "commit": times["finished"] - times["commit"],
         "manifest": (output / "dataset.json").stat().st_size,
     }
 
@@ -181,7 +182,10 @@ def rows(costs: Costs, given: argparse.Namespace) -> list[list[str]]:
     documents = given.tokens / given.document_tokens
     gather = units * (REQUESTS_A_RECEIPT * given.answer_seconds / RECEIPTS_AT_ONCE + costs.receipt_seconds)
     copy_seconds = LOOKS_A_COPY * given.answer_seconds + token_bytes / given.copy_bytes
-    provenance = documents * costs.provenance_seconds + units * given.answer_seconds / PROVENANCE_AHEAD
+    at_once = min(given.cores, PROVENANCE_AT_ONCE)
+    alone = costs.provenance_serial + (1 - costs.provenance_serial) / at_once
+    fetched = units * given.answer_seconds / PROVENANCE_AHEAD / at_once
+    provenance = documents * costs.provenance_seconds * alone + fetched
     table = []
     for nodes in NODES:
         cluster = Cluster(
