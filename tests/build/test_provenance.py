@@ -4,6 +4,7 @@ import errno
 import os
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -141,7 +142,7 @@ def test_what_is_joined_beside_a_failure_is_not_joined_to_its_end(
         failed.wait(5)
 
     joined = Joined(monkeypatch, tmp_path, units=4)
-    monkeypatch.setattr(commit.threading, "Event", Telling)
+    monkeypatch.setattr(commit, "threading", SimpleNamespace(Event=Telling))
     monkeypatch.setattr(commit, "_check_bytes", check)
     with pytest.raises(DamagedPieceError):
         joined.files(cores=2)
