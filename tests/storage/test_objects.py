@@ -135,6 +135,7 @@ def test_a_copy_that_the_store_makes_in_its_own_time_is_waited_for(
     folder: Folder, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As Azure does with large ones: the copy is empty at first."""
+    monkeypatch.setattr(store, "_COPYING_LATER", (bucket.url,))
     piece = (".build/pieces/a.bin", publish(folder, ".build/pieces/a.bin", b"tokens"))
     copied = Store.copy
 
@@ -152,12 +153,14 @@ def test_what_has_been_empty_for_long_is_not_waited_for(
 ) -> None:
     piece = (".build/pieces/a.bin", publish(folder, ".build/pieces/a.bin", b"tokens"))
     bucket.put("out/train/00000.bin", b"")
+    monkeypatch.setattr(store, "_COPYING_LATER", (bucket.url,))
     monkeypatch.setattr(store, "_seconds_since", lambda found: 1e6 if found.size == 0 else 0)
     folder.link(piece[0], "train/00000.bin", piece[1])
     assert folder.read("train/00000.bin") == b"tokens"
 
 
 def test_a_copy_that_cannot_be_asked_for_yet_is_waited_for(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "_COPYING_LATER", (bucket.url,))
     with fault_proxy(bucket.endpoint) as proxy:
         lead(monkeypatch, bucket, proxy)
         folder = open_folder(f"{bucket.url}/out")

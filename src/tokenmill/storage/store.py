@@ -50,6 +50,7 @@ _TRIES = 6
 _PATIENCE_SECONDS = 100
 # How long a copy inside of a store may take, and how often it is looked at.
 _COPY_SECONDS = 300
+_COPYING_LATER = ("az:",)
 _LOOK_SECONDS = 0.2
 _CLIENT = {"connect_timeout": "10s", "read_timeout": "60s", "timeout": "10m"}
 _RETRY = {
@@ -117,11 +118,11 @@ class Store:
     def find_copy(self, key: str, size: int) -> Found | None:
         """An object that may be a copy of so many bytes under way: it is waited for.
 
-        Azure may copy in its own time. Until then the copy is empty, or whoever asks for it is told of a conflict.
+        Azure copies in its own time. Until then the copy is empty, or whoever asks for it is told of a conflict.
         What has been empty for long is no copy under way.
         """
         end = time.monotonic() + _COPY_SECONDS
-        while time.monotonic() < end:
+        while self.root.startswith(_COPYING_LATER) and time.monotonic() < end:
             with contextlib.suppress(answers.AlreadyExistsError):
                 found = self._find(key, but=(FileNotFoundError, answers.AlreadyExistsError))
                 if found is None or found.size or not size or _seconds_since(found) > _COPY_SECONDS:
