@@ -9,6 +9,7 @@ on disk are the truth.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
 import signal
@@ -37,10 +38,12 @@ from tokenmill.tokenizer.spec import from_dataset
 
 T = TypeVar("T")
 
+_STOPPED = 128 + signal.SIGTERM
+
 
 def main(fd: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(_STOPPED))  # there is nothing to tidy up yet
     start_without_pandas()
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)
@@ -50,10 +53,11 @@ def main(fd: int) -> None:
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the parent is gone
     except SystemExit:
-        code = 128 + signal.SIGTERM
+        code = _STOPPED
     # Units have tidied up by now; the interpreter would take a quarter of a second to free what ends with it.
-    sys.stdout.flush()
-    sys.stderr.flush()
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        with contextlib.suppress(OSError):
+            stream.flush()
     os._exit(code)
 
 
@@ -107,6 +111,7 @@ def _serve(line: _Line) -> None:
                     line.say({"kind": "checked", "checked": dataclasses.asdict(checked)})
                 continue
             task = records.convert(Task, message, where="task")
+            signal.signal(signal.SIGTERM, lambda *_: sys.exit(_STOPPED))  # from here on there is
             finish = line.attempt(task.unit.index, lambda: begin_unit(folder, work, task, engine, report))  # noqa: B023 - as above
             report.flush()
             before.result()

@@ -6,9 +6,12 @@ import contextlib
 import gc
 import os
 import re
+import signal
 import sys
 from collections.abc import Iterator
 from typing import NoReturn
+
+INTERRUPTED = 130
 
 
 def main() -> None:
@@ -19,15 +22,38 @@ def main() -> None:
 
         print(f"tokenmill {__version__}")
         return
+    _have_streams()
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
     # No command does linear algebra; without this numpy starts a thread for each core when it loads.
     os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
     # What a command loads stays: looking through it for garbage again and again makes loading slower.
     gc.set_threshold(100_000)
-    with _foreman_for(sys.argv[1:]):
-        from tokenmill.cli.app import run
+    try:
+        with _foreman_for(sys.argv[1:]):
+            from tokenmill.cli.app import run
 
-        code = run()
+            code = run()
+    except KeyboardInterrupt:
+        code = INTERRUPTED
+        with contextlib.suppress(OSError):
+            print("error: stopped\nhint: run the same command again: it goes on from there", file=sys.stderr)
     _leave(code)
+
+
+def _have_streams() -> None:
+    """Open those that whoever started us has closed: the next file would get the number of one, and be taken for it."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
+    sys.stdout = sys.stdout or open(1, "w", encoding="utf-8")  # noqa: SIM115 - as long as the process
+    sys.stderr = sys.stderr or open(2, "w", encoding="utf-8")  # noqa: SIM115 - as above
+
+
+def _interrupt(*_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def _leave(code: int) -> NoReturn:

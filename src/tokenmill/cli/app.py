@@ -6,7 +6,6 @@ import contextlib
 import dataclasses
 import io
 import json
-import signal
 import sys
 import traceback
 from typing import Annotated, Any, Literal
@@ -14,9 +13,9 @@ from typing import Annotated, Any, Literal
 import typer
 
 from tokenmill import __version__
-from tokenmill.cli import hosts, layouts, moving, show
+from tokenmill.cli import INTERRUPTED, hosts, layouts, moving, show
 from tokenmill.cli.options import OPTIONS, PREPARE_OPTIONS, library_arguments, with_options
-from tokenmill.errors import Interrupted, TokenmillError
+from tokenmill.errors import TokenmillError
 from tokenmill.redaction import redact
 
 app = typer.Typer(
@@ -215,10 +214,10 @@ hosts.add_commands(app)
 
 def run() -> int:
     """Parse and run; gives the exit code. Errors become a sentence and a hint."""
-    for stop in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(stop, _interrupt)
     try:
         code = app(standalone_mode=False)
+        if code == INTERRUPTED:  # what the parser makes of an interrupt
+            raise KeyboardInterrupt
         return code if isinstance(code, int) else 0
     except typer.Exit as stop:
         return stop.exit_code
@@ -228,20 +227,16 @@ def run() -> int:
     except TokenmillError as error:
         show.error(error.message, error.hint)
         return error.exit_code
-    except (KeyboardInterrupt, typer.Abort):
-        show.error("stopped", "run the same command again: it goes on from there")
-        return Interrupted.exit_code
     except BrokenPipeError:
+        return 1
+    except OSError as error:  # of files, ours would be; what is left is where the output goes
+        show.error(f"the output cannot be printed: {error.strerror}", "check where standard output and error go")
         return 1
     except Exception as error:
         if "-v" in sys.argv or "--verbose" in sys.argv:
             print(redact(traceback.format_exc()), file=sys.stderr)
         show.error(redact(f"unexpected {type(error).__name__}: {error}"), "please report this, with what -v prints")
         return 1
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def _print_json(record: dict[str, Any]) -> None:
