@@ -8,12 +8,11 @@ import json
 import os
 import random
 import secrets
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,7 +99,7 @@ def tokenmill(terminal: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             return terminal(*arguments, code=code, **environment)
         line = ["tokenmill", *map(str, arguments)]
         output, errors = io.StringIO(), io.StringIO()
-        with monkeypatch.context() as patch, kept_signals(), redirect_stdout(output), redirect_stderr(errors):
+        with monkeypatch.context() as patch, redirect_stdout(output), redirect_stderr(errors):
             patch.chdir(tmp_path)
             patch.setattr(sys, "argv", line)
             for name, value in environment.items():
@@ -133,17 +132,6 @@ def checked(done: subprocess.CompletedProcess[str], code: int | None) -> subproc
     if code is not None:
         assert done.returncode == code, f"exit code {done.returncode}\n{done.stdout}\n{done.stderr}"
     return done
-
-
-@contextmanager
-def kept_signals() -> Iterator[None]:
-    """The command takes over the signals that end it; the tests want them back."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def command(*arguments: Any) -> list[str]:

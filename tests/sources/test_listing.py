@@ -108,6 +108,22 @@ def test_a_folder_without_files_of_a_known_kind_is_an_error_that_says_which_are(
     assert "glob" in caught.value.hint
 
 
+def test_a_dataset_among_the_files_of_a_folder_is_no_source(tmp_path: Path) -> None:
+    fill(tmp_path, "a.txt", "data/dataset.json", "data/provenance/00000.parquet", "data/train/00000.bin", "more/b.txt")
+    assert names(listed(tmp_path)) == ["a.txt", "more/b.txt"]
+
+
+@pytest.mark.parametrize("argument", ["org/name.jsonl", "org/name.parquet", "org/name.zst", "here/name"])
+def test_a_file_that_is_not_there_is_not_looked_for_on_the_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argument: str
+) -> None:
+    (tmp_path / "here").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(RecipeError, match=f"no source matches '{argument}'") as caught:
+        listed(argument)
+    assert f"hf://datasets/{argument}" in caught.value.hint
+
+
 def test_nothing_that_matches_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"no source matches '.*/\*\.txt'"):
         listed(tmp_path / "*.txt")

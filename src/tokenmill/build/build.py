@@ -276,18 +276,28 @@ def _in_order(
         dropped: Counter[str] = Counter()
         for receipt in receipts:
             dropped.update(receipt.dropped)
-        raise BuildError(f"no document was kept; dropped: {dict(dropped)}", hint="check the sources and the filters")
+        reasons = [f"{count:,} {reason.replace('_', ' ')}" for reason, count in sorted(dropped.items())]
+        what = f"dropped: {', '.join(reasons)}" if reasons else "there was none"
+        raise BuildError(f"no document was kept; {what}", hint="check the sources and the filters")
     return receipts
 
 
 def _raise_failures(failures: Sequence[Failure], setup: Setup) -> None:
     if failures:
-        first = failures[0]
-        lines = [f"unit {failure.task.unit.index}: {failure.error.message}" for failure in failures[:10]]
-        more = f"\n  and {len(failures) - 10} more" if len(failures) > 10 else ""
-        source = first.task.sources[0].name
+        first, total = failures[0], len(setup.plan.units)
+        units: dict[str, list[str]] = {}
+        for failure in failures:
+            units.setdefault(failure.error.message, []).append(str(failure.task.unit.index))
+        lines = [f"unit {_few(found)}: {message}" for message, found in units.items()]
+        others = ", the others are done" if len(failures) < total else ""
         raise BuildError(
-            f"{len(failures)} of {len(setup.plan.units)} units failed, the others are done; first {source} "
-            f"from {first.task.unit.start} on:\n  " + "\n  ".join(lines) + more,
+            f"{len(failures)} of {total} units failed{others}; first {first.task.sources[0].name} "
+            f"from {first.task.unit.start} on:\n  " + _few(lines, "\n  "),
             hint=first.error.hint or "the same command tries them again and keeps what is done",
         )
+
+
+def _few(texts: Sequence[str], between: str = ", ") -> str:
+    """The first ten of some texts, and how many there are besides."""
+    more = [f"and {len(texts) - 10} more"] if len(texts) > 10 else []
+    return between.join([*texts[:10], *more])

@@ -46,6 +46,7 @@ class Watcher:
         self._wants_lines = progress and not quiet and not sys.stderr.isatty()
         self._last_line = time.monotonic()
         self._node = ""  # who speaks, where nodes build parts of their own
+        self._failures: set[str] = set()
 
     def __enter__(self) -> Watcher:
         return self
@@ -78,7 +79,9 @@ class Watcher:
         elif kind == "retry":
             self._say(f"unit {event['unit']} is tried again: {event['error']}")
         elif kind == "failed":
-            self._say(f"unit {event['unit']} failed: {event['error']}")
+            # A source that is gone fails each of its units for the same reason.
+            self._say(f"unit {event['unit']} failed: {event['error']}", only_verbose=event["error"] in self._failures)
+            self._failures.add(event["error"])
         elif kind == "done":
             self._say(f"unit {event['unit']} done", only_verbose=True)
         elif kind == "commit":
@@ -170,14 +173,14 @@ def result(result: Result | Imported) -> None:
     else:
         print(f"{result.output} is done in {format_seconds(result.seconds)}")
     for name, split in manifest.splits.items():
-        print(
-            f"  {name:<6} {split.tokens:>16,} tokens  {split.documents:>12,} documents  {len(split.shards):>5,} shards"
-        )
+        shards = _count(len(split.shards), "shard")
+        print(f"  {name:<6} {split.tokens:>16,} tokens  {split.documents:>12,} documents  {shards:>12}")
     if manifest.dropped:
         dropped = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in manifest.dropped.items())
         print(f"  dropped {dropped}")
     if manifest.quarantined:
-        print(f"  {manifest.quarantined:,} bad documents are listed in {result.output}/.build/rejects")
+        bad = _count(manifest.quarantined, "bad document")
+        print(f"  {bad}, listed in {result.output}/.build/rejects")
 
 
 def nodes_record(nodes: Nodes | None) -> dict[str, Any]:
@@ -258,14 +261,14 @@ def report(report: Report) -> None:
             print(f"bad: {printable(problem.file)}: {printable(problem.what)}")
         can_repair = open_folder(report.path).exists(".build")
         hint = "tokenmill repair restores the files" if can_repair else "prepare it again with --restart"
-        error(f"{len(report.problems)} problems in {report.path}", hint)
+        error(f"{_count(len(report.problems), 'problem')} in {report.path}", hint)
 
 
 def repaired(problems: tuple[Problem, ...], after: Report) -> None:
     for problem in problems:
         print(f"was bad: {printable(problem.file)}: {printable(problem.what)}")
     if after.ok:
-        print(f"ok: {len(problems)} problems mended" if problems else "ok: nothing to mend")
+        print(f"ok: {_count(len(problems), 'problem')} mended" if problems else "ok: nothing to mend")
     else:
         report(after)
 
@@ -279,9 +282,8 @@ def dataset(record: dict[str, Any], split: str, texts: list[str]) -> None:
     print(f"{record['path']}: {format_count(record['tokens'])} tokens, {format_bytes(record['bytes'])}")
     print(f"  tokenizer  {tokenizer['name']} (vocabulary {tokenizer['vocab_size']:,}), stored as {record['dtype']}")
     for name, totals in record["splits"].items():
-        print(
-            f"  {name:<10} {totals['tokens']:,} tokens, {totals['documents']:,} documents, {totals['shards']:,} shards"
-        )
+        shards = _count(totals["shards"], "shard")
+        print(f"  {name:<10} {totals['tokens']:,} tokens, {totals['documents']:,} documents, {shards}")
     print(f"  sources    {record['sources']:,}, {record['documents_read']:,} documents read")
     for reason, count in record["dropped"].items():
         print(f"  dropped    {count:,} {reason.replace('_', ' ')}")
@@ -298,3 +300,7 @@ def rates(record: dict[str, Any]) -> None:
     print(f"{record['path']}: batches of {shape} from {record['samples']:,} samples of {record['split']}, shuffled")
     print(f"  {format_count(record['tokens_per_second'])} tokens/s, {record['batches_per_second']:,.0f} batches/s")
     print(f"  first batch {record['first_batch_ms']:.1f} ms after opening")
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"

@@ -111,11 +111,18 @@ def _expand(arguments: Sequence[str], *, any_ending: bool) -> Iterator[str]:
             matches = sorted(
                 match for match in glob.glob(path, recursive=True) if os.path.isfile(match) and not _hidden(match, path)
             )
-            if not matches and (dataset := plain_name(argument)):
+            dataset = plain_name(argument)
+            if not matches and dataset and not _is_a_path(argument):
                 yield from _expand_url(str(dataset), any_ending=any_ending)
             elif not matches:
-                raise RecipeError(f"no source matches {argument!r}", hint="check the path; quote globs")
+                on_hub = f"; {dataset} would be one on the hub" if dataset else ""
+                raise RecipeError(f"no source matches {argument!r}", hint=f"check the path; quote globs{on_hub}")
             yield from matches
+
+
+def _is_a_path(argument: str) -> bool:
+    """Whether what could name a dataset of the hub is rather a file that is not there."""
+    return os.path.splitext(argument)[1] in (*KINDS, *COMPRESSIONS) or os.path.isdir(argument.partition("/")[0])
 
 
 def _expand_url(argument: str, *, any_ending: bool) -> Iterator[str]:
@@ -140,7 +147,11 @@ def _no_files(argument: str) -> RecipeError:
 
 
 def _walk(folder: str, *, any_ending: bool) -> Iterator[str]:
+    """The files of a folder. A dataset that lies in it is no source."""
     for parent, folders, files in os.walk(folder):
+        if "dataset.json" in files and "provenance" in folders:
+            folders.clear()
+            continue
         folders[:] = sorted(name for name in folders if not name.startswith((".", "__pycache__")))
         for name in files:
             if _is_wanted(name, any_ending=any_ending):

@@ -1,0 +1,50 @@
+"""Whoever starts the command may stop it at any moment, and may have closed its standard streams."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from conftest import command, make_texts, tree, write_jsonl
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_command_that_still_loads_says_that_it_is_stopped(tmp_path: Path, number: signal.Signals) -> None:
+    process = subprocess.Popen(
+        command("prepare", "nothing.txt", "-o", tmp_path / "out", "-j", 2), stderr=subprocess.PIPE, text=True
+    )
+    while not _catches(process.pid, number):
+        time.sleep(0.001)
+    process.send_signal(number)
+    _, said = process.communicate(timeout=60)
+    assert (process.returncode, said.splitlines()[0]) == (130, "error: stopped")
+
+
+def _catches(process: int, number: signal.Signals) -> bool:
+    status = Path(f"/proc/{process}/status").read_text()
+    caught = next(int(line.split()[1], 16) for line in status.splitlines() if line.startswith("SigCgt"))
+    return bool(caught >> (number - 1) & 1)
+
+
+@pytest.mark.parametrize("closed", [(1,), (0, 1, 2)])
+def test_a_build_does_without_standard_streams(tmp_path: Path, closed: tuple[int, ...]) -> None:
+    write_jsonl(tmp_path / "a.jsonl", make_texts(50, seed=1))
+    build = ("prepare", tmp_path / "a.jsonl", "--tokenizer", "byte", "-j", 2, "-o")
+    subprocess.run(command(*build, tmp_path / "plain"), check=True)
+    subprocess.run(command(*build, tmp_path / "out"), check=True, preexec_fn=lambda: [os.close(fd) for fd in closed])
+    assert tree(tmp_path / "out") == tree(tmp_path / "plain")
+
+
+def test_what_cannot_be_printed_is_told_as_that(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", make_texts(5, seed=1))
+    with open("/dev/full", "w") as full:
+        build = command("prepare", tmp_path / "a.jsonl", "--tokenizer", "byte", "-j", 1, "-o", tmp_path / "out")
+        done = subprocess.run(build, stdout=full, stderr=subprocess.PIPE, text=True)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: the output cannot be printed: No space left on device")
+    assert (tmp_path / "out/dataset.json").exists()
