@@ -1,10 +1,10 @@
 """Provenance joined at the commit: what a document costs, and what two threads gain over one.
 
-python benchmarks/joining.py [--documents 100000] [--rounds 3]
+python benchmarks/joining.py [--documents 100000] [--rounds 40]
 
-Units have as many documents as real ones do, and there are enough of them for two files. Each way is run some times in
-turn, and its best clock counts: others may use this machine. What does not shrink with a second thread is taken to be
-what only one thread can do at a time (Amdahl), and so says what more of them would gain.
+Units have as many documents as real ones do. There are two files of them, a sixteenth as long as real ones: each way is
+run many times in turn, and its best clock counts, for others may use this machine. What does not shrink with a second
+thread is taken to be what only one thread can do at a time (Amdahl), and so says what more of them would gain.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from dataclasses import dataclass
 import numpy as np
 from measure import describe_machine
 
-from tokenmill.build import commit
-from tokenmill.build.groups import PROVENANCE_ROWS
+from tokenmill.build import commit, groups
 from tokenmill.build.provenance import ProvenanceWriter, rows
 from tokenmill.build.receipt import NO_LIMIT, PIECES, Receipt, unit_name
 from tokenmill.storage import Folder
 
 DOCUMENTS = 100_000
-ROUNDS = 3
+ROUNDS = 40
+FILE_ROWS = groups.PROVENANCE_ROWS // 16
 THREADS = (1, 2)
 
 
@@ -44,7 +44,7 @@ class Joining:
 def measure_joining(path: str, documents: int = DOCUMENTS, rounds: int = ROUNDS) -> Joining:
     folder = Folder(path)
     folder.make(PIECES)
-    units = 2 * -(-PROVENANCE_ROWS // documents)
+    units = 2 * -(-FILE_ROWS // documents)
     receipts = [_unit(folder, number, documents) for number in range(units)]
     clocks: dict[int, float] = {}
     cores: dict[int, float] = {}
@@ -89,13 +89,14 @@ def _unit(folder: Folder, number: int, documents: int) -> Receipt:
 def _joined(folder: Folder, receipts: list[Receipt], threads: int) -> tuple[float, float]:
     """Seconds of the clock and of cores."""
     folder.remove_tree("provenance")
-    real, commit.num_cores = commit.num_cores, lambda: threads
+    real = commit.num_cores, groups.PROVENANCE_ROWS
+    commit.num_cores, groups.PROVENANCE_ROWS = lambda: threads, FILE_ROWS
     try:
         begin, begin_core = time.perf_counter(), time.process_time()
         commit._commit_provenance(folder, receipts, {})
         return time.perf_counter() - begin, time.process_time() - begin_core
     finally:
-        commit.num_cores = real
+        commit.num_cores, groups.PROVENANCE_ROWS = real
 
 
 def main() -> None:

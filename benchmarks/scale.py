@@ -21,7 +21,6 @@ it had a core for, which is what counts on a machine that others use as well. Ba
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import math
 import os
@@ -34,6 +33,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+from made_up import made_up_manifest, made_up_sources
 from measure import Row, describe_machine, format_table, run
 
 import tokenmill
@@ -42,12 +42,9 @@ from tokenmill.build import build, quick, state
 from tokenmill.build.commit import commit
 from tokenmill.build.receipt import NO_LIMIT, PIECES, Receipt, load_receipts, receipt_name, unit_name
 from tokenmill.build.setup import set_up
-from tokenmill.manifest import Manifest, Shard, Split
-from tokenmill.planning import Extent, Source, make_plan
+from tokenmill.planning import Extent, make_plan
 from tokenmill.recipe import make_recipe
-from tokenmill.storage import Digest, Folder
-from tokenmill.tokenizer.spec import resolve
-from tokenmill.typed import make_table
+from tokenmill.storage import Folder
 
 LINE = "x" * 60 + "\n"
 LINES_A_UNIT = 2
@@ -88,21 +85,7 @@ def reading(work: Path, units: int) -> dict[str, Any]:
 def listing(work: Path, units: int) -> dict[str, Any]:
     """The same for a listing that is made up: one source a unit."""
     begin = _now()
-    sources = make_table(
-        Source,
-        (
-            Source(
-                name=f"crawl-{number // 1000:04d}/part-{number:07d}.jsonl.zst",
-                kind="jsonl",
-                compression="zst",
-                bytes=16_000_000 + number,
-                modified=1_700_000_000_000_000_000 + number,
-                split="",
-                text={"column": "text"},
-            )
-            for number in range(units)
-        ),
-    )
+    sources = made_up_sources(units)
     extents = [Extent(text_bytes=64_000_000 + 4 * number) for number in range(units)]
     made = make_plan(identity={}, sources=sources, extents=extents, unit_bytes=64_000_000, sample=None, seed=0)
     folder = Folder(str(work / "listed"))
@@ -177,36 +160,10 @@ def committing(work: Path, units: int) -> dict[str, Any]:
 
 
 def make_shards(work: Path, units: int) -> dict[str, Any]:
-    """A manifest of so many shards that nobody wrote: one alone is read when a dataset is opened."""
-    shards = make_table(Shard, map(_made_up_shard, range(units)))
-    tokens, documents = (sum(getattr(shard, what) for shard in shards) for what in ("tokens", "documents"))
-    made = Manifest(
-        format=manifest.FORMAT,
-        fingerprint="0" * 64,
-        identity={},
-        tokenizer=resolve("byte").describe(),
-        parity={},
-        dtype="uint16",
-        splits={"train": Split(tokens=tokens, documents=documents, shards=shards)},
-        documents_read=documents,
-        dropped={},
-        text_sum="0" * 32,
-        sources=(),
-        files={},
-    )
+    """A manifest of so many shards that nobody wrote: no shard is read when a dataset is opened."""
     folder = Folder(str(work / "shards"))
     folder.make()
-    return {"bytes": folder.write_parts(manifest.NAME, records.sealed_parts(made)).bytes}
-
-
-def _made_up_shard(number: int) -> Shard:
-    digests = [
-        Digest(bytes=size, sha256=hashlib.sha256(f"{number}{ending}".encode()).hexdigest())
-        for ending, size in ((".bin", 200_000_000 + number), (".idx", 2_000_042))
-    ]
-    return Shard(
-        name=f"train/{number:05d}", tokens=100_000_000 + number, documents=100_000, bin=digests[0], idx=digests[1]
-    )
+    return {"bytes": folder.write_parts(manifest.NAME, records.sealed_parts(made_up_manifest(units))).bytes}
 
 
 def opening(work: Path, units: int) -> dict[str, Any]:
