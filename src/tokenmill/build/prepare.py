@@ -47,6 +47,14 @@ class Result:
     export: Exported | None = None
     nodes: Nodes | None = None
 
+    @property
+    def tokens(self) -> int:
+        return self.manifest.tokens
+
+    @property
+    def documents(self) -> int:
+        return self.manifest.documents
+
 
 def prepare(
     sources: str | Sequence[str] = (),
@@ -70,7 +78,7 @@ def prepare(
     The other arguments are the fields of a recipe, as on the command line: `tokenizer`,
     `text_column`, `template`, `documents`, `eot`, `split`, `val_sources`, `max_tokens`, ...
     `watch` hears of progress, as dicts. `layout` (`nanogpt`, or with options `templar:seq_len=2048`) also exports the
-    dataset, to a folder of that name inside `output`.
+    dataset, to a folder of that name inside `output`. The result has `tokens`, `documents` and the whole `manifest`.
 
     Every rank of a job may call it at the same time with `wait`: one of them builds, the others
     wait for it, up to `timeout` seconds if that is given; they take over if it dies, and get its error if it fails.
