@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import dataclasses
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -7,8 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
+from tokenmill.cli.options import PREPARE_OPTIONS
 from tokenmill.errors import RecipeError
-from tokenmill.recipe import Recipe, make_recipe, parse_split
+from tokenmill.recipe import NOT_IN_A_RECIPE, Recipe, make_recipe, parse_split
 
 
 def recipe(**fields: Any) -> Recipe:
@@ -34,6 +37,14 @@ def test_a_recipe_needs_sources_and_nothing_else() -> None:
         ("split", "val=0.0005", {"val": 0.0005}),
         ("split", "val=1%, test=0.1", {"val": 0.01, "test": 0.1}),
         ("split", {"val": 0.1}, {"val": 0.1}),
+        ("split", {"val": "1%", "test": 0.1}, {"val": 0.01, "test": 0.1}),
+        ("split", ["val=1%", "test=2%"], {"val": 0.01, "test": 0.02}),
+        ("split", ("val=1%", "test=2%,more=3%"), {"val": 0.01, "test": 0.02, "more": 0.03}),
+        ("split", ("nanogpt",), "nanogpt"),
+        ("sources", "corpus/*.parquet", ("corpus/*.parquet",)),
+        ("val_sources", "v.txt", ("v.txt",)),
+        ("max_tokens", "1e6", 1_000_000),
+        ("max_tokens", 1e6, 1_000_000),
         ("seed", 1234, 1234),
         ("documents", "separator:<|endoftext|>", "separator:<|endoftext|>"),
         ("documents", "files", "files"),
@@ -59,6 +70,19 @@ def test_fields_are_read_as_people_write_them(field: str, value: Any, found: Any
         ("split", "val=2"),
         ("split", "val=0"),
         ("split", "val=0.1,val=0.2"),
+        ("split", ("val=0.1", "val=0.2")),
+        ("split", ("nanogpt", "val=0.1")),
+        ("split", ["val"]),
+        ("split", [7]),
+        ("split", 0.01),
+        ("split", {"val": None}),
+        ("split", {7: 0.1}),
+        ("max_tokens", "1000000.5"),
+        ("max_tokens", True),
+        ("sample", True),
+        ("eot", False),
+        ("documents", 7),
+        ("template", {"title": None}),
         ("split", "train=0.5"),
         ("split", "../x=0.5"),
         ("split", "=0.5"),
@@ -81,14 +105,51 @@ def test_fields_are_read_as_people_write_them(field: str, value: Any, found: Any
 def test_a_field_that_makes_no_sense_is_an_error_with_a_hint(field: str, value: Any) -> None:
     with pytest.raises(RecipeError) as caught:
         make_recipe({"sources": ("a.txt",), field: value})
-    assert caught.value.message
+    assert caught.value.message.startswith(f"{field}: ") or (field, value) == ("sources", ())
     assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("field", "says", "hint"),
+    [
+        ("max_tokens", "max_tokens: 'x' is not a size", "150G"),
+        ("unit_bytes", "unit_bytes: 'x' is not a size", "64MB"),
+        ("sample", "sample: 'x' is not a share of the whole", "1%"),
+        ("eot", "eot: 'x' is not known", "append, prepend, none"),
+        ("on_bad", "on_bad: 'x' is not known", "quarantine, fail"),
+        ("documents", "documents: 'x' is not known", "lines, files or separator:TEXT"),
+    ],
+)
+def test_an_error_names_the_field_and_what_it_takes(field: str, says: str, hint: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        recipe(**{field: "x"})
+    assert caught.value.message == says
+    assert hint in caught.value.hint
 
 
 def test_an_unknown_field_is_an_error_that_lists_the_known_ones() -> None:
     with pytest.raises(RecipeError, match="tokeniser") as caught:
         recipe(tokeniser="gpt2")
-    assert "tokenizer" in caught.value.hint
+    assert "did you mean tokenizer?" in caught.value.hint
+    assert "text_column" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("name", "right"),
+    [("max-tokens", "max_tokens"), ("val-source", "val_sources"), ("val_source", "val_sources"), ("Seed", "seed")],
+)
+def test_a_field_that_is_written_like_an_option_gets_the_hint_of_its_name(name: str, right: str) -> None:
+    with pytest.raises(RecipeError, match=f"^{name}: there is no such field") as caught:
+        recipe(**{name: 1})
+    assert caught.value.hint.startswith(f"did you mean {right}?")
+
+
+def test_an_option_that_is_no_field_is_sent_to_the_command_line() -> None:
+    with pytest.raises(RecipeError, match="no part of a recipe") as caught:
+        recipe(**{"ray-address": "auto"})
+    assert "--ray-address" in caught.value.hint
+    fields = {field.name for field in dataclasses.fields(Recipe)} | {"val_source"}
+    assert {name.removeprefix("as_") for name in PREPARE_OPTIONS} - fields == set(NOT_IN_A_RECIPE)
 
 
 @pytest.mark.parametrize(
@@ -121,6 +182,56 @@ def test_a_recipe_file_gives_the_fields_and_flags_win_over_it(tmp_path: Path) ->
     assert (found.sources, found.tokenizer, found.unit_bytes) == (("a.txt", "b.txt"), "char", 1_000_000)
 
 
+def told(path: Path, text: str, **given: Any) -> Recipe:
+    (path / "recipe.yaml").write_text(text)
+    return make_recipe(given, config=path / "recipe.yaml")
+
+
+def test_a_recipe_file_is_read_as_people_write_it(tmp_path: Path) -> None:
+    for split in ("{val: 1%, test: 2%}", "[val=1%, test=2%]", "val=1%,test=2%", "\n  val: 0.01\n  test: 2%"):
+        found = told(tmp_path, f"sources: a/*.parquet\nsplit: {split}\nmax_tokens: 1,000,000\nseed: null\ntemplate:\n")
+        assert (found.sources, found.split) == (("a/*.parquet",), {"val": 0.01, "test": 0.02})
+        assert (found.max_tokens, found.seed, found.template) == (1_000_000, 0, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "says", "hint"),
+    [
+        ("max_tokens: many", "recipe.yaml: max_tokens: 'many' is not a size", "150G"),
+        ("workers: 4", "recipe.yaml: workers: it is no part of a recipe", "--workers"),
+        ("eot: no", "recipe.yaml: eot: false makes no sense here", "put it in quotes"),
+        ("eot: no", "eot", "append, prepend, none"),
+        ("text_column: 7", "recipe.yaml: text_column: ", "put a text in quotes"),
+        ("7: x", "recipe.yaml: the name of a field is a text", "YAML mapping"),
+        ("seed: 1\nseed: 2", "recipe.yaml, line 2: 'seed' stands twice", "keep one"),
+        ("split: {val: 1%, val: 2%}", "recipe.yaml, line 1: 'val' stands twice", "keep one"),
+        ("sources: [", "recipe.yaml: line 1: ", "YAML mapping"),
+        ("seed: 1", "with RECIPE: no sources are given", "name files"),
+        ("sources: a\nsplit: val=1%\nval_sources: b", "with RECIPE: --split and --val-source exclude each other", ""),
+    ],
+)
+def test_an_error_of_a_recipe_file_names_it(tmp_path: Path, text: str, says: str, hint: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        told(tmp_path, text)
+    assert says.replace("RECIPE", str(tmp_path / "recipe.yaml")) in caught.value.message
+    assert hint in caught.value.hint
+
+
+def test_an_error_of_a_flag_does_not_name_the_recipe_file(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"^max_tokens: 'many'"):
+        told(tmp_path, "sources: a", max_tokens="many")
+
+
+def test_a_key_may_stand_in_what_is_merged_as_well(tmp_path: Path) -> None:
+    assert told(tmp_path, "sources: a\n<<: {seed: 1, min_chars: 2}\nseed: 3\n").seed == 3
+
+
+def test_the_recipe_of_the_how_to_is_one(tmp_path: Path) -> None:
+    page = (Path(__file__).parent.parent / "docs/how-to/write-a-recipe.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"```yaml\n(.*?)```", page, re.DOTALL)
+    assert {told(tmp_path, block).splits for block in blocks} == {("train", "test", "val")}
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -142,7 +253,7 @@ def test_a_recipe_file_that_is_none_is_an_error_with_a_hint(tmp_path: Path, cont
 
 
 def test_a_recipe_file_that_is_not_there_is_an_error_that_names_it(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"nope\.yaml"):
+    with pytest.raises(RecipeError, match=r"there is no recipe file .*nope\.yaml"):
         make_recipe({}, config=tmp_path / "nope.yaml")
 
 

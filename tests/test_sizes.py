@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -24,11 +26,19 @@ from tokenmill.sizes import format_bytes, format_count, format_seconds, parse_fr
         ("3T", 3_000_000_000_000),
         ("1P", 10**15),
         ("1_000_000", 1_000_000),
+        ("1,000,000", 1_000_000),
+        ("1,500G", 1_500_000_000_000),
+        ("1e6", 1_000_000),
+        ("1E6", 1_000_000),
+        ("1e+6", 1_000_000),
+        ("2.5e9", 2_500_000_000),
+        ("1.1GiB", 1_181_116_006),
         ("100B", 100),
         (7, 7),
+        (1e6, 1_000_000),
     ],
 )
-def test_sizes_are_read_as_people_write_them(text: str | int, number: int) -> None:
+def test_sizes_are_read_as_people_write_them(text: str | float, number: int) -> None:
     assert parse_size(text) == number
 
 
@@ -47,7 +57,25 @@ def test_sizes_are_read_as_people_write_them(text: str | int, number: int) -> No
         "0",
         "0K",
         "0.0001",
-        "1e3",
+        "1e-3",
+        "1e40",
+        "1e",
+        "1,5",
+        "1,5M",
+        "1,0000",
+        "1,000_000",
+        "1000000.5",
+        "1.0005K",
+        "0.0001KiB",
+        "1\N{KELVIN SIGN}",
+        "9000000P",
+        1 << 63,
+        1.5,
+        float("inf"),
+        float("nan"),
+        True,
+        None,
+        [7],
         "1iB",
         "K",
         "1 0",
@@ -57,11 +85,26 @@ def test_sizes_are_read_as_people_write_them(text: str | int, number: int) -> No
         -5,
     ],
 )
-def test_what_is_no_positive_size_is_an_error_with_a_hint(text: str | int) -> None:
+def test_what_is_no_positive_size_is_an_error_with_a_hint(text: Any) -> None:
     with pytest.raises(RecipeError) as caught:
         parse_size(text)
     assert repr(text) in caught.value.message
     assert "64MB" in caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["many", "1000000.5", "0"])
+def test_a_number_of_tokens_gets_a_hint_about_tokens(text: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        parse_size(text, of="tokens")
+    assert "150G" in caught.value.hint
+    assert "MB" not in caught.value.hint
+
+
+@pytest.mark.parametrize("text", ["150B", "64MB", "1 gib"])
+def test_a_b_after_a_number_of_tokens_is_neither_bytes_nor_billions(text: str) -> None:
+    with pytest.raises(RecipeError, match="not a number of tokens") as caught:
+        parse_size(text, of="tokens")
+    assert "1G" in caught.value.hint
 
 
 @given(st.integers(1, 1 << 53))
@@ -85,8 +128,10 @@ def test_shares_are_read_as_people_write_them(text: str | float, share: float) -
     assert parse_fraction(text) == share
 
 
-@pytest.mark.parametrize("text", ["0", "-0.1", "1.1", "101%", "0%", "x", "%", "", "nan", "inf", 0, -1, 2, float("nan")])
-def test_what_is_no_share_of_the_whole_is_an_error_with_a_hint(text: str | float) -> None:
+@pytest.mark.parametrize(
+    "text", ["0", "-0.1", "1.1", "101%", "0%", "x", "%", "", "nan", "inf", "0,1", 0, -1, 2, float("nan"), True, None]
+)
+def test_what_is_no_share_of_the_whole_is_an_error_with_a_hint(text: Any) -> None:
     with pytest.raises(RecipeError) as caught:
         parse_fraction(text)
     assert "1%" in caught.value.hint

@@ -6,12 +6,13 @@ part of it. `identity()` is the part that a dataset's fingerprint covers.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Annotated, Any, Literal
+from functools import partial
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -22,6 +23,12 @@ from tokenmill.template import template_columns
 
 DEFAULT_MAX_DOCUMENT_BYTES = 64_000_000
 _NOT_IN_IDENTITY = ("sources", "val_sources", "tokenizer", "eot_token", "on_bad")
+# How a build runs and what it prints, which people look for in a recipe as well.
+NOT_IN_A_RECIPE = (
+    "output", "workers", "scratch", "config", "restart", "layout", "executor", "ray_address", "placement", "wait",
+    "json", "quiet", "verbose", "no_progress",
+)  # fmt: skip
+_SPLIT_HINT = "write it like val=0.0005, or val=1%,test=2%"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,35 +54,17 @@ class Recipe:
     on_bad: Literal["quarantine", "fail"] = "quarantine"
 
     def __post_init__(self) -> None:
-        """Refuse what makes no sense, by itself or together."""
-        self._check_documents()
-        self._check_split()
+        """Refuse fields that do not go together."""
         if self.text_column is not None and self.template is not None:
             raise RecipeError("--text-column and --template exclude each other", hint="a template can name one column")
-        if self.template is not None:
-            template_columns(self.template)
         if self.eot == "none" and self.eot_token is not None:
             raise RecipeError("--eot-token needs --eot append or prepend", hint="drop one of the two")
-
-    def _check_documents(self) -> None:
-        is_separator = self.documents.startswith("separator:") and self.documents != "separator:"
-        if self.documents not in ("lines", "files") and not is_separator:
-            raise RecipeError(f"--documents {self.documents!r} is not known", hint="use lines, files or separator:TEXT")
-
-    def _check_split(self) -> None:
         if self.split and self.val_sources:
             raise RecipeError(
                 "--split and --val-source exclude each other", hint="validation is a share or a source, not both"
             )
         if self.split == "nanogpt":
             self._check_nanogpt()
-            return
-        for name, share in self.split.items():
-            if not (name.isascii() and name.isidentifier()) or name in ("train", "provenance"):
-                raise RecipeError(f"{name!r} cannot name a split", hint="write it like --split val=0.0005")
-            parse_fraction(share)
-        if sum(self.split.values()) >= 1:
-            raise RecipeError("the shares of --split leave nothing for train", hint="they must sum to less than 1")
 
     def _check_nanogpt(self) -> None:
         """Refuse what nanoGPT's own split cannot go with: it is drawn from the number of all documents."""
@@ -106,54 +95,129 @@ class Recipe:
 
 def make_recipe(fields: Mapping[str, Any], *, config: str | os.PathLike[str] | None = None) -> Recipe:
     """A recipe from the fields that were given, on top of a YAML file if there is one."""
-    given = {name: value for name, value in fields.items() if value is not None and value != ()}
-    if config is not None:
-        given = {**_load_yaml(Path(config)), **given}
-    known = [known.name for known in dataclasses.fields(Recipe)]
-    if unknown := sorted(given.keys() - set(known)):
-        raise RecipeError(f"{unknown[0]}: there is no such field", hint=f"fields of a recipe: {', '.join(known)}")
-    if not given.get("sources"):
-        raise RecipeError("no sources are given", hint="name files, folders, globs or URLs")
-    for name, (kinds, parse) in _AS_WRITTEN.items():
-        if isinstance(given.get(name), kinds):
-            given[name] = parse(given[name])
-    try:
-        return msgspec.convert(given, Recipe, strict=False)
-    except msgspec.ValidationError as error:
-        what, _, place = str(error).partition(" - at `$.")
-        raise RecipeError(f"{place.rstrip('`') or 'recipe'}: {what}", hint="see tokenmill prepare --help") from None
+    given = _read_fields(fields)
+    if config is None:
+        return _make(given)
+    from tokenmill.recipe_file import read_recipe_file  # PyYAML takes its time to load
+
+    name = os.fspath(config)
+    told = read_recipe_file(config)
+    with _at(name):
+        told = _read_fields(told)
+    with _at(f"with {name}"):
+        return _make({**told, **given})
 
 
-def parse_split(text: str) -> dict[str, float] | Literal["nanogpt"]:
-    """`val=0.0005,test=0.001` as a mapping; nanoGPT's own split is known by its name."""
-    if text == "nanogpt":
+def parse_split(split: object) -> dict[str, float] | Literal["nanogpt"]:
+    """`val=0.0005,test=1%`, a list of such, or a mapping, as a mapping; nanoGPT's own split is known by its name."""
+    if split in ("nanogpt", ["nanogpt"], ("nanogpt",)):
         return "nanogpt"
+    pairs = split.items() if isinstance(split, Mapping) else _split_pairs(split)
     shares: dict[str, float] = {}
-    for part in text.split(","):
-        name, equals, share = part.strip().partition("=")
-        if not equals or name in shares:
-            raise RecipeError(f"{text!r} is not a split", hint="write it like --split val=0.0005")
-        shares[name] = parse_fraction(share)
+    for name, share in pairs:
+        is_name = isinstance(name, str) and name.isascii() and name.isidentifier()
+        if not is_name or name in ("train", "provenance"):
+            raise RecipeError(f"{name!r} cannot name a split", hint=_SPLIT_HINT)
+        if name in shares:
+            raise RecipeError(f"{name!r} stands twice", hint=_SPLIT_HINT)
+        with _at(name):
+            shares[name] = parse_fraction(share)
+    if sum(shares.values()) >= 1:
+        raise RecipeError("the shares leave nothing for train", hint="they must sum to less than 1")
     return shares
 
 
-def _load_yaml(path: Path) -> dict[str, Any]:
-    import yaml
-
-    try:
-        loaded = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # PyYAML lets some of a date's through
-        raise RecipeError(f"cannot read the recipe {path}: {error}", hint="a recipe is a YAML mapping") from None
-    if not isinstance(loaded, dict) or not all(isinstance(name, str) for name in loaded):
-        raise RecipeError(f"{path} is not a YAML mapping", hint="write lines like `tokenizer: gpt2`")
-    return loaded
+def _split_pairs(split: object) -> Iterator[tuple[str, str]]:
+    texts = split if isinstance(split, list | tuple) else [split]
+    for text in texts:
+        for part in text.split(",") if isinstance(text, str) else [""]:
+            name, equals, share = part.partition("=")
+            if not equals:
+                raise RecipeError(f"{text!r} is not a split", hint=_SPLIT_HINT)
+            yield name.strip(), share.strip()
 
 
-# Fields that people write in more than one way, and what reads them.
-_AS_WRITTEN: dict[str, tuple[tuple[type, ...], Callable[[Any], Any]]] = {
-    "unit_bytes": ((str, int), parse_size),
-    "max_tokens": ((str, int), parse_size),
-    "max_document_bytes": ((str, int), parse_size),
-    "sample": ((str, int, float), parse_fraction),
-    "split": ((str,), parse_split),
+def _parse_documents(documents: object) -> object:
+    is_separator = str(documents).startswith("separator:") and documents != "separator:"
+    if documents not in ("lines", "files") and not is_separator:
+        raise RecipeError(f"{documents!r} is not known", hint="use lines, files or separator:TEXT")
+    return documents
+
+
+def _parse_template(template: object) -> object:
+    if isinstance(template, str):
+        template_columns(template)
+    return template
+
+
+def _parse_sources(sources: object) -> object:
+    return (sources,) if isinstance(sources, str) else sources
+
+
+# Fields that people write in more than one way, or that not every text is good for, and what reads them.
+_AS_WRITTEN: dict[str, Callable[[Any], Any]] = {
+    "sources": _parse_sources,
+    "val_sources": _parse_sources,
+    "template": _parse_template,
+    "documents": _parse_documents,
+    "split": parse_split,
+    "unit_bytes": parse_size,
+    "max_tokens": partial(parse_size, of="tokens"),
+    "max_document_bytes": parse_size,
+    "sample": parse_fraction,
 }
+
+
+def _make(fields: dict[str, Any]) -> Recipe:
+    if "sources" not in fields:
+        raise RecipeError("no sources are given", hint="name files, folders, globs or URLs")
+    return Recipe(**fields)
+
+
+def _read_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Every field that has a value, checked by itself."""
+    kinds = get_type_hints(Recipe, include_extras=True)
+    found = {}
+    for name, value in fields.items():
+        if name not in kinds:
+            raise _unknown(name, list(kinds))
+        if value is not None and value not in ((), []):
+            with _at(name):
+                found[name] = _read_field(name, kinds[name], value)
+    return found
+
+
+def _read_field(name: str, kind: Any, value: Any) -> Any:
+    choices = get_args(kind) if get_origin(kind) is Literal else ()
+    hints = [f"use one of {', '.join(choices)}"] if choices else []
+    if isinstance(value, bool):
+        hints.append("YAML takes a bare yes, no, on or off for true or false: put it in quotes")
+        raise RecipeError(f"{str(value).lower()} makes no sense here", hint="; ".join(hints))
+    parse = _AS_WRITTEN.get(name)
+    try:
+        if choices and value not in choices:
+            raise RecipeError(f"{value!r} is not known", hint=hints[0])
+        return msgspec.convert(parse(value) if parse else value, kind, strict=False)
+    except (msgspec.ValidationError, ValueError) as error:  # Python refuses to show integers of thousands of digits
+        what = str(error).partition(" - at ")[0]
+        raise RecipeError(what, hint="see tokenmill prepare --help; in YAML, put a text in quotes") from None
+
+
+def _unknown(name: str, known: list[str]) -> RecipeError:
+    import difflib
+
+    plain = name.strip().lower().replace("-", "_")
+    if plain in NOT_IN_A_RECIPE:
+        option = f"--{plain.replace('_', '-')}"
+        return RecipeError(f"{name}: it is no part of a recipe", hint=f"give it on the command line: {option}")
+    close = "".join(f"did you mean {one}? " for one in difflib.get_close_matches(plain, known, 1))
+    return RecipeError(f"{name}: there is no such field", hint=f"{close}fields of a recipe: {', '.join(known)}")
+
+
+@contextlib.contextmanager
+def _at(place: str) -> Iterator[None]:
+    """Errors say where they are."""
+    try:
+        yield
+    except RecipeError as error:
+        raise RecipeError(f"{place}: {error.message}", hint=error.hint) from None

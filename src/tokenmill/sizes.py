@@ -1,43 +1,69 @@
-"""Sizes and counts as people write them: `64MB`, `1GiB`, `150G`, `2.5M`.
+"""Sizes and counts as people write them: `64MB`, `1GiB`, `150G`, `2.5M`, `1e6`, `1_000_000`, `1,000,000`.
 
-K, M, G, T are powers of 1000; Ki, Mi, Gi, Ti are powers of 1024; a trailing B is allowed.
+K, M, G, T are powers of 1000; Ki, Mi, Gi, Ti are powers of 1024; bytes may have a trailing B.
 """
 
 from __future__ import annotations
 
+import contextlib
 import re
 from decimal import Decimal
+from typing import Literal, TypeGuard
 
 from tokenmill.errors import RecipeError
 
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
-_SIZE = re.compile(r"\s*(\d+(?:_\d+)*(?:\.\d+)?)\s*([KMGTP]?)(I?)B?\s*", re.IGNORECASE)
+_SIZE = re.compile(
+    r"\s*((?:\d{1,3}(?:,\d{3})+|\d+(?:_\d+)*)(?:\.\d+)?(?:e\+?\d{1,2})?)\s*([KMGTP]?)(I?)(B?)\s*",
+    re.IGNORECASE | re.ASCII,
+)
+_LIMIT = 1 << 63
+_HINTS = {
+    "bytes": "write it like 64MB, 1GiB, 2.5G or 1000000",
+    "tokens": "write it like 1000000, 1e6, 2.5M or 150G",
+}
 
 
-def parse_size(text: str | int) -> int:
-    """The whole number that `text` means; `parse_size("64MB") == 64_000_000`."""
-    if isinstance(text, int):
-        number = text
-    else:
-        match = _SIZE.fullmatch(text)
-        if not match or (match[3] and not match[2]):
-            raise RecipeError(f"{text!r} is not a size", hint="write it like 64MB, 1GiB or 150G")
-        base = 1024 if match[3] else 1000
-        number = round(Decimal(match[1].replace("_", "")) * base ** _POWERS[match[2].upper()])
-    if number <= 0:
-        raise RecipeError(f"{text!r} is not a positive size", hint="write it like 64MB, 1GiB or 150G")
-    return number
+def parse_size(text: str | float, *, of: Literal["bytes", "tokens"] = "bytes") -> int:
+    """The whole number that `text` means; `parse_size("64MB") == 64_000_000`.
+
+    A fraction of a byte or token is an error, but for powers of 1024, which hardly go without: they are rounded.
+    """
+    number, is_binary = _read(text, of)
+    if number != number.to_integral_value() and not is_binary:
+        raise RecipeError(f"{text!r} is not a whole number of {of}", hint=_HINTS[of])
+    if not 0 < round(number) < _LIMIT:
+        raise RecipeError(f"{text!r} is not a size from 1 to 2^63", hint=_HINTS[of])
+    return round(number)
+
+
+def _read(text: str | float, of: Literal["bytes", "tokens"]) -> tuple[Decimal, bool]:
+    """The number, and whether it was written with a power of 1024."""
+    if _is_number(text) and abs(text) < float("inf"):
+        return Decimal(text), False
+    match = _SIZE.fullmatch(text) if isinstance(text, str) else None
+    if not match or (match[3] and not match[2]):
+        raise RecipeError(f"{text!r} is not a size", hint=_HINTS[of])
+    if match[4] and of == "tokens":
+        raise RecipeError(f"{text!r} is a size in bytes, not a number of tokens", hint="a billion tokens are 1G")
+    base = 1024 if match[3] else 1000
+    return Decimal(re.sub("[_,]", "", match[1])) * base ** _POWERS[match[2].upper()], bool(match[3])
 
 
 def parse_fraction(text: str | float) -> float:
     """A share above 0 and at most 1, written as `0.01` or `1%`."""
-    try:
-        share = float(text[:-1]) / 100 if isinstance(text, str) and text.endswith("%") else float(text)
-    except (ValueError, OverflowError):
-        share = -1.0
+    share = -1.0
+    if isinstance(text, str) or _is_number(text):
+        with contextlib.suppress(ValueError, OverflowError):
+            share = float(text[:-1]) / 100 if isinstance(text, str) and text.endswith("%") else float(text)
     if not 0 < share <= 1:
         raise RecipeError(f"{text!r} is not a share of the whole", hint="write it like 0.01 or 1%")
     return share
+
+
+def _is_number(value: object) -> TypeGuard[float]:
+    """Whether it is one that a person wrote: true and false are numbers to Python alone."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def format_count(number: float) -> str:

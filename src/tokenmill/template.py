@@ -14,13 +14,13 @@ def template_columns(template: str) -> list[str]:
     try:
         parts = list(string.Formatter().parse(template))
     except ValueError as error:
-        raise RecipeError(f"--template {template!r}: {error}", hint=_HINT) from None
+        raise RecipeError(f"{template!r}: {error}", hint=_HINT) from None
     fields = [(name, spec, conversion) for _, name, spec, conversion in parts if name is not None]
     plain = all(
         name and not spec and conversion is None and not set(name) & set(".[]") for name, spec, conversion in fields
     )
     if not fields or not plain:
-        raise RecipeError(f"--template {template!r} must name columns, and nothing else, in its braces", hint=_HINT)
+        raise RecipeError(f"{template!r} must name columns, and nothing else, in its braces", hint=_HINT)
     return [name for name, _, _ in fields]
 
 
