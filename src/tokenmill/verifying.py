@@ -25,6 +25,7 @@ from tokenmill.build.task import make_task
 from tokenmill.build.unit import run_unit
 from tokenmill.cores import resolve_workers
 from tokenmill.errors import BuildError, DatasetError, StorageError, TokenmillError
+from tokenmill.filters import check_filter
 from tokenmill.manifest import Manifest, Shard
 from tokenmill.shards.reader import check_index, check_structure
 from tokenmill.sources.places import open_file
@@ -86,6 +87,8 @@ def verify_folder(
 ) -> Report:
     begin = time.monotonic()
     found = manifests.load(folder)
+    if source is not None:
+        check_filter(found.identity.get("filter"), filter, where=folder.path)
     problems = [*_structure(folder, found), *strays(folder, found), *_unlisted(folder, found)]
     hashed = 0
     if not quick:

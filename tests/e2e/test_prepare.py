@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -195,12 +196,21 @@ def test_provenance_tells_where_every_document_came_from(tokenmill: Command, tmp
     ]
 
 
-def test_a_filter_of_the_users_own_keeps_what_it_likes(tokenmill: Command, tmp_path: Path) -> None:
-    (tmp_path / "taste.py").write_text("def keep(text):\n    return 'good' in text\n")
+def test_splits_may_be_given_one_by_one(tokenmill: Command, corpus: Path) -> None:
+    build = ("plan", corpus, "--tokenizer", "byte", "--json", "--split")
+    told = [tokenmill(*build, *splits).stdout for splits in (("val=1%,test=2%",), ("val=1%", "--split", "test=2%"))]
+    assert json.loads(told[0])["fingerprint"] == json.loads(told[1])["fingerprint"]
+    assert "'val' stands twice" in tokenmill(*build, "val=1%", "--split", "val=2%", code=2).stderr
+
+
+def test_a_filter_of_the_users_own_keeps_what_it_likes(
+    tokenmill: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "path", list(sys.path))  # the command adds the folder
+    (tmp_path / "good_taste.py").write_text("def keep(text):\n    return 'good' in text\n")
     write_jsonl(tmp_path / "a.jsonl", ["good one", "bad one", "good two"])
-    result = tokenmill(
-        "prepare", "a.jsonl", "-o", "out", "--filter", "taste:keep", "--json", "-j", 2, PYTHONPATH=str(tmp_path)
-    )
+    # The module is found in the folder where the command runs, by its workers too.
+    result = tokenmill("prepare", "a.jsonl", "-o", "out", "--filter", "good_taste:keep", "--json", "-j", 2)
     assert json.loads(result.stdout)["dropped"] == {"filtered": 1}
 
 

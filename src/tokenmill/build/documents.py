@@ -18,7 +18,7 @@ import xxhash
 
 from tokenmill.build.task import Task, Work
 from tokenmill.build.tokens import cut_to, place_eot, select
-from tokenmill.errors import BadDocumentError
+from tokenmill.errors import BadDocumentError, RecipeError
 from tokenmill.manifest import BAD
 from tokenmill.shards.layout import Tokens
 from tokenmill.sources.batch import Batch, Skip
@@ -83,7 +83,7 @@ def encode_batch(
 ) -> Documents:
     """Take a batch of a unit to ids. `keep` is the user's filter, `room` what a budget has left."""
     hashes = hash_documents(batch.text)
-    kept = _keep(batch, hashes, work, keep)
+    kept = _keep(batch, hashes, work, task, keep)
     check_bad(kept.skips, work, task)
     encoded = engine.encode(kept.text) if len(kept.text) else Encoded(np.zeros(0, np.uint32), np.zeros(0, np.int64))
     kept, encoded = _with_tokens(kept, encoded, work)
@@ -124,10 +124,10 @@ def name_of(skip: Skip, task: Task) -> str:
     return task.sources[skip.source - task.unit.source].name
 
 
-def _keep(batch: Batch, hashes: npt.NDArray[np.uint64], work: Work, keep: Filter | None) -> Kept:
+def _keep(batch: Batch, hashes: npt.NDArray[np.uint64], work: Work, task: Task, keep: Filter | None) -> Kept:
     bad = np.zeros(len(batch.text), np.bool_)
     skips = list(batch.skips)
-    for reason, found in _reasons(batch.text, work, keep):
+    for reason, found in _reasons(batch, work, task, keep):
         fresh = found & ~bad
         bad |= found
         skips += [Skip(int(batch.sources[i]), int(batch.positions[i]), reason) for i in np.flatnonzero(fresh)]
@@ -190,8 +190,9 @@ def _without(kept: Kept, dropped: npt.NDArray[np.bool_], skips: tuple[Skip, ...]
     )
 
 
-def _reasons(text: pa.Array, work: Work, keep: Filter | None) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:
+def _reasons(batch: Batch, work: Work, task: Task, keep: Filter | None) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:
     """Why documents are dropped, and which; only reasons that occur."""
+    text = batch.text
     offsets, _ = text_buffers(text)
     lengths = np.diff(offsets)
     invalid = _invalid_utf8(text)
@@ -210,8 +211,22 @@ def _reasons(text: pa.Array, work: Work, keep: Filter | None) -> Iterator[tuple[
             yield reason, found
     if keep is not None:
         standing = ~np.logical_or.reduce([invalid, *candidates.values()])
-        wanted = iter(valid.filter(pa.array(standing)).to_pylist())
-        yield "filtered", np.array([stands and not keep(next(wanted)) for stands in standing.tolist()], np.bool_)
+        unwanted = np.zeros(len(text), np.bool_)
+        texts = valid.filter(pa.array(standing)).to_pylist()
+        for place, document in zip(np.flatnonzero(standing).tolist(), texts, strict=True):
+            try:
+                unwanted[place] = not keep(document)
+            except Exception as error:
+                where = Skip(int(batch.sources[place]), int(batch.positions[place]), "filtered")
+                raise _filter_failed(error, where, work, task) from error
+        yield "filtered", unwanted
+
+
+def _filter_failed(error: Exception, where: Skip, work: Work, task: Task) -> RecipeError:
+    return RecipeError(
+        f"{name_of(where, task)} at {where.position}: the filter {work.filter} raised {type(error).__name__}: {error}",
+        hint="mend the function, and start over with --restart: what it kept before may be something else now",
+    )
 
 
 def _blanked(text: pa.Array, which: npt.NDArray[np.bool_]) -> pa.Array:

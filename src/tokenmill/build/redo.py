@@ -11,6 +11,7 @@ from tokenmill.build.executor import Executor
 from tokenmill.build.receipt import NO_LIMIT, Key, Receipt, read_receipt, receipt_name
 from tokenmill.build.task import Task
 from tokenmill.errors import BuildError, DatasetError
+from tokenmill.filters import check_filter
 from tokenmill.layouts.transfer import REQUEST
 from tokenmill.planning import Plan
 from tokenmill.storage import Folder
@@ -34,10 +35,11 @@ def reopen(folder: Folder, filter: str | None) -> tuple[Plan, state.Job]:
         plan, job = state.load_plan(folder), state.load_job(folder)
     except DatasetError as error:
         raise DatasetError(error.message, hint=_PREPARE_AGAIN) from None
-    if job.work.filter != filter:
+    check_filter(plan.identity.get("filter"), filter, where=folder.path)
+    if job.work.filter != filter:  # whoever had the folder may have changed it
         raise DatasetError(
             f"{folder.path} was made with the filter {job.work.filter!r}, not {filter!r}",
-            hint="if you trust that function, name it with --filter",
+            hint="its .build names code that --filter did not: trust neither, and prepare the dataset again",
         )
     return plan, job
 

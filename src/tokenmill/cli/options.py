@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import codecs
 import inspect
+import os
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,8 +14,15 @@ from typing import Annotated, Any
 import typer
 
 
-def _option(*names: str, metavar: str | None = None, help: str) -> Any:
-    return typer.Option(*names, metavar=metavar, help=help, show_default=False)
+def _option(*names: str, metavar: str | None = None, help: str, callback: Callable[..., Any] | None = None) -> Any:
+    return typer.Option(*names, metavar=metavar, help=help, show_default=False, callback=callback)
+
+
+def with_modules_here(given: Any) -> Any:
+    """An option that may name a filter lets it be a module of the current folder; installed ones come before it."""
+    if given is not None and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    return given
 
 
 _TEXT = str | None
@@ -43,10 +52,11 @@ OPTIONS: dict[str, Any] = {
     "eot": Annotated[_TEXT, _option(metavar="WHERE", help="end of text: append (the default), prepend or none")],
     "eot_token": Annotated[_TEXT, _option(metavar="TOKEN", help="which token of a tokenizer.json ends a text")],
     "split": Annotated[
-        _TEXT,
+        list[str] | None,
         _option(
             metavar="NAME=SHARE",
-            help="hold documents out by their content: val=0.0005. nanogpt: those that nanoGPT's own script holds out",
+            help="hold documents out by their content: val=0.0005, or val=1%,test=2%; may be repeated. "
+            "nanogpt: those that nanoGPT's own script holds out",
         ),
     ],
     "val_source": Annotated[
@@ -71,12 +81,25 @@ OPTIONS: dict[str, Any] = {
     "min_chars": Annotated[int | None, _option(metavar="N", help="drop documents of fewer characters")],
     "max_document_bytes": Annotated[_TEXT, _option(metavar="SIZE", help="drop larger documents (64MB)")],
     "filter": Annotated[
-        _TEXT, _option(metavar="MODULE:FUNCTION", help="keep the documents for which your function is true")
+        _TEXT,
+        _option(
+            metavar="MODULE:FUNCTION",
+            help="keep the documents for which your function is true; it gets the text, one str. The module is in the "
+            "current folder or on the Python path",
+            callback=with_modules_here,
+        ),
     ],
     "on_bad": Annotated[
         _TEXT, _option(metavar="WHAT", help="bad documents: quarantine (the default), or fail at the first one")
     ],
-    "config": Annotated[Path | None, _option(metavar="FILE", help="a recipe in YAML; options win over it")],
+    "config": Annotated[
+        Path | None,
+        _option(
+            metavar="FILE",
+            help="a recipe in YAML: sources, tokenizer, split, max_tokens, ...; options win over it",
+            callback=with_modules_here,
+        ),
+    ],
     "restart": Annotated[_FLAG, _option("--restart", help="throw away what OUT holds, and start over")],
     "as_json": Annotated[_FLAG, _option("--json", help="print the result as JSON")],
     "quiet": Annotated[_FLAG, _option("-q", "--quiet", help="print nothing but errors")],
@@ -146,6 +169,7 @@ def library_arguments(given: dict[str, Any]) -> dict[str, Any]:
     arguments = {name: value for name, value in given.items() if name not in _FLAGS}
     arguments["sources"] = tuple(arguments["sources"] or ())
     arguments["val_sources"] = tuple(arguments.pop("val_source") or ())
+    arguments["split"] = tuple(arguments["split"] or ())
     arguments["template"] = unescape(arguments["template"])
     arguments["documents"] = unescape(arguments["documents"])
     arguments["restart"] = given["restart"]

@@ -70,10 +70,10 @@ def cases() -> list[Case]:
         Case(("prepare", "A", "-o", "NEW", "--tokenizer", f"https://bob:{SECRET}@example.com/t.json"), (2,)),
         Case(("prepare", "A", "-o", "NEW", "--tokenizer", f"org/name?token={SECRET}", "-v"), (2,)),
         Case(("prepare", "A", "-o", "NEW", "--tokenizer", "org/private", "-v"), (2,)),
-        Case(("prepare", "A", *new, "--filter", "filters:explode", "-v"), (1,)),
-        Case(("prepare", "A", *new, "--filter", "filters:explode", "-v", "-j", "2"), (1,)),
-        Case(("prepare", "A", *new, "--filter", "filters:explode_with_url", "-v"), (1,)),
-        Case(("prepare", "A", *new, "--filter", "filters:explode_with_url", "--json", "-j", "2"), (1,)),
+        Case(("prepare", "A", *new, "--filter", "filters:explode", "-v"), (2,)),
+        Case(("prepare", "A", *new, "--filter", "filters:explode", "-v", "-j", "2"), (2,)),
+        Case(("prepare", "A", *new, "--filter", "filters:explode_with_url", "-v"), (2,)),
+        Case(("prepare", "A", *new, "--filter", "filters:explode_with_url", "--json", "-j", "2"), (2,)),
         Case(("prepare", "A", *new, "--filter", "filters:keep", "-v"), (0,)),
     ]
 
