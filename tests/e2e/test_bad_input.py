@@ -104,10 +104,10 @@ def test_a_broken_file_fails_its_unit_and_the_others_go_on(
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_source_that_fails_every_unit_is_told_once(tokenmill: Command, tmp_path: Path, workers: int) -> None:
-    (tmp_path / "no.py").write_text(
-        "import os\n\n\ndef keep(text):\n    os.truncate('a.jsonl', 100)\n    return True\n"
-    )
-    write_jsonl(tmp_path / "a.jsonl", make_texts(300, seed=5))
+    swap = "import os\ndef keep(text):\n    try:\n        os.rename('b.jsonl', 'a.jsonl')\n    finally:\n        return 1\n"
+    (tmp_path / "no.py").write_text(swap)
+    for name, count in (("a.jsonl", 300), ("b.jsonl", 5)):
+        write_jsonl(tmp_path / name, make_texts(count, seed=5))
     build = ("prepare", "a.jsonl", "-o", "out", "-j", workers, "--unit-bytes", "5KB", "--filter", "no:keep")
     failed = tokenmill(*build, code=1, PYTHONPATH=str(tmp_path))
     assert failed.stderr.count("changed since the plan was made") == 2, "when it happens, and in the end"

@@ -14,7 +14,7 @@ import typer
 
 from tokenmill import __version__
 from tokenmill.cli import INTERRUPTED, hosts, layouts, moving, show
-from tokenmill.cli.options import OPTIONS, PREPARE_OPTIONS, library_arguments, with_options
+from tokenmill.cli.options import OPTIONS, PREPARE_OPTIONS, library_arguments, with_modules_here, with_options
 from tokenmill.errors import TokenmillError
 from tokenmill.redaction import redact
 
@@ -85,7 +85,12 @@ Example:
 
 Dataset = Annotated[str, typer.Argument(metavar="OUT", help="a dataset's folder or URL", show_default=False)]
 Filter = Annotated[
-    str | None, typer.Option(metavar="MODULE:FUNCTION", help="the filter that the dataset was made with, if any")
+    str | None,
+    typer.Option(
+        metavar="MODULE:FUNCTION",
+        help="the filter that the dataset was made with, if any",
+        callback=with_modules_here,
+    ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="print the result as JSON")]
 # Whichever parser typer brings along, its usage errors share this base.
