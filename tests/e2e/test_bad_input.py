@@ -104,8 +104,8 @@ def test_a_broken_file_fails_its_unit_and_the_others_go_on(
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_source_that_fails_every_unit_is_told_once(tokenmill: Command, tmp_path: Path, workers: int) -> None:
-    swap = "import os\ndef keep(text):\n    try:\n        os.rename('b.jsonl', 'a.jsonl')\n    finally:\n        return 1\n"
-    (tmp_path / "no.py").write_text(swap)
+    swap = "def keep(text):\n    try:\n        os.rename('b.jsonl', 'a.jsonl')\n    finally:\n        return True\n"
+    (tmp_path / "no.py").write_text(f"import os\n{swap}")
     for name, count in (("a.jsonl", 300), ("b.jsonl", 5)):
         write_jsonl(tmp_path / name, make_texts(count, seed=5))
     build = ("prepare", "a.jsonl", "-o", "out", "-j", workers, "--unit-bytes", "5KB", "--filter", "no:keep")
