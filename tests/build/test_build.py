@@ -10,7 +10,7 @@ import pytest
 
 import tokenmill
 from conftest import tree
-from tokenmill.build import check
+from tokenmill.build import drawing
 from tokenmill.build.build import Manner, build, make_executor
 from tokenmill.errors import BuildError, SourceError
 from tokenmill.recipe import make_recipe
@@ -46,7 +46,7 @@ def test_a_source_that_could_not_be_read_at_first_leaves_no_trace_in_the_manifes
 
     right = tokenmill.prepare(str(corpus), tmp_path / "right", tokenizer="byte", workers=1)
     assert right.manifest.parity["documents"] > 0
-    monkeypatch.setattr(check, "read_unit", read_unit)
+    monkeypatch.setattr(drawing, "read_unit", read_unit)
     told: list[dict[str, Any]] = []
     tokenmill.prepare(str(corpus), tmp_path / "out", tokenizer="byte", workers=1, watch=told.append)
     first = next(event for event in told if event["kind"] == "parity")
@@ -60,7 +60,7 @@ def test_a_source_that_can_be_read_now_and_then_only_is_named(
     def read_unit(*arguments: Any, **options: Any) -> Iterator[Batch]:
         raise SourceError("cannot read it: Input/output error", hint="")
 
-    monkeypatch.setattr(check, "read_unit", read_unit)
+    monkeypatch.setattr(drawing, "read_unit", read_unit)
     with pytest.raises(BuildError, match="can be read now and then only"):
         tokenmill.prepare(str(corpus), tmp_path / "out", tokenizer="byte", workers=1)
     monkeypatch.undo()

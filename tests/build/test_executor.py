@@ -1,41 +1,80 @@
-"""A look before the work that is shared out over workers."""
+"""A look before the work: where, and how it is shared out over workers."""
 
 from __future__ import annotations
 
-from tokenmill.build.executor import Checked, Estimate, Request, divided, joined
-from tokenmill.build.task import Task
-from tokenmill.planning import Unit
+from dataclasses import replace
 
-TASKS = tuple(
-    Task(unit=Unit(index=index, source=0, num_sources=0, start=0, stop=10, text_bytes=10), sources=())
-    for index in range(5)
-)
+from tokenmill.build.estimate import Seen, Survey
+from tokenmill.build.executor import Checked, divided, joined, make_request
+from tokenmill.planning import Extent, Plan, Source, make_plan
 
-
-def checked(tokens: int, error: int, documents: int, unread: tuple[int, ...] = ()) -> Checked:
-    estimate = Estimate(tokens=tokens, error=error, documents=documents, output_bytes=2 * tokens, seconds=1.0)
-    parity = {"reference": "tiktoken", "documents": documents, "bytes": 10 * documents, "tokens": 3 * documents}
-    return Checked(parity=parity, estimate=estimate, unread=unread)
+SOURCE = Source(name="a.txt", kind="text", compression="", bytes=0, modified=0, split="", text={})
 
 
-def test_every_task_is_in_one_part() -> None:
-    request = Request(tasks=TASKS, bytes_each=100, total_bytes=1000)
+def plan_of(*sources: Source, sizes: list[int], unit_bytes: int) -> Plan:
+    extents = [
+        Extent(text_bytes=size, divisible=not source.compression) for source, size in zip(sources, sizes, strict=True)
+    ]
+    return make_plan(identity={}, sources=sources, extents=extents, unit_bytes=unit_bytes, sample=None, seed=0)
+
+
+def texts(*sizes: int, unit_bytes: int) -> Plan:
+    sources = [replace(SOURCE, name=f"{number}.txt", bytes=size) for number, size in enumerate(sizes)]
+    return plan_of(*sources, sizes=list(sizes), unit_bytes=unit_bytes)
+
+
+def places_of(plan: Plan, count: int) -> list[tuple[int, int, tuple[int, ...]]]:
+    request = make_request(plan, count)
+    return [(visit.task.unit.index, visit.task.unit.source, visit.places) for visit in request.visits]
+
+
+def test_places_are_at_even_distances_over_units_of_any_size() -> None:
+    assert places_of(texts(80, unit_bytes=1000), 4) == [(0, 0, (10, 30, 50, 70))]
+    assert places_of(texts(60, 20, unit_bytes=20), 4) == [(0, 0, (10,)), (1, 0, (10,)), (2, 0, (10,)), (3, 1, (10,))]
+
+
+def test_a_unit_of_many_files_is_visited_file_by_file() -> None:
+    request = make_request(texts(10, 50, 20, unit_bytes=1000), 4)
+    assert [(visit.task.sources[0].name, visit.at, visit.places) for visit in request.visits] == [
+        ("1.txt", 10, (0, 20, 40)),
+        ("2.txt", 60, (10,)),
+    ]
+    assert request.num_files == 3
+
+
+def test_tables_share_what_was_planned_for_them() -> None:
+    text = replace(SOURCE, name="a.txt", bytes=100)
+    packed = replace(SOURCE, name="b.txt.gz", bytes=25, compression="gz")
+    tables = [replace(SOURCE, name=name, bytes=10, kind="parquet") for name in ("c.parquet", "d.parquet")]
+    plan = plan_of(text, packed, *tables, sizes=[100, 100, 90, 110], unit_bytes=1000)
+    sizes = [visit.task.unit.text_bytes for visit in make_request(plan, 8).visits]
+    assert sizes == [100, 100, 100, 100]
+
+
+def test_a_plan_of_nothing_is_looked_at_all_the_same() -> None:
+    assert places_of(texts(0, unit_bytes=10), 2) == [(0, 0, (0, 0))]
+
+
+def test_every_visit_is_in_one_part() -> None:
+    request = make_request(texts(*[10] * 5, unit_bytes=10), 5)
     for parts in (1, 2, 3, 5, 9):
         found = divided(request, parts)
         assert len(found) == min(parts, 5)
-        assert sorted(task.unit.index for part in found for task in part.tasks) == [0, 1, 2, 3, 4]
-        assert {(part.bytes_each, part.total_bytes) for part in found} == {(100, 1000)}
+        assert sorted(visit.at for part in found for visit in part.visits) == [0, 10, 20, 30, 40]
+        assert all(replace(part, visits=request.visits) == request for part in found)
 
 
-def test_parities_add_up_and_estimates_of_the_whole_are_averaged() -> None:
-    whole = joined([checked(100, 30, 4, (7,)), checked(200, 40, 2, (3,))])
-    assert whole.parity == {"reference": "tiktoken", "documents": 6, "bytes": 60, "tokens": 18}
-    assert whole.estimate == Estimate(tokens=150, error=25, documents=3, output_bytes=300, seconds=1.0)
+def checked(*at: int, unread: tuple[int, ...] = ()) -> Checked:
+    seen = tuple(Seen(at=one, tokens=0.1 + one / 100, documents=0.01, text_bytes=1.0, weight=1.0) for one in at)
+    survey = Survey(seen=seen, counts=(), planned_bytes=1000, token_bytes=2, encoded_bytes=10 * len(at), seconds=1.0)
+    count = len(at)
+    parity = {"reference": "tiktoken", "documents": count, "bytes": 10 * count, "tokens": 3 * count}
+    return Checked(parity=parity, survey=survey, unread=unread)
+
+
+def test_parities_add_up_and_the_estimate_is_that_of_one_who_saw_it_all() -> None:
+    whole = joined([checked(1, 5, 8, unread=(7,)), checked(2, 4, unread=(3, 7))])
+    assert whole.parity == {"reference": "tiktoken", "documents": 5, "bytes": 50, "tokens": 15}
     assert whole.unread == (3, 7)
-
-
-def test_who_saw_no_text_has_no_say_in_the_estimate() -> None:
-    seen = checked(100, 30, 4)
-    assert joined([checked(0, 0, 0), seen]).estimate == seen.estimate
-    nothing = checked(0, 0, 0)
-    assert joined([nothing, nothing]).estimate == nothing.estimate
+    alone = checked(1, 2, 4, 5, 8).estimate
+    assert (whole.estimate.tokens, whole.estimate.error) == (alone.tokens, alone.error)

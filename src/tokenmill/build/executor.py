@@ -5,7 +5,8 @@ Inline   this process        Pool   a crew of worker processes        Ray   task
 
 from __future__ import annotations
 
-import math
+import itertools
+from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -13,13 +14,17 @@ from typing import Any, Protocol
 
 from tokenmill import errors
 from tokenmill.build.crew import Message
+from tokenmill.build.estimate import Estimate, Survey, estimate, join_surveys
 from tokenmill.build.task import Task, make_task
-from tokenmill.planning import Plan
+from tokenmill.planning import EXPANSION, Plan
 
 MAX_TRIES = 3
-# Units that are looked at before the work, and text of them all together.
+# Places that are looked at before the work; text that is encoded, and read to get there, of them all together.
 PLACES = 8
-SURVEY_BYTES = 256_000
+ENCODE_BYTES = 256_000
+READ_BYTES = 1_000_000
+# Kinds of sources that say how many rows they have, and how large those are.
+TABLES = ("parquet", "arrow")
 # Errors of the whole build; any other one concerns a unit.
 FATAL = (errors.DiskFullError, errors.DeterminismError, errors.BadDocumentError, errors.RecipeError)
 
@@ -36,69 +41,110 @@ class Failure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
-    """Where to look before the work: so many bytes of each of these units, out of `total_bytes` of text."""
+class Visit:
+    """A slice of one source, and the places in it to look at: bytes of the slice, as far as it was planned.
 
-    tasks: tuple[Task, ...]
-    bytes_each: int
-    total_bytes: int
+    `at` is where the slice begins among all planned bytes.
+    """
+
+    task: Task
+    at: int
+    places: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Estimate:
-    """What the whole dataset will come to, give or take `error` (a 95 % interval) of the tokens.
+class Request:
+    """What to look at before the work: `encode_bytes` of text at each place. `planned_bytes` are those of all units.
 
-    `seconds` are those of one worker.
+    Where nothing but reading leads to a place, `read_bytes` are read for each; the places are moved closer if need be.
     """
 
-    tokens: int
-    error: int
-    documents: int
-    output_bytes: int
-    seconds: float
+    visits: tuple[Visit, ...]
+    encode_bytes: int
+    read_bytes: int
+    planned_bytes: int
+    num_files: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checked:
-    """What was compared with the reference, what to expect of the whole, and the units that could not be read."""
+    """What was compared with the reference, what was seen by the way, and the units that could not be read."""
 
     parity: dict[str, Any]
-    estimate: Estimate
+    survey: Survey
     unread: tuple[int, ...]
 
+    @property
+    def estimate(self) -> Estimate:
+        return estimate(self.survey)
 
-def make_request(plan: Plan, places: int = PLACES) -> Request:
-    """Evenly spread units of a plan."""
-    last, count = len(plan.units) - 1, min(places, len(plan.units))
-    wanted = sorted({last * place // max(1, count - 1) for place in range(count)})
+
+def make_request(
+    plan: Plan, places: int = PLACES, *, encode_bytes: int = ENCODE_BYTES, read_bytes: int = READ_BYTES
+) -> Request:
+    """Places at even distances over all that was planned."""
+    total = plan.text_bytes()
+    wanted = [total * (2 * place + 1) // (2 * places) for place in range(places)]
+    visits: list[Visit] = []
+    num_files = begin = taken = 0
+    for unit in plan.units:
+        end = begin + unit.text_bytes
+        first = taken
+        while taken < places and (wanted[taken] < end or unit.index == len(plan.units) - 1):
+            taken += 1
+        if first < taken:
+            visits += _visits(make_task(plan, unit.index), begin, [at - begin for at in wanted[first:taken]])
+        num_files += unit.num_sources
+        begin = end
     return Request(
-        tasks=tuple(make_task(plan, unit) for unit in wanted),
-        bytes_each=SURVEY_BYTES // max(1, len(wanted)),
-        total_bytes=plan.text_bytes(),
+        visits=tuple(visits),
+        encode_bytes=encode_bytes // places,
+        read_bytes=read_bytes // places,
+        planned_bytes=total,
+        num_files=num_files,
     )
 
 
+def _visits(task: Task, begin: int, places: list[int]) -> Iterator[Visit]:
+    """A visit to each source of a unit that holds any of the places."""
+    if len(task.sources) == 1:
+        yield Visit(task=task, at=begin, places=tuple(places))
+        return
+    sizes = _planned_sizes(task)
+    ends = list(itertools.accumulate(sizes))
+    last = len(ends) - 1
+    for number, inside in itertools.groupby(places, lambda place: min(bisect_right(ends, place), last)):
+        start = ends[number] - sizes[number]
+        unit = replace(task.unit, source=task.unit.source + number, num_sources=1, text_bytes=sizes[number])
+        yield Visit(
+            task=Task(unit=unit, sources=(task.sources[number],)),
+            at=begin + start,
+            places=tuple(place - start for place in inside),
+        )
+
+
+def _planned_sizes(task: Task) -> list[int]:
+    """What was planned for each source of a unit. Of tables only the sum is known, so that files share it."""
+    tables = [source.kind in TABLES for source in task.sources]
+    sizes = [source.bytes * (EXPANSION if source.compression else 1) for source in task.sources]
+    in_tables = sum(itertools.compress(sizes, tables))
+    left = task.unit.text_bytes - (sum(sizes) - in_tables)
+    return [size * left // in_tables if table else size for size, table in zip(sizes, tables, strict=True)]
+
+
 def divided(request: Request, parts: int) -> list[Request]:
-    """A request for each of several workers. Every one of them estimates the whole."""
-    count = min(parts, len(request.tasks))
-    return [replace(request, tasks=request.tasks[part::count]) for part in range(count)]
+    """A request for each of several workers."""
+    count = min(parts, len(request.visits))
+    return [replace(request, visits=request.visits[part::count]) for part in range(count)]
 
 
 def joined(found: Sequence[Checked]) -> Checked:
-    """What several workers have compared, and the mean of what those expect that saw any text."""
+    """What several workers have compared and seen."""
     parity = {name: sum(one.parity[name] for one in found) for name in ("documents", "bytes", "tokens")}
-    expected = [one.estimate for one in found if one.estimate.documents] or [found[0].estimate]
-    count = len(expected)
     return Checked(
         parity={"reference": found[0].parity["reference"], **parity},
-        estimate=Estimate(
-            tokens=sum(one.tokens for one in expected) // count,
-            error=round(math.hypot(*(one.error for one in expected)) / count),
-            documents=sum(one.documents for one in expected) // count,
-            output_bytes=sum(one.output_bytes for one in expected) // count,
-            seconds=sum(one.seconds for one in expected) / count,
-        ),
-        unread=tuple(sorted(unit for one in found for unit in one.unread)),
+        survey=join_surveys([one.survey for one in found]),
+        unread=tuple(sorted({unit for one in found for unit in one.unread})),
     )
 
 

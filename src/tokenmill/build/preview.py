@@ -10,15 +10,22 @@ from typing import Any
 from tokenmill import manifest as manifests
 from tokenmill.build import state
 from tokenmill.build.check import check
-from tokenmill.build.executor import Estimate, make_request
-from tokenmill.build.setup import make_work, set_up
+from tokenmill.build.estimate import Estimate
+from tokenmill.build.executor import Request, make_request
+from tokenmill.build.setup import Setup, make_work, set_up
 from tokenmill.cores import MEMORY_BUDGET, resolve_workers
 from tokenmill.errors import DatasetError
 from tokenmill.recipe import make_recipe
 from tokenmill.storage import Folder, local_folder, open_folder
+from tokenmill.storage.urls import is_url
 from tokenmill.tokenizer.engine import open_engine
 
-PLACES = 48
+# Places to look at, text that is encoded, and read to get there. An object store is asked for less.
+PLACES = 64
+ENCODE_BYTES = 512_000
+READ_BYTES = 64_000_000
+STORE_PLACES = 16
+STORE_READ_BYTES = 4_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +69,7 @@ def plan(
     setup = set_up(wanted, output=None if folder is None else folder.path)
     count = resolve_workers(workers)
     work = make_work(setup, scratch=None, only_look=True)
-    expected = check(make_request(setup.plan, PLACES), work, setup.spec, open_engine(setup.spec)).estimate
+    expected = check(_make_request(setup), work, setup.spec, open_engine(setup.spec)).estimate
     share = min(1.0, wanted.max_tokens / expected.tokens) if wanted.max_tokens and expected.tokens else 1.0
     standing = (0, False, ()) if folder is None or restart else _standing(folder, setup.plan.fingerprint)
     done, finished, conflict = standing
@@ -86,6 +93,16 @@ def plan(
         finished=finished,
         conflict=conflict,
         notes=setup.notes,
+    )
+
+
+def _make_request(setup: Setup) -> Request:
+    far = is_url(setup.listing.root)
+    return make_request(
+        setup.plan,
+        STORE_PLACES if far else PLACES,
+        encode_bytes=ENCODE_BYTES,
+        read_bytes=STORE_READ_BYTES if far else READ_BYTES,
     )
 
 

@@ -298,7 +298,7 @@ def _open_bench(briefing: str) -> _Bench:
 
 
 def _do(bench: _Bench, message: Message) -> Message:
-    if "tasks" in message:
+    if "visits" in message:
         request = records.convert(Request, message, where="request")
         checked = check(request, bench.work, bench.spec, bench.engine())
         return {"kind": "checked", "checked": dataclasses.asdict(checked)}

@@ -104,7 +104,7 @@ def _serve(line: _Line) -> None:
         line.say({"kind": "free"})
         while True:
             message = line.hear()
-            if "tasks" in message:
+            if "visits" in message:
                 request = records.convert(Request, message, where="request")
                 checked = line.attempt(None, lambda: check(request, work, spec, engine()))  # noqa: B023 - called at once
                 if checked is not None:

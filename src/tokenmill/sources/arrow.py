@@ -22,13 +22,20 @@ def columns(path: str, pin: Pin | None = None) -> list[str]:
 
 
 def extent(path: str, rule: Rule, pin: Pin | None = None) -> Extent:
-    """Text bytes of every record batch; the file is mapped, so its texts are not read; an object's are."""
+    """Text bytes of every record batch."""
+    sizes = tuple(size for size, _ in sections(path, rule, pin))
+    return Extent(text_bytes=sum(sizes), sections=sizes)
+
+
+def sections(path: str, rule: Rule, pin: Pin | None = None) -> list[tuple[int, int]]:
+    """Text bytes and rows of every record batch; the file is mapped, so its texts are not read; an object's are."""
     with _batches(path, pin) as (schema, batches):
         for name in rule_columns(rule):
             check_text_column(schema.field(name), rule, path)
         names = rule_columns(rule)
-        sections = tuple(max(1, sum(_num_bytes(batch.column(name), path) for name in names)) for batch in batches)
-    return Extent(text_bytes=sum(sections), sections=sections)
+        return [
+            (max(1, sum(_num_bytes(batch.column(name), path) for name in names)), batch.num_rows) for batch in batches
+        ]
 
 
 def read(path: str, index: int, source: Source, start: int, stop: int) -> Iterator[Batch]:

@@ -28,17 +28,23 @@ def columns(path: str, pin: Pin | None = None) -> list[str]:
 
 def extent(path: str, rule: Rule, pin: Pin | None = None) -> Extent:
     """Text bytes of every row group, from the footer alone."""
+    sizes = tuple(size for size, _ in sections(path, rule, pin))
+    return Extent(text_bytes=sum(sizes), sections=sizes)
+
+
+def sections(path: str, rule: Rule, pin: Pin | None = None) -> list[tuple[int, int]]:
+    """Text bytes and rows of every row group, from the footer alone."""
     with _open(path, pin) as file, explained(path):
         for name in rule_columns(rule):
             check_text_column(file.schema_arrow.field(name), rule, path)
         names = rule_columns(rule)
         wanted = [i for i in range(len(file.schema)) if _belongs(file.schema.column(i).path, names)]
-        sections = []
+        found = []
         for index in range(file.metadata.num_row_groups):
             _look(file, index, wanted)
             group = file.metadata.row_group(index)
-            sections.append(sum(group.column(i).total_uncompressed_size for i in wanted))
-    return Extent(text_bytes=sum(sections), sections=tuple(sections))
+            found.append((sum(group.column(i).total_uncompressed_size for i in wanted), group.num_rows))
+    return found
 
 
 def _look(file: pq.ParquetFile, group: int, columns: list[int]) -> None:

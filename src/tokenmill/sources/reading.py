@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from tokenmill.planning import Source, Unit
 from tokenmill.sources import arrow, jsonl, parquet, text
 from tokenmill.sources.batch import BATCH_BYTES, Batch, even
-from tokenmill.sources.places import check_unchanged, pinned
+from tokenmill.sources.places import check_unchanged, pin_of, pinned
 from tokenmill.storage.urls import is_url
 
 
@@ -38,6 +38,13 @@ def read_unit(
 
     batches = even(read(), max_documents=max_documents, max_bytes=batch_bytes)
     return _ahead(batches) if any(map(is_url, paths)) else batches
+
+
+def sections(path: str, source: Source) -> list[tuple[int, int]]:
+    """Text bytes and rows of the row groups or record batches of a table."""
+    if source.kind == "parquet":
+        return parquet.sections(path, source.text, pin_of(source))
+    return arrow.sections(path, source.text, pin_of(source))
 
 
 def _ahead(batches: Generator[Batch]) -> Iterator[Batch]:

@@ -12,6 +12,9 @@ from tokenmill.errors import SourceError
 from tokenmill.sources.places import Pin, open_file
 
 CODECS = {"gz": "gzip", "zst": "zstd"}
+_STEP_BYTES = 1 << 14
+# Text expands to less; what does not is made to harm.
+_MOST_TIMES = 64
 
 
 class Stream(Protocol):
@@ -36,6 +39,18 @@ def open_stream(path: str, compression: str, *, start: int = 0, pin: Pin | None 
         else:
             file.seek(start)
             yield _Checked(file, path)
+
+
+def expansion(path: str, compression: str, pin: Pin, *, max_bytes: int) -> float:
+    """How many bytes of text each of the first `max_bytes` compressed ones holds."""
+    with explained(path), open_file(path, pin) as file:
+        head = file.read(max_bytes)
+    num_bytes = 0
+    # It is cut off, unless that was all.
+    with contextlib.suppress(OSError), pa.CompressedInputStream(pa.BufferReader(head), CODECS[compression]) as stream:
+        while (count := len(stream.read(_STEP_BYTES))) and num_bytes < _MOST_TIMES * len(head):
+            num_bytes += count
+    return max(1, num_bytes) / max(1, len(head))
 
 
 @contextlib.contextmanager
