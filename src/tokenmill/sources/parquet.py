@@ -64,7 +64,7 @@ def read(
 ) -> Iterator[Batch]:
     """The rows of row groups [start, stop); their positions are rows of the file."""
     names = rule_columns(source.text)
-    with _open(path, pin_of(source)) as file:
+    with _open(path, pin_of(source), step=min(batch_bytes, BATCH_BYTES)) as file:
         metadata = file.metadata
         stop = metadata.num_row_groups if stop < 0 else stop
         row = sum(metadata.row_group(i).num_rows for i in range(start))
@@ -136,11 +136,11 @@ def check_text_column(field: pa.Field, rule: Rule, path: str) -> None:
 
 
 @contextlib.contextmanager
-def _open(path: str, pin: Pin | None) -> Iterator[pq.ParquetFile]:
+def _open(path: str, pin: Pin | None, *, step: int = BATCH_BYTES) -> Iterator[pq.ParquetFile]:
     with explained(path):
-        place = open_file(path, pin)
+        place = open_file(path, pin, step=step)
     with place:
         with explained(path):
-            file = pq.ParquetFile(place, buffer_size=BATCH_BYTES, pre_buffer=False)
+            file = pq.ParquetFile(place, buffer_size=step, pre_buffer=False)
         with file:
             yield file

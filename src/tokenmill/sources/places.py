@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from tokenmill.errors import ObjectChangedError, RecipeError, SourceChangedError, SourceError
 from tokenmill.planning import Source
+from tokenmill.sources.batch import BATCH_BYTES
 from tokenmill.storage import hub
 from tokenmill.storage.hub import is_hub
 from tokenmill.storage.urls import Url, is_url, parse_url
@@ -85,8 +86,12 @@ def pinned(path: str, source: Source) -> Iterator[None]:
         raise changed(path, source, find(path)) from None
 
 
-def open_file(path: str, pin: Pin | None = None) -> pa.NativeFile:
-    """A file that Arrow reads at any place. All reads of an object are of the pinned one, or of what is there now."""
+def open_file(path: str, pin: Pin | None = None, *, step: int = BATCH_BYTES) -> pa.NativeFile:
+    """A file that Arrow reads at any place. All reads of an object are of the pinned one, or of what is there now.
+
+    `step` is how much is read at once. Two steps of an object are on their way while one is used, and no more: to look
+    at some bytes of it must not fetch millions.
+    """
     local = hub.cached(path) if is_hub(path) else None if is_url(path) else path
     if local is not None:
         return pa.OSFile(local, "rb")
@@ -94,10 +99,10 @@ def open_file(path: str, pin: Pin | None = None) -> pa.NativeFile:
 
     if is_hub(path):
         listed, place = hub.find(path), hub.parse(path)
-        return pa.PythonFile(RemoteFile(hub.HubStore(place), place.key, listed.size, listed.etag), mode="r")
+        return pa.PythonFile(RemoteFile(hub.HubStore(place), place.key, listed.size, listed.etag, 2 * step), mode="r")
     url = parse_url(path)
     found = pin or find(path)
-    return pa.PythonFile(RemoteFile(_store(url), url.key, found.bytes, found.etag), mode="r")
+    return pa.PythonFile(RemoteFile(_store(url), url.key, found.bytes, found.etag, 2 * step), mode="r")
 
 
 def bring(path: str) -> None:

@@ -62,8 +62,9 @@ def read_runs(
     read `chunk` bytes at a time.
     """
     begin = _fresh(path, separator, max(0, start - len(separator)), pin) if start else 0
-    with open_stream(path, compression, start=begin, pin=pin) as stream:
-        at, held, chunk = begin, b"", chunk or CHUNK
+    chunk = chunk or CHUNK
+    with open_stream(path, compression, start=begin, pin=pin, step=chunk) as stream:
+        at, held = begin, b""
         if start:
             first = _first_document(stream, separator, begin, start, stop, chunk)
             if first is None or 0 <= stop <= first[0]:

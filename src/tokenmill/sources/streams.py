@@ -9,6 +9,7 @@ from typing import Protocol
 import pyarrow as pa
 
 from tokenmill.errors import SourceError
+from tokenmill.sources.batch import BATCH_BYTES
 from tokenmill.sources.places import Pin, open_file
 
 CODECS = {"gz": "gzip", "zst": "zstd"}
@@ -26,10 +27,12 @@ class Stream(Protocol):
 
 
 @contextlib.contextmanager
-def open_stream(path: str, compression: str, *, start: int = 0, pin: Pin | None = None) -> Iterator[Stream]:
-    """A source as a stream of its text's bytes. A plain one may start anywhere."""
+def open_stream(
+    path: str, compression: str, *, start: int = 0, pin: Pin | None = None, step: int = BATCH_BYTES
+) -> Iterator[Stream]:
+    """A source as a stream of its text's bytes, read about `step` at once. A plain one may start anywhere."""
     with explained(path):
-        file = open_file(path, pin)
+        file = open_file(path, pin, step=step)
     with file:
         if compression:
             if not file.size():
@@ -43,7 +46,7 @@ def open_stream(path: str, compression: str, *, start: int = 0, pin: Pin | None 
 
 def expansion(path: str, compression: str, pin: Pin, *, max_bytes: int) -> float:
     """How many bytes of text each of the first `max_bytes` compressed ones holds."""
-    with explained(path), open_file(path, pin) as file:
+    with explained(path), open_file(path, pin, step=max_bytes) as file:
         head = file.read(max_bytes)
     num_bytes = 0
     # It is cut off, unless that was all.

@@ -68,13 +68,16 @@ def _fetch_tail(store: Store | HubStore, key: str, start: int, stop: int, etag: 
 
 
 class RemoteFile(io.RawIOBase):
-    """An object as a file that can only be read. Reads that follow each other are fetched ahead of time."""
+    """An object as a file that can only be read. Those in a row fetch `ahead` bytes more."""
 
-    def __init__(self, store: Store | HubStore, key: str, size: int, etag: str) -> None:
+    def __init__(
+        self, store: Store | HubStore, key: str, size: int, etag: str, ahead: int = RANGES_AHEAD * RANGE_BYTES
+    ) -> None:
         self._store = store
         self._key = key
         self._size = size
         self._etag = etag
+        self._ahead = ahead
         self._at = 0
         self._end = 0  # of what was asked for last
         self._held: deque[tuple[int, int, Future[Any]]] = deque()
@@ -125,7 +128,7 @@ class RemoteFile(io.RawIOBase):
             self._held.popleft()[2].cancel()
         held_to = self._held[-1][1] if self._held else start
         # A single read fetches little more than it wants; the second one in a row is taken for a stream.
-        wanted = min(self._size, stop + RANGES_AHEAD * RANGE_BYTES if follows else max(stop, start + _FIRST_BYTES))
+        wanted = min(self._size, stop + self._ahead if follows else max(stop, start + _FIRST_BYTES))
         while held_to < (wanted if follows or held_to < stop else stop):
             end = min(wanted, held_to + RANGE_BYTES)
             is_tail = end == self._size and end - held_to <= _FIRST_BYTES and self._etag
