@@ -7,6 +7,7 @@ import json
 import random
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -14,11 +15,13 @@ import pytest
 
 import tokenmill
 from conftest import write_jsonl, write_parquet
+from s3 import Bucket
 from tokenmill.build.check import check
 from tokenmill.build.estimate import Estimate
 from tokenmill.build.executor import Checked, divided, joined, make_request
 from tokenmill.build.setup import make_work, set_up
 from tokenmill.recipe import make_recipe
+from tokenmill.storage.store import Store
 from tokenmill.tokenizer.encoded import text_array
 from tokenmill.tokenizer.engine import open_engine
 from tokenmill.tokenizer.spec import resolve
@@ -89,7 +92,7 @@ def test_a_plan_is_right_within_its_error_bar(write: Callable[[Path], None], tmp
     assert abs(found.documents - len(texts)) < len(texts) / 5
 
 
-def look(folder: Path, parts: int = 1, **recipe: str) -> Checked:
+def look(folder: Path | str, parts: int = 1, **recipe: str) -> Checked:
     setup = set_up(make_recipe({"sources": (str(folder),), "tokenizer": "gpt2", **recipe}, config=None))
     work = make_work(setup, scratch=None, only_look=True)
     engine = open_engine(setup.spec)
@@ -132,6 +135,21 @@ def test_documents_that_are_larger_than_what_is_read_around_a_place_are_met_at_t
     found = look(tmp_path)
     assert found.parity["documents"] == 8
     assert found.estimate.tokens > 1_000_000
+
+
+def test_little_is_fetched_from_a_store(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    line = json.dumps({"text": "raw text " * 100}) + "\n"
+    bucket.client().put_object(Bucket=bucket.name, Key="a.jsonl", Body=line * 20_000)
+    fetched: list[int] = []
+
+    def fetch(store: Store, key: str, start: int, stop: int, etag: str) -> Any:
+        fetched.append(stop - start)
+        return real(store, key, start, stop, etag)
+
+    real = Store.fetch
+    monkeypatch.setattr(Store, "fetch", fetch)
+    assert look(bucket.url).parity["bytes"] > 200_000
+    assert sum(fetched) < 4_000_000
 
 
 def test_a_source_without_text_is_no_error(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ Numbers = npt.NDArray[np.float64]
 class Drawn:
     """Texts at one place, by where they begin, and the bytes that were planned for them.
 
-    `documents` are those of one planned byte. `weight` is how much more was to be planned there than was known.
+    `documents` are those of one planned byte. A source turned out to have `weight` times the bytes that it was given.
     """
 
     at: int
@@ -197,27 +197,27 @@ def _texts(batch: Batch, bounds: Numbers, place: float, share: int) -> tuple[dic
     Behind the end of the batch its beginning follows, and large documents are cut, so that all bytes count the same.
     """
     offsets, data = text_buffers(batch.text)
-    count = len(offsets) - 1
+    count = len(batch.text)
+    starts, lengths, sizes = offsets.tolist(), np.diff(offsets).tolist(), np.diff(bounds).tolist()
     first = min(max(0, int(np.searchsorted(bounds, place, "right")) - 1), count - 1)
-    part = min(max(0.0, (place - bounds[first]) / max(1.0, bounds[first + 1] - bounds[first])), 1.0)
-    lengths = np.diff(offsets)
+    part = min(max(0.0, (place - float(bounds[first])) / max(1.0, sizes[first])), 1.0)
     middle = int(part * lengths[first]) if lengths[first] > share // _SMALL else 0
     texts: dict[Key, str] = {}
     size, left = 0.0, share
     for step in range(count + (middle > 0)):
         index = (first + step) % count
-        length = int(lengths[index])
+        length = lengths[index]
         begin, end = middle if step == 0 else 0, middle if step == count else length
         if length > share // _SMALL:
             end = min(end, begin + left)
-        raw = data[offsets[index] + begin : offsets[index] + end].tobytes()
+        raw = data[starts[index] + begin : starts[index] + end].tobytes()
         try:
             text = raw.decode(errors="strict" if end - begin == length else "ignore")  # pieces of characters at a cut
         except UnicodeDecodeError:
             continue
         if text:
             texts[int(batch.positions[index]), begin] = text
-            size += float(bounds[index + 1] - bounds[index]) * len(raw) / length
+            size += sizes[index] * len(raw) / length
             left -= len(raw)
         if left <= 0:
             break
