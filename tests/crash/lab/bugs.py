@@ -163,11 +163,11 @@ def _anyones(real: Any) -> Any:
 def _any_size(real: Any) -> Any:
     """`_damaged` without the sizes: what is there is believed, unless it is hashed."""
 
-    def damaged(where: Folder, found: receipt.Receipt, *, rehash: bool) -> Iterator[str]:
+    def damaged(where: Folder, files: dict[str, Digest], *, rehash: bool) -> Iterator[str]:
         if rehash:
-            yield from real(where, found, rehash=True)
+            yield from real(where, files, rehash=True)
         else:
-            yield from (name for name in found.all_files() if not where.exists(name))
+            yield from (name for name in files if not where.exists(name))
 
     return damaged
 
