@@ -33,7 +33,7 @@ def parse_size(text: str | float, *, of: Literal["bytes", "tokens"] = "bytes") -
     if number != number.to_integral_value() and not is_binary:
         raise RecipeError(f"{text!r} is not a whole number of {of}", hint=_HINTS[of])
     if not 0 < round(number) < _LIMIT:
-        raise RecipeError(f"{text!r} is not a size from 1 to 2^63", hint=_HINTS[of])
+        raise RecipeError(f"{text!r} is not a positive size below 2^63", hint=_HINTS[of])
     return round(number)
 
 

@@ -358,6 +358,7 @@ def opened_sentencepiece(name: str) -> tuple[TokenizerSpec, Engine, sentencepiec
 @settings(PROPERTY, max_examples=40)
 @example(documents=["The quick brown fox", " leading", "trailing ", "two  spaces", "", " ", "a\nb\tc"])
 @example(documents=["\x85", "a\x85", "\u2028x\u2028", "\x1c"])
+@example(documents=["201220111"])
 @example(documents=["日本語 😀", "ﬁ ½", "\u00a0nbsp\u3000wide", "zero\u200bwidth", "▁x ▁", "x" * 50])
 def test_a_sentencepiece_model_gives_the_ids_of_sentencepiece(name: str, documents: list[str]) -> None:
     _, engine, reference = opened_sentencepiece(name)
@@ -366,7 +367,14 @@ def test_a_sentencepiece_model_gives_the_ids_of_sentencepiece(name: str, documen
     if name.startswith("bpe"):
         # gigatoken takes U+0085 at the ends of a text for white space, which sentencepiece does not.
         documents = [document.replace("\x85", "") for document in documents]
-    assert encode(engine, documents) == reference.encode(documents)
+    for found, expected in zip(encode(engine, documents), reference.encode(documents), strict=True):
+        # Of two ways to cut a text that are as likely, `tokenizers` may take the other one.
+        is_tie = name == "unigram" and likelihood(reference, found) == pytest.approx(likelihood(reference, expected))
+        assert found == expected or is_tie
+
+
+def likelihood(model: sentencepiece.SentencePieceProcessor, ids: list[int]) -> float:
+    return sum(model.get_score(number) for number in ids)
 
 
 @pytest.mark.parametrize("name", list(MODELS))
