@@ -45,7 +45,7 @@ def add_node(cluster: Any, **options: Any) -> Any:
     raise AssertionError("the last start gives a node, or raises")
 
 
-def unit_processes(function: str = "serve") -> list[int]:
+def unit_processes(function: str = "Bench.do") -> list[int]:
     """The processes of our nodes that do units now: Ray names them by the function that they run."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):

@@ -24,7 +24,8 @@ from nodes import add_node, ray_cluster, unit_processes
 from tokenmill.errors import BuildError, RecipeError
 
 ray = pytest.importorskip("ray")
-from tokenmill.build.ray import find_cluster, max_in_flight, num_slots  # noqa: E402 - it needs ray
+from tokenmill.build.ray import SPARE_BENCHES, num_benches  # noqa: E402 - it needs ray
+from tokenmill.build.ray_cluster import find_cluster, num_slots  # noqa: E402 - as above
 
 pytestmark = pytest.mark.xdist_group("ray")  # one process, so that one cluster is started
 
@@ -130,6 +131,18 @@ def test_a_cluster_gives_the_bytes_of_the_local_pool(
     assert (last["workers"], last["tokens"]) == (2, result.manifest.tokens)
 
 
+def test_a_program_that_has_joined_a_cluster_stays_in_it_and_gets_its_slots_back(
+    cluster: Any, corpus: Path, tmp_path: Path, right: dict[str, str]
+) -> None:
+    ray.init(address=cluster.address, log_to_driver=False)
+    try:
+        library.prepare(str(corpus), tmp_path / "out", executor="ray", **RECIPE)
+        wait_for(lambda: ray.available_resources().get("CPU") == 2)
+    finally:
+        ray.shutdown()
+    assert tree(tmp_path / "out") == right
+
+
 def test_a_filter_and_a_budget_go_along(cluster: Any, corpus: Path, tmp_path: Path, tokenmill: Command) -> None:
     (tmp_path / "mine.py").write_text("def keep(text):\n    return 'mill' in text\n")
     extra = ("--filter", "mine:keep", "--max-tokens", "20000", "--scratch", tmp_path / "fast")
@@ -200,6 +213,39 @@ def test_a_broken_source_fails_its_units_after_the_others_are_done(cluster: Any,
     failed = {event["unit"] for event in events if event["kind"] == "failed"}
     assert failed
     assert num_receipts(tmp_path / "out") == total - len(failed)
+
+
+def test_a_unit_that_kills_its_bench_fails_and_takes_no_other_along(
+    cluster: Any, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "deadly.py").write_text(
+        "import os\n\ndef keep(text):\n    if text == 'DIE':\n        os.kill(os.getpid(), 9)\n    return True\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    (corpus / "a0.txt").write_text("in the midst of the others\nDIE\n")
+    options = {**RECIPE, "filter": "deadly:keep", "executor": "ray", "ray_address": cluster.address}
+    for slots in (1, 2):
+        out = tmp_path / f"out{slots}"
+        events: list[dict[str, Any]] = []
+        with pytest.raises(BuildError, match=r"1 of [0-9]+ units failed"):
+            library.prepare(str(corpus), out, workers=slots, watch=events.append, **options)
+        total = next(event["total_units"] for event in events if event["kind"] == "start")
+        assert num_receipts(out) == total - 1
+
+
+def test_a_node_that_cannot_run_tokenmill_stops_the_build_and_says_why(
+    cluster: Any, corpus: Path, tmp_path: Path, halting: tuple[Path, Path]
+) -> None:
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/tokenmill.py").write_text("raise ImportError('not the one that you want')\n")
+    lame = add_node(cluster, env_vars={"PYTHONPATH": str(tmp_path / "other")})
+    options = {**RECIPE, "filter": "halting:keep", "executor": "ray", "ray_address": cluster.address}
+    try:
+        with pytest.raises(RecipeError, match=r"a node cannot run tokenmill: .*not the one that you want") as caught:
+            library.prepare(str(corpus), tmp_path / "out", **options)
+        assert "on every node" in str(caught.value.hint)
+    finally:
+        cluster.remove_node(lame)
 
 
 LOCAL: dict[str, Any] = {"executor": "ray", "placement": "node-local"}
@@ -338,5 +384,6 @@ def test_slots_are_as_asked_and_never_more_than_there_are() -> None:
     assert num_slots(None, 0) == num_slots(-1, 1) == 1
 
 
-def test_no_more_than_two_tasks_a_slot_are_in_flight_and_no_more_than_asked_for_run() -> None:
-    assert [max_in_flight(wanted, 8) for wanted in (None, 3, 8, 20, 0)] == [16, 3, 16, 16, 6]
+def test_benches_are_spare_only_where_all_slots_are_wanted() -> None:
+    assert [num_benches(wanted, 8) for wanted in (None, 3, 8, 20, 0)] == [16, 3, 16, 16, 6]
+    assert num_benches(None, 1000) == 1000 + SPARE_BENCHES

@@ -1,6 +1,6 @@
 """What runs units: the questions it is asked and the answers it gives.
 
-Inline   this process        Pool   a crew of worker processes        Ray   tasks of a cluster
+Inline   this process        Pool   a crew of worker processes        Ray   benches of a cluster
 """
 
 from __future__ import annotations

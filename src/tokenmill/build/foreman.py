@@ -25,11 +25,14 @@ from tokenmill.redaction import redact
 
 # What is loaded stays: looking through it for garbage again and again makes loading slower.
 _START = "import gc; gc.disable(); from tokenmill.build import foreman, worker; gc.freeze(); foreman.serve({fd})"
-# numpy would start a thread for each core as it loads, and take a tenth of a second; an allocator of Arrow starts one.
-_ONE_THREAD = {"OPENBLAS_NUM_THREADS": "1", "JE_ARROW_MALLOC_CONF": "background_thread:false"}
-# Every batch takes as much as the one before: what was given back to the system in between would be faulted in again.
-# glibc can be told to keep it, and Arrow to ask glibc.
-_KEPT = {
+# What a process that does units has in its environment when it starts, here and on a cluster.
+WORKER_ENVIRONMENT = {
+    # numpy would start a thread for each core as it loads, and take a tenth of a second; Arrow's allocator starts one.
+    "OPENBLAS_NUM_THREADS": "1",
+    "JE_ARROW_MALLOC_CONF": "background_thread:false",
+    # Every batch takes as much as the one before: what was given back to the system in between would be faulted in
+    # again. glibc can be told to keep it, in one heap for all threads, and Arrow to ask glibc.
+    "MALLOC_ARENA_MAX": "1",
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
     "MALLOC_TRIM_THRESHOLD_": str(256 << 20),
     "ARROW_DEFAULT_MEMORY_POOL": "system",
@@ -51,7 +54,7 @@ class Foreman:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _START.format(fd=theirs.fileno())],
                 pass_fds=[theirs.fileno()],
-                env={**os.environ, **_ONE_THREAD, **_KEPT},
+                env={**os.environ, **WORKER_ENVIRONMENT},
                 stdin=subprocess.DEVNULL,
                 start_new_session=True,
             )

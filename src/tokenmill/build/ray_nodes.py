@@ -9,6 +9,7 @@ so the driver has next to nothing to do, whatever the size of the whole.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -24,7 +25,7 @@ from tokenmill.build import part, state
 from tokenmill.build.crew import Message
 from tokenmill.build.executor import MAX_TRIES
 from tokenmill.build.progress import Event, Watcher
-from tokenmill.build.ray import LOOK_SECONDS, connect, hear, leave, num_slots, ray
+from tokenmill.build.ray_cluster import LOOK_SECONDS, connect, hear, num_slots, ray
 from tokenmill.build.setup import Setup, set_up
 from tokenmill.errors import BuildError, Interrupted, RecipeError, TokenmillError
 from tokenmill.manifest import Manifest
@@ -101,7 +102,7 @@ def build_on_nodes(
             if answer["kind"] == "died":
                 raise _lost(f"{job.node.host} was lost before {placement.NAME} was written there")
     finally:
-        leave(running, ours=ours)
+        _leave(running, ours=ours)
     part.write_nodes(here, sealed)
     return placement.together(setup.plan, parts), all(end["already_complete"] for end in ends), record
 
@@ -207,6 +208,17 @@ def _run(jobs: Sequence[Job], submit: Callable[[Job], Any], running: dict[Any, i
         ) from None
     _raise_failures(failures, len(jobs))
     return [ends[number] for number in range(len(jobs))]
+
+
+def _leave(running: Iterable[Any], *, ours: bool) -> None:
+    """Stop tasks at once, wherever they run, by leaving the cluster if it was us who joined it: it ends what a driver
+    has left behind, while Ray's cancel can bring down a driver whose task gives its answer in that moment."""
+    if ours:
+        ray.shutdown()
+        return
+    for task in running:
+        with contextlib.suppress(ray.exceptions.RayError, ValueError):  # it is over already
+            ray.cancel(task, force=True)
 
 
 def _is_up(node: Node) -> bool:

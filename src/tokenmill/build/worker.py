@@ -21,8 +21,6 @@ from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
 from typing import TypeVar
 
-import pyarrow as pa
-
 from tokenmill import errors, records
 from tokenmill.build.check import check
 from tokenmill.build.crew import Message, receive, send
@@ -31,7 +29,7 @@ from tokenmill.build.inline import EngineHolder, Reporter
 from tokenmill.build.receipt import Receipt
 from tokenmill.build.task import Task, Work
 from tokenmill.build.unit import begin_unit
-from tokenmill.sources.startup import start_without_pandas
+from tokenmill.sources.startup import start_arrow
 from tokenmill.storage.places import from_record
 from tokenmill.tokenizer.engine import open_engine
 from tokenmill.tokenizer.spec import from_dataset
@@ -44,9 +42,7 @@ _STOPPED = 128 + signal.SIGTERM
 def main(fd: int) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
     signal.signal(signal.SIGTERM, lambda *_: os._exit(_STOPPED))  # there is nothing to tidy up yet
-    start_without_pandas()
-    pa.set_cpu_count(1)
-    pa.set_io_thread_count(1)
+    start_arrow()
     code = 0
     try:
         _serve(_Line(fd))

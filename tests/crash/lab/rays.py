@@ -39,7 +39,7 @@ class Scene:
 
     @property
     def function(self) -> str:
-        return "serve" if self.placement == "shared" else "build_part"
+        return "Bench.do" if self.placement == "shared" else "build_part"
 
     def folders(self, name: str) -> list[str]:
         """The folders of an output on this machine."""

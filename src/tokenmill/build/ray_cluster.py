@@ -1,0 +1,151 @@
+"""A Ray cluster: found, joined, asked and left."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from tokenmill import errors
+from tokenmill.build.crew import Message
+from tokenmill.build.versions import own_version
+from tokenmill.cores import resolve_workers
+from tokenmill.errors import BuildError, RecipeError
+
+try:
+    import ray as ray  # noqa: PLC0414 - who needs a cluster takes it from here
+except ImportError:
+    raise RecipeError("Ray is not installed", hint="pip install 'tokenmill[ray]', on every node") from None
+
+# How long a cluster may take to answer at all. Ray itself would try for ten minutes.
+ANSWER_SECONDS = 5.0
+# How often the size of the cluster is looked at: nodes come and go.
+LOOK_SECONDS = 5.0
+# What is said is small; a local Ray needs no more room for it.
+STORE_BYTES = 100_000_000
+ADDRESS = "RAY_ADDRESS"
+# Where `ray start` notes the cluster of a machine.
+NOTED = "ray/ray_current_cluster"
+
+
+def connect(address: str | None, workers: int | None) -> bool:
+    """Join a cluster, or start a Ray of our own where none is found. False in a program that has joined one already."""
+    if ray.is_initialized():
+        joined = ray.get_runtime_context().gcs_address
+        if address not in (None, "auto", joined):
+            raise RecipeError(f"this program has joined the Ray cluster at {joined}", hint=f"leave {address} out")
+        return False
+    found = find_cluster(address)
+    options: dict[str, Any] = {"address": found}
+    if found is None:
+        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no traffic but to what the user named
+        options = {"num_cpus": resolve_workers(workers), "include_dashboard": False, "object_store_memory": STORE_BYTES}
+        options["_node_ip_address"] = "127.0.0.1"
+    with _own_signals():
+        try:
+            ray.init(**options, log_to_driver=False, logging_level="error")
+        except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
+            raise BuildError(f"Ray does not start: {error}", hint="look at its logs in /tmp/ray") from None
+    return True
+
+
+def find_cluster(address: str | None) -> str | None:
+    """HOST:PORT of the cluster to join: the one asked for, or of the environment, or of this machine; None if none."""
+    given = address or os.environ.get(ADDRESS) or None
+    found = _cluster_here() if given in (None, "auto") else given
+    if found is None:
+        if given is None:
+            return None
+        raise RecipeError(
+            "no Ray cluster is found from here", hint="start one with `ray start --head`, or give HOST:PORT"
+        )
+    host, _, port = found.rpartition(":")
+    if not host or not port.isdecimal() or "/" in host:
+        raise RecipeError(
+            f"{found!r} is no address of a Ray cluster",
+            hint="give auto or HOST:PORT, and run the command on a node of the cluster",
+        )
+    if host in ("localhost", "127.0.0.1", "::1"):  # Ray looks for it at this machine's own address
+        host, found = ray.util.get_node_ip_address(), f"{ray.util.get_node_ip_address()}:{port}"
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), ANSWER_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        if given is None:
+            return None  # what was here has ended
+        raise RecipeError(
+            f"no Ray cluster answers at {found}: {error}", hint="is it up? `ray status --address` tells"
+        ) from None
+    return found
+
+
+def _cluster_here() -> str | None:
+    """The cluster that `ray start` on this machine has noted."""
+    try:
+        with open(os.path.join(os.environ.get("RAY_TMPDIR", "/tmp"), NOTED), encoding="ascii") as file:  # noqa: S108 - Ray's own place
+            return file.read(300).strip() or None
+    except (OSError, ValueError):
+        return None
+
+
+@contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """What a signal means is the command's business, not Ray's."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def num_slots(wanted: int | None, cores: int) -> int:
+    """How many units run at once: as asked, three quarters of the cores for 0 or less, else all; never none."""
+    if wanted is not None and wanted <= 0:
+        wanted = cores * 3 // 4
+    return max(1, cores if wanted is None else min(wanted, cores))
+
+
+def num_cores() -> int:
+    """How many tasks the cluster can run at once."""
+    return int(ray.cluster_resources().get("CPU", 0))
+
+
+def answered(refs: list[Any]) -> list[Any]:
+    """The tasks that have an answer, once there is one; none if that takes long."""
+    if not ray.wait(refs, timeout=LOOK_SECONDS)[0]:
+        return []
+    ready: list[Any] = ray.wait(refs, num_returns=len(refs), timeout=0)[0]
+    return ready
+
+
+def hear(get: Callable[[], str]) -> Message:
+    """The answer of a task, which `get` gives; that its worker died is one too."""
+    try:
+        answer: Message = json.loads(get())
+        return answer
+    except ray.exceptions.RayError as error:
+        cause = _never_began(error)
+        if cause is None:
+            message = f"a worker was lost: {type(error).__name__}"
+            return {"kind": "died", "error": errors.to_record(BuildError(message, hint="is there enough memory?"))}
+        # An error of the whole build: a node that fails at once would be asked again and again.
+        message, hint = f"a node cannot run tokenmill: {cause}", f"install tokenmill {own_version()} on every node"
+        return {"kind": "failed", "error": errors.to_record(RecipeError(message, hint=hint))}
+
+
+def _never_began(error: Exception) -> str | None:
+    """Why a call did not come to our code, which lets nothing through; None if it did, and was lost."""
+    if isinstance(error, ray.exceptions.RayTaskError):
+        said = str(error.cause)
+    elif isinstance(error, ray.exceptions.RayActorError) and error.actor_init_failed:
+        said = str(error)
+    else:
+        return None
+    return next(reversed(said.strip().splitlines()), "nobody knows why")
