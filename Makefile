@@ -46,10 +46,12 @@ docs: $(VENV)/.core
 clean:
 	rm -rf $(VENV) .venv-* demo-data
 
+# pip compiles what it installs, but for what is editable: without that, every start of ours would where Python may not.
 $(VENV)/.core: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) --upgrade "pip>=25.1"
 	$(PIP) --editable .
+	$(BIN)/python -m compileall -q src
 	touch $@
 
 # One group of development tools each, on top of the package itself.
