@@ -1,9 +1,8 @@
 """JSON lines: one object a line. A bad line is told apart from its neighbours, and skipped.
 
-A run of lines goes to a parser at once, which builds the text column and nothing else: msgspec's for
-English and code, and Arrow's, which takes other scripts faster. If anything in it is odd, its lines
-are judged one by one: a line is good if either parser takes it, so that what becomes of it never
-depends on its neighbours.
+A run of lines goes to Arrow's parser at once, which builds the text column and nothing else. If
+anything in it is odd, its lines are judged one by one: a line is good if either parser takes it,
+so that what becomes of it never depends on its neighbours.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -30,10 +28,6 @@ from tokenmill.sources.streams import open_stream
 
 _BOM = b"\xef\xbb\xbf"
 _NEWLINE, _RETURN, _OPEN, _CLOSE = b"\n\r{}"
-# One byte of so many is looked at; for so many of ASCII, one may be of another script.
-_SAMPLE_STEP = 1021
-_MAX_ASCII = 0x7F
-_ASCII_TO_OTHERS = 200
 _PEEK_BYTES = 64_000_000
 _PEEK_STEP = 1 << 16
 
@@ -55,9 +49,7 @@ def read(
         ends = np.concatenate((newlines, [len(view)]))
         text = None
         if "column" in source.text and _is_one_object_a_line(view, starts, ends, limit):
-            column = source.text["column"]
-            text = _decode_column(data, column, len(starts)) if _is_mostly_ascii(view) else None
-            text = _parse_column(data, column, len(starts)) if text is None else text
+            text = _parse_column(data, source.text["column"], len(starts))
         if text is not None:
             yield make_batch(index, text, starts + at)
         else:
@@ -78,12 +70,6 @@ def _is_one_object_a_line(
     last = view[ends - 1]
     last = np.where(last == _RETURN, view[ends - 2], last)
     return bool((view[starts] == _OPEN).all() and (last == _CLOSE).all())
-
-
-def _is_mostly_ascii(view: npt.NDArray[np.uint8]) -> bool:
-    """Whether few bytes belong to other characters, by a sample."""
-    sample = view[::_SAMPLE_STEP]
-    return bool(np.count_nonzero(sample > _MAX_ASCII) * _ASCII_TO_OTHERS <= len(sample))
 
 
 def columns(path: str, compression: str, pin: Pin | None = None) -> list[str]:
@@ -110,21 +96,6 @@ def _field_names(line: bytes) -> list[str]:
     except (ValueError, RecursionError):
         return []
     return list(row) if isinstance(row, dict) else []
-
-
-@lru_cache(maxsize=8)
-def _column_decoder(column: str) -> msgspec.json.Decoder[Any]:
-    """For an object with text in that field, which is `text` of what it gives. It builds no other field."""
-    return msgspec.json.Decoder(msgspec.defstruct("Row", [("text", str)], rename={"text": column}, gc=False))
-
-
-def _decode_column(data: bytes | memoryview, column: str, num_lines: int) -> pa.Array | None:
-    """As `_parse_column`, by the other parser."""
-    try:
-        rows = _column_decoder(column).decode_lines(data)
-    except (ValueError, RecursionError):
-        return None
-    return pa.array([row.text for row in rows], pa.string()) if len(rows) == num_lines else None
 
 
 def _parse_column(data: bytes | memoryview, column: str, num_lines: int) -> pa.Array | None:
@@ -157,9 +128,6 @@ def _judge_lines(
 
 
 def _line_text(line: bytes, rule: Rule) -> tuple[str, str]:
-    if "column" in rule:
-        with contextlib.suppress(ValueError, RecursionError):  # what it is needs a closer look
-            return _column_decoder(rule["column"]).decode(line).text, ""
     try:
         row: Any = msgspec.json.decode(line)
     except (ValueError, RecursionError) as error:
