@@ -176,7 +176,7 @@ def test_each_file_of_a_pull_and_each_range_of_a_source_is_asked_for_once_and_no
 
         bucket.put("a.parquet", (tmp_path / "a.parquet").read_bytes())
         library.prepare(f"{bucket.url}/a.parquet", tmp_path / "out", tokenizer="byte", unit_bytes="1GB", workers=1)
-        assert asked.count(("HEAD", "a.parquet")) == 2, "when it is named, and when it is pinned"
+        assert asked.count(("HEAD", "a.parquet")) == 1, "when it is named"
         assert asked.count(("GET", "a.parquet")) == 2, "what is in it, and its rows, for a look and for all of them"
 
 

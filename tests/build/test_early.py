@@ -80,7 +80,7 @@ def read(folder: Folder, unit: int) -> Receipt:
 
 def test_a_shard_is_copied_as_soon_as_all_units_before_it_are_done(folder: Watched, plan: Plan) -> None:
     done = {0, 2}
-    with linking_early(folder, plan, ["train"], done) as look:
+    with linking_early(folder, plan, ["train"], done, set()) as look:
         assert {folder.got.get(timeout=20) for _ in range(2)} == {"train/00000.bin", "train/00000.idx"}
         done.add(1)
         look()
@@ -90,7 +90,7 @@ def test_a_shard_is_copied_as_soon_as_all_units_before_it_are_done(folder: Watch
 
 def test_whatever_is_copied_early_is_what_stands_in_the_end(folder: Watched, plan: Plan, finished: Path) -> None:
     right = shards(Folder(str(finished)))
-    with linking_early(folder, plan, SPLITS, range(99)):
+    with linking_early(folder, plan, SPLITS, range(99), set()):
         for _ in range(8):
             folder.got.get(timeout=20)
     assert shards(folder).items() <= right.items()
@@ -100,27 +100,28 @@ def test_an_open_shard_of_a_single_piece_is_not_taken_for_a_whole_one(folder: Wa
     groups = group_pieces(map(partial(read, folder), range(7)), SPLITS, plan.target_tokens)
     *whole, left = (group.name for group in groups)
     assert left.startswith("val/")
-    with linking_early(folder, plan, SPLITS, range(7)):
+    with linking_early(folder, plan, SPLITS, range(7), linked := set()):
         got = {folder.got.get(timeout=20) for _ in range(2 * len(whole))}
     assert shards(folder).keys() == got == {f"{name}{ending}" for name in whole for ending in (".bin", ".idx")}
+    assert linked == set(whole)
 
 
 def test_a_receipt_that_cannot_be_read_ends_it_without_an_error(folder: Watched, plan: Plan) -> None:
     Path(folder.at(receipt_name(1, NO_LIMIT))).write_bytes(b"torn")
-    follower = early._Follower(folder, plan, SPLITS, range(99))
+    follower = early._Follower(folder, plan, SPLITS, range(99), set())
     follower.follow()
     assert {name.split("/")[1][:5] for name in shards(folder)} == {"00000"}
 
 
 def test_a_disk_links_when_it_commits(folder: Watched, plan: Plan) -> None:
-    with linking_early(Folder(folder.path), plan, SPLITS, range(99)) as look:
+    with linking_early(Folder(folder.path), plan, SPLITS, range(99), set()) as look:
         look()
     assert shards(folder) == {}
 
 
 def test_what_a_budget_leaves_out_is_never_copied(folder: Watched, plan: Plan) -> None:
     plan.identity["max_tokens"] = 100
-    with linking_early(folder, plan, SPLITS, range(99)) as look:
+    with linking_early(folder, plan, SPLITS, range(99), set()) as look:
         look()
     assert shards(folder) == {}
 

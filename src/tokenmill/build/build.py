@@ -17,7 +17,7 @@ from tokenmill.build import quick, state
 from tokenmill.build.ahead import led_by
 from tokenmill.build.budget import Budget
 from tokenmill.build.commit import commit
-from tokenmill.build.crew import Crew
+from tokenmill.build.crew import Crew, needs_crew
 from tokenmill.build.early import linking_early
 from tokenmill.build.executor import Checked, Executor, Failure, make_request
 from tokenmill.build.pool import Pool
@@ -115,7 +115,8 @@ def _build(setup: Setup, folder: Folder, local: Folder | None, hire: Hire, progr
         checked = _check_first(setup, folder, executor, progress)
         job = state.Job(work=work, tokenizer=setup.spec.describe(), parity=checked.parity)
         state.save_job(folder, job)
-        receipts = _run_units(setup, folder, executor, progress)
+        linked: set[str] = set()
+        receipts = _run_units(setup, folder, executor, progress, linked)
         if checked.unread:  # whatever it was, it has passed, and the manifest must not tell of it
             job = replace(job, parity=_check_again(setup, executor, len(receipts)))
             state.save_job(folder, job)
@@ -133,6 +134,7 @@ def _build(setup: Setup, folder: Folder, local: Folder | None, hire: Hire, progr
             tokenizer=setup.spec.describe(),
             tokenizer_file=tokenizer_file,
             parity=job.parity,
+            linked=linked,
         )
     except DamagedPieceError:
         state.distrust(folder)
@@ -143,8 +145,8 @@ def _build(setup: Setup, folder: Folder, local: Folder | None, hire: Hire, progr
 
 
 def make_executor(workers: int, crew: Crew | None, folder: Folder, work: Work, spec: TokenizerSpec) -> Executor:
-    """This process for one worker, else a pool; `crew` if there is one that loads already."""
-    if workers > 1:
+    """A pool, of a `crew` that loads already if there is one; this process where no crew is needed."""
+    if needs_crew(workers, folder):
         return Pool(crew or Crew(workers), folder, work, spec)
     # Only here: in a pool, the engine is the workers' business.
     from tokenmill.build.inline import Inline
@@ -183,8 +185,10 @@ def check_space(folder: Folder, need: int) -> None:
     )
 
 
-def _run_units(setup: Setup, folder: Folder, executor: Executor, progress: Progress) -> Sequence[Receipt]:
-    """Receipts of all units that the dataset consists of, in order."""
+def _run_units(
+    setup: Setup, folder: Folder, executor: Executor, progress: Progress, linked: set[str]
+) -> Sequence[Receipt]:
+    """Receipts of all units that the dataset consists of, in order. Shards that stand already are put to `linked`."""
     plan = setup.plan
     known: dict[int, int] = {}  # tokens of the units that are done: a million receipts would be gigabytes
     documents = 0
@@ -223,7 +227,7 @@ def _run_units(setup: Setup, folder: Folder, executor: Executor, progress: Progr
 
     leading, ahead = led_by(folder, setup.listing.root, tasks())
     try:
-        with linking_early(folder, plan, setup.recipe.splits, known) as look:
+        with linking_early(folder, plan, setup.recipe.splits, known, linked) as look:
             failures = executor.run(leading, listen)
         _raise_failures(failures, setup)
         cut = budget.cut(plan)

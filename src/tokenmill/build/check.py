@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from tokenmill.build.drawing import Drawn, draw
 from tokenmill.build.estimate import Count, Seen, Survey
-from tokenmill.build.executor import Checked, Request
+from tokenmill.build.executor import Checked, Request, Visit
 from tokenmill.build.task import Work
 from tokenmill.errors import SourceError
 from tokenmill.shards.layout import numpy_dtype
+from tokenmill.storage.urls import is_url
 from tokenmill.tokenizer.encoded import Engine, text_array, text_buffers
 from tokenmill.tokenizer.parity import check_parity
 from tokenmill.tokenizer.spec import TokenizerSpec
@@ -29,12 +31,11 @@ def check(request: Request, work: Work, spec: TokenizerSpec, engine: Engine) -> 
     places: list[tuple[Drawn, list[int]]] = []
     counts: list[Count] = []
     unread = set()
-    for visit in request.visits:
-        try:
-            drawn, counted = draw(visit, request, work)
-        except SourceError:  # when the unit is done, it will say what is wrong
+    for visit, result in zip(request.visits, _draw_all(request, work), strict=True):
+        if result is None:
             unread.add(visit.task.unit.index)
             continue
+        drawn, counted = result
         counts += counted
         # Places close together have texts in common.
         found = {key: text for place in drawn for key, text in place.texts.items()}
@@ -52,6 +53,22 @@ def check(request: Request, work: Work, spec: TokenizerSpec, engine: Engine) -> 
         seconds=seconds,
     )
     return Checked(parity=dataclasses.asdict(parity), survey=survey, unread=tuple(sorted(unread)))
+
+
+def _draw_all(request: Request, work: Work) -> Iterator[tuple[list[Drawn], list[Count]] | None]:
+    """What each visit draws, those to a store at the same time; None if its source cannot be read."""
+
+    def attempt(visit: Visit) -> tuple[list[Drawn], list[Count]] | None:
+        try:
+            return draw(visit, request, work)
+        except SourceError:  # when the unit is done, it will say what is wrong
+            return None
+
+    if not is_url(work.root) or len(request.visits) < 2:
+        yield from map(attempt, request.visits)
+        return
+    with ThreadPoolExecutor(len(request.visits)) as visitors:
+        yield from visitors.map(attempt, request.visits)
 
 
 def _measure(

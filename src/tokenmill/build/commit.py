@@ -13,7 +13,7 @@ import hashlib
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -56,10 +56,12 @@ def commit(
     tokenizer_file: Digest | None,
     parity: dict[str, Any],
     intact: Mapping[str, Digest] | None = None,
+    linked: Container[str] = (),
 ) -> Manifest:
     """Shards, provenance and manifest from the receipts. May be run again after any interruption.
 
-    Files that are `intact` stay as they are: their pieces need not be there any more.
+    Files that are `intact` stay as they are: their pieces need not be there any more. Shards that are `linked` have
+    got their names in this build.
     """
     intact = intact or {}
     totals = {}
@@ -67,7 +69,7 @@ def commit(
         folder.sync(name)  # files may be there from a build that was killed before it had synced their names
     for name in splits:
         groups = group_pieces(receipts, [name], plan.target_tokens)
-        totals[name] = _commit_split(folder, name, groups, dtype, intact)
+        totals[name] = _commit_split(folder, name, groups, dtype, intact, linked)
     files = _commit_provenance(folder, receipts, intact)
     if tokenizer_file is not None:
         files[tokenizer["file"]] = tokenizer_file
@@ -146,9 +148,14 @@ def check_books(plan: Plan, receipts: Iterable[Receipt], result: Manifest) -> No
 
 
 def _commit_split(
-    folder: Folder, split: str, groups: Iterable[Group], dtype: str, intact: Mapping[str, Digest]
+    folder: Folder,
+    split: str,
+    groups: Iterable[Group],
+    dtype: str,
+    intact: Mapping[str, Digest],
+    linked: Container[str],
 ) -> Split:
-    shards = make_table(Shard, _commit_shards(folder, groups, dtype, intact))
+    shards = make_table(Shard, _commit_shards(folder, groups, dtype, intact, linked))
     if shards:
         folder.sync(split)
     return Split(
@@ -159,7 +166,7 @@ def _commit_split(
 
 
 def _commit_shards(
-    folder: Folder, groups: Iterable[Group], dtype: str, intact: Mapping[str, Digest]
+    folder: Folder, groups: Iterable[Group], dtype: str, intact: Mapping[str, Digest], linked: Container[str]
 ) -> Iterator[Shard]:
     links: list[tuple[str, str, Digest]] = []
     for group in groups:
@@ -168,7 +175,7 @@ def _commit_shards(
         if f"{group.name}.bin" in intact and f"{group.name}.idx" in intact:
             yield _keep(group, intact)
         elif len(group.pieces) == 1:
-            links += group.links()
+            links += group.links() if group.name not in linked else []
             yield replace(group.pieces[0], name=group.name)
         else:
             yield _join(folder, group, dtype)

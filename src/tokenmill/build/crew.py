@@ -17,6 +17,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 from tokenmill.build.foreman import Foreman, new_foreman
+from tokenmill.storage import Folder
 
 Message = dict[str, Any]
 STOP_SECONDS = 1.0
@@ -28,6 +29,11 @@ def send(link: Connection, message: Message) -> None:
 
 def receive(link: Connection) -> Message:
     return json.loads(link.recv_bytes())  # type: ignore[no-any-return]  # messages are objects
+
+
+def needs_crew(workers: int, folder: Folder) -> bool:
+    """Whether workers are processes of their own. For a store even one is: its parent asks it for this and that."""
+    return workers > 1 or not folder.is_local
 
 
 class Crew:

@@ -3,8 +3,8 @@
     units    0 done   1 done   2 done   3 at work   4 done
     shards   copied   copied   copied               waits: unit 3 decides which shard it is
 
-A store copies what a disk would link, and that takes its time. This is a head start and nothing else: the commit looks
-for every shard, and copies those that are not there. So nothing is an error here, and what has not begun is left to it.
+A store copies what a disk would link, and that takes its time. This is a head start and nothing else: the commit copies
+what is not known to be `linked`. So nothing is an error here, and what has not begun is left to it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import takewhile
 
-from tokenmill.build.groups import group_pieces
+from tokenmill.build.groups import Group, group_pieces
 from tokenmill.build.receipt import NO_LIMIT, Receipt, read_receipt, receipt_name
 from tokenmill.errors import TokenmillError
 from tokenmill.planning import Plan
@@ -28,14 +28,14 @@ _RECEIPTS_AT_ONCE = 64
 
 @contextlib.contextmanager
 def linking_early(
-    folder: Folder, plan: Plan, splits: Sequence[str], done: Container[int]
+    folder: Folder, plan: Plan, splits: Sequence[str], done: Container[int], linked: set[str]
 ) -> Iterator[Callable[[], None]]:
-    """Gives what to call whenever another unit is `done`."""
+    """Gives what to call whenever another unit is `done`. Shards that stand then are put to `linked`."""
     # What a token budget leaves out is not known before its end.
     if folder.is_local or plan.identity.get("max_tokens") is not None:
         yield lambda: None
         return
-    follower = _Follower(folder, plan, splits, done)
+    follower = _Follower(folder, plan, splits, done, linked)
     thread = threading.Thread(target=follower.follow, name="tokenmill-early", daemon=True)
     thread.start()
     try:
@@ -48,8 +48,10 @@ def linking_early(
 class _Follower:
     """Goes over the units in order, as they are done."""
 
-    def __init__(self, folder: Folder, plan: Plan, splits: Sequence[str], done: Container[int]) -> None:
-        self._folder, self._plan, self._splits, self._done = folder, plan, splits, done
+    def __init__(
+        self, folder: Folder, plan: Plan, splits: Sequence[str], done: Container[int], linked: set[str]
+    ) -> None:
+        self._folder, self._plan, self._splits, self._done, self._linked = folder, plan, splits, done, linked
         self._changed = threading.Condition()
         self._stopped = False
 
@@ -68,8 +70,13 @@ class _Follower:
                 if self._stopped:  # this group may not be whole
                     return
                 slots.acquire()
-                copying = pool.submit(self._folder.link_all, group.links())
+                copying = pool.submit(self._link, group)
                 copying.add_done_callback(lambda _: slots.release())
+
+    def _link(self, group: Group) -> None:
+        if links := group.links():
+            self._folder.link_all(links)
+            self._linked.add(group.name)
 
     def _receipts(self) -> Iterator[Receipt]:
         unit, last = 0, len(self._plan.units)

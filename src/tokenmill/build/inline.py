@@ -6,16 +6,14 @@ import ctypes
 import gc
 import os
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 
 from tokenmill import errors
 from tokenmill.build.check import check
 from tokenmill.build.crew import Message
 from tokenmill.build.executor import MAX_TRIES, Checked, Failure, Listener, Request, is_final
 from tokenmill.build.task import Task, Work
-from tokenmill.build.unit import Report, begin_unit, run_unit
+from tokenmill.build.unit import Report, run_unit
 from tokenmill.cores import MEMORY_BUDGET
 from tokenmill.storage import Folder
 from tokenmill.tokenizer.encoded import Engine
@@ -41,56 +39,23 @@ class Inline:
         return check(request, self._work, self._spec, self._engine())
 
     def run(self, tasks: Iterator[Task], listener: Listener) -> list[Failure]:
-        """One unit after the other; what goes to a store is put while the next unit is computed."""
+        """One unit after the other."""
         failures: list[Failure] = []
         reporter = Reporter(listener)
-        held: deque[tuple[Task, Future[object]]] = deque()
-
-        def settle() -> None:
-            task, first_try = held.popleft()
-            error = self._attempt(task, first_try, reporter, listener)
+        for task in tasks:
+            error = self._attempt(task, reporter, listener)
             reporter.flush()
             if error is None:
                 listener({"kind": "done", "unit": task.unit.index})
             else:
                 failures.append(Failure(task, error))
                 listener({"kind": "failed", "unit": task.unit.index, "error": error.message})
-
-        def report(documents: int, tokens: int, text_bytes: int) -> None:
-            reporter(documents, tokens, text_bytes)
-            while held and held[0][1].done() and not held[0][1].exception():
-                settle()
-
-        with ThreadPoolExecutor(1) as beside:
-            for task in tasks:
-                held.append((task, self._begin(task, report, beside)))
-                while len(held) > (0 if self._folder.is_local else 1):
-                    settle()
-            while held:
-                settle()
         return failures
 
-    def _begin(self, task: Task, report: Report, beside: ThreadPoolExecutor) -> Future[object]:
-        """The result of a first try: for a store its computing is done, and the rest on its way."""
-        begun: Future[object] = Future()
-        try:
-            finish = begin_unit(self._folder, self._work, task, self._engine, report)
-            if not self._folder.is_local:
-                return beside.submit(finish)
-            begun.set_result(finish())
-        except Exception as error:
-            begun.set_exception(error)
-        return begun
-
-    def _attempt(
-        self, task: Task, first_try: Future[object], report: Report, listener: Listener
-    ) -> errors.TokenmillError | None:
+    def _attempt(self, task: Task, report: Report, listener: Listener) -> errors.TokenmillError | None:
         for attempt in range(1, MAX_TRIES + 1):
             try:
-                if attempt == 1:
-                    first_try.result()
-                else:
-                    run_unit(self._folder, self._work, task, self._engine, report)
+                run_unit(self._folder, self._work, task, self._engine, report)
                 return None
             except Exception as error:  # whatever a unit dies of, the other units go on
                 failure = errors.from_record(errors.to_record(error))

@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tokenmill import manifest as manifests
-from tokenmill.build.crew import Crew
+from tokenmill.build.crew import Crew, needs_crew
 from tokenmill.cores import num_cores, resolve_workers
 from tokenmill.errors import RecipeError
 from tokenmill.manifest import Manifest
@@ -113,7 +113,7 @@ def prepare(
     # On a cluster they are not of this machine.
     count = resolve_workers(workers) if executor == "local" else num_cores()
     # Who only waits needs no workers; who builds in the end hires them then.
-    early = count > 1 and executor == "local" and not wait and not folder.exists(manifests.NAME)
+    early = needs_crew(count, folder) and executor == "local" and not wait and not folder.exists(manifests.NAME)
     crew = Crew(count) if early else None
     try:
         from tokenmill.build.build import Manner, build, make_executor

@@ -71,8 +71,10 @@ def _foreman_for(arguments: list[str]) -> Iterator[None]:
     """Workers load as much as this command does: where there are cores for both, both begin at once."""
     from tokenmill.cores import num_cores
 
-    alone = re.search(r"--help|--executor[ =]ray|(-j|--workers)[ =]?1( |$)", " ".join(arguments))
-    if arguments[:1] != ["prepare"] or alone or num_cores() == 1:
+    line = " ".join(arguments)
+    none = re.search(r"--help|--executor[ =]ray", line)
+    alone = re.search(r"(-j|--workers)[ =]?1( |$)", line) and "://" not in line
+    if arguments[:1] != ["prepare"] or none or alone or num_cores() == 1:
         yield
         return
     from tokenmill.build.foreman import call_in, send_home

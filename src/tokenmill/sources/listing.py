@@ -20,6 +20,7 @@ from tokenmill.errors import RecipeError, SourceError
 from tokenmill.planning import EXPANSION, Extent, Source
 from tokenmill.sources import arrow, jsonl, parquet, places
 from tokenmill.sources.columns import Rule, find_rule, unseen_rule
+from tokenmill.sources.places import Pin
 from tokenmill.storage.hub import is_hub, plain_name
 from tokenmill.storage.urls import is_url
 from tokenmill.typed import make_table
@@ -59,18 +60,21 @@ def list_sources(recipe: Recipe, *, output: str | None = None) -> Listing:
     What lies in `output` is no source, even if that is inside of one.
     """
     found: dict[str, str] = {}
+    pins: dict[str, Pin] = {}  # of objects, which their listing tells
     for split, arguments in (("", recipe.sources), ("val", recipe.val_sources)):
-        for path in _expand(arguments, any_ending=recipe.documents != "lines"):
+        for path, pin in _expand(arguments, any_ending=recipe.documents != "lines"):
             if output is not None and path.startswith(os.path.join(output, "")):
                 continue
             if found.setdefault(path, split) != split:
                 raise RecipeError(f"{path} is a source and a validation source", hint="name it once")
+            if pin is not None:
+                pins[path] = pin
     root = _root(list(found))
     extents: list[Extent] = []
     ordered = sorted(found, key=lambda path: os.fsencode(_name(path, root)))
     # Objects are asked for side by side: each answer takes its time, whatever its size.
     with ThreadPoolExecutor(_REQUESTS_AT_ONCE) if is_url(root) else contextlib.nullcontext() as pool:
-        describe = partial(_describe, root=root, splits=found, recipe=recipe)
+        describe = partial(_describe, root=root, splits=found, pins=pins, recipe=recipe)
         described = pool.map(describe, ordered) if pool else map(describe, ordered)
 
         def described_sources() -> Iterator[Source]:
@@ -95,7 +99,8 @@ def _name(path: str, root: str) -> str:
     return path.removeprefix(f"{root}/") if is_url(root) else os.path.relpath(path, root)
 
 
-def _expand(arguments: Sequence[str], *, any_ending: bool) -> Iterator[str]:
+def _expand(arguments: Sequence[str], *, any_ending: bool) -> Iterator[tuple[str, Pin | None]]:
+    """Files, and what tells them from what they may become, where that is known already."""
     for argument in arguments:
         path = os.path.abspath(os.path.expanduser(argument))
         if is_url(argument):
@@ -104,9 +109,9 @@ def _expand(arguments: Sequence[str], *, any_ending: bool) -> Iterator[str]:
             files = list(_walk(path, any_ending=any_ending))
             if not files:
                 raise _no_files(argument)
-            yield from files
+            yield from ((file, None) for file in files)
         elif os.path.exists(path):
-            yield path
+            yield path, None
         else:
             matches = sorted(
                 match for match in glob.glob(path, recursive=True) if os.path.isfile(match) and not _hidden(match, path)
@@ -117,7 +122,7 @@ def _expand(arguments: Sequence[str], *, any_ending: bool) -> Iterator[str]:
             elif not matches:
                 on_hub = f"; {dataset} would be one on the hub" if dataset else ""
                 raise RecipeError(f"no source matches {argument!r}", hint=f"check the path; quote globs{on_hub}")
-            yield from matches
+            yield from ((match, None) for match in matches)
 
 
 def _is_a_path(argument: str) -> bool:
@@ -125,18 +130,17 @@ def _is_a_path(argument: str) -> bool:
     return os.path.splitext(argument)[1] in (*KINDS, *COMPRESSIONS) or os.path.isdir(argument.partition("/")[0])
 
 
-def _expand_url(argument: str, *, any_ending: bool) -> Iterator[str]:
+def _expand_url(argument: str, *, any_ending: bool) -> Iterator[tuple[str, Pin]]:
     """The objects that a URL names, by the rules of folders and files."""
     found, is_prefix = places.expand(argument)
     if not found:
         raise RecipeError(f"no source matches {argument!r}", hint="check the URL; quote globs")
     if is_prefix:
         start = "" if is_hub(argument) else argument
-        known = [path for path in found if _is_wanted(path.removeprefix(start), any_ending=any_ending)]
-        if not known:
+        found = {path: found[path] for path in found if _is_wanted(path.removeprefix(start), any_ending=any_ending)}
+        if not found:
             raise _no_files(argument)
-        found = known
-    yield from sorted(found)
+    yield from sorted(found.items(), key=lambda item: item[0])
 
 
 def _no_files(argument: str) -> RecipeError:
@@ -176,13 +180,15 @@ def kind_of(name: str) -> tuple[str | None, str]:
     return KINDS.get(os.path.splitext(stem)[1] if compression else ending), compression
 
 
-def _describe(path: str, *, root: str, splits: Mapping[str, str], recipe: Recipe) -> tuple[Source, Extent]:
+def _describe(
+    path: str, *, root: str, splits: Mapping[str, str], pins: Mapping[str, Pin], recipe: Recipe
+) -> tuple[Source, Extent]:
     name = _name(path, root)
     try:
         name.encode()
     except UnicodeEncodeError:
         raise SourceError(f"the name of {path!r} is not UTF-8", hint="rename the file") from None
-    found = places.find(path)
+    found = pins.get(path) or places.find(path)
     if path.lower().removesuffix(".gz").removesuffix(".zst").endswith(_ARCHIVES):
         raise RecipeError(f"{path}: archives are not read", hint="unpack it first")
     kind, compression = kind_of(path)
@@ -222,7 +228,7 @@ def _extent(path: str, source: Source, recipe: Recipe) -> Extent:
     return Extent(text_bytes=source.bytes, divisible=not whole)
 
 
-def _columns(path: str, kind: str, compression: str, pin: places.Pin) -> list[str]:
+def _columns(path: str, kind: str, compression: str, pin: Pin) -> list[str]:
     if kind == "jsonl":
         return jsonl.columns(path, compression, pin)
     return parquet.columns(path, pin) if kind == "parquet" else arrow.columns(path, pin)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +16,7 @@ from tokenmill.sources.batch import BATCH_BYTES, Batch, Skip, judged_batch, make
 from tokenmill.sources.columns import Rule, row_text, rule_columns
 from tokenmill.sources.places import Pin, open_file, pin_of
 from tokenmill.sources.streams import explained
+from tokenmill.storage.urls import is_url
 
 # A text that stands in the file once may stand in the column a million times, so the file's size bounds nothing.
 MAX_BATCH_ROWS = 1 << 14
@@ -37,8 +38,7 @@ def sections(path: str, rule: Rule, pin: Pin | None = None) -> list[tuple[int, i
     with _open(path, pin) as file, explained(path):
         for name in rule_columns(rule):
             check_text_column(file.schema_arrow.field(name), rule, path)
-        names = rule_columns(rule)
-        wanted = [i for i in range(len(file.schema)) if _belongs(file.schema.column(i).path, names)]
+        wanted = _places(file, rule_columns(rule))
         found = []
         for index in range(file.metadata.num_row_groups):
             _look(file, index, wanted)
@@ -55,8 +55,10 @@ def _look(file: pq.ParquetFile, group: int, columns: list[int]) -> None:
     next(file.reader.iter_batches(0, row_groups=[group], column_indices=columns, use_threads=False), None)
 
 
-def _belongs(path_in_schema: str, columns: list[str]) -> bool:
-    return any(path_in_schema == name or path_in_schema.startswith(f"{name}.") for name in columns)
+def _places(file: pq.ParquetFile, names: list[str]) -> list[int]:
+    """The numbers of some columns; one that is nested has several."""
+    paths = (file.schema.column(i).path for i in range(len(file.schema)))
+    return [i for i, path in enumerate(paths) if any(path == name or path.startswith(f"{name}.") for name in names)]
 
 
 def read(
@@ -64,7 +66,7 @@ def read(
 ) -> Iterator[Batch]:
     """The rows of row groups [start, stop); their positions are rows of the file."""
     names = rule_columns(source.text)
-    with _open(path, pin_of(source), step=min(batch_bytes, BATCH_BYTES)) as file:
+    with _open_groups(path, pin_of(source), names, start, stop, step=min(batch_bytes, BATCH_BYTES)) as file:
         metadata = file.metadata
         stop = metadata.num_row_groups if stop < 0 else stop
         row = sum(metadata.row_group(i).num_rows for i in range(start))
@@ -136,11 +138,44 @@ def check_text_column(field: pa.Field, rule: Rule, path: str) -> None:
 
 
 @contextlib.contextmanager
-def _open(path: str, pin: Pin | None, *, step: int = BATCH_BYTES) -> Iterator[pq.ParquetFile]:
+def _open_groups(
+    path: str, pin: Pin, names: list[str], start: int, stop: int, *, step: int
+) -> Iterator[pq.ParquetFile]:
+    """A file whose row groups [start, stop) will be read. Where they stand in an object, its footer tells."""
+    with _open(path, pin, step=step) as file:
+        if not is_url(path) or step < BATCH_BYTES:  # a look reads little of them
+            yield file
+            return
+        with explained(path):
+            wanted, last = _places(file, names), file.metadata.num_row_groups if stop < 0 else stop
+            expected = [found for group in range(start, last) for found in _chunks(file, group, wanted)]
+            footer = file.metadata
+    with _open(path, pin, step=step, expected=expected, footer=footer) as file:
+        yield file
+
+
+def _chunks(file: pq.ParquetFile, group: int, columns: list[int]) -> Iterator[tuple[int, int]]:
+    """Where the columns of a row group begin and end."""
+    _look(file, group, columns)
+    for index in columns:
+        chunk = file.metadata.row_group(group).column(index)
+        begin = min(chunk.data_page_offset, chunk.dictionary_page_offset or chunk.data_page_offset)
+        yield begin, begin + chunk.total_compressed_size
+
+
+@contextlib.contextmanager
+def _open(
+    path: str,
+    pin: Pin | None,
+    *,
+    step: int = BATCH_BYTES,
+    expected: Sequence[tuple[int, int]] = (),
+    footer: pq.FileMetaData | None = None,
+) -> Iterator[pq.ParquetFile]:
     with explained(path):
-        place = open_file(path, pin, step=step)
+        place = open_file(path, pin, step=step, expected=expected)
     with place:
         with explained(path):
-            file = pq.ParquetFile(place, buffer_size=step, pre_buffer=False)
+            file = pq.ParquetFile(place, metadata=footer, buffer_size=step, pre_buffer=False)
         with file:
             yield file

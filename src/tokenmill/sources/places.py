@@ -11,9 +11,9 @@ import contextlib
 import os
 import re
 import stat
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 
@@ -23,6 +23,9 @@ from tokenmill.sources.batch import BATCH_BYTES
 from tokenmill.storage import hub
 from tokenmill.storage.hub import is_hub
 from tokenmill.storage.urls import Url, is_url, parse_url
+
+if TYPE_CHECKING:  # whoever has a store has loaded it
+    from tokenmill.storage.store import Found, Store
 
 _PATTERN = re.compile(r"[*?[]")
 
@@ -86,23 +89,28 @@ def pinned(path: str, source: Source) -> Iterator[None]:
         raise changed(path, source, find(path)) from None
 
 
-def open_file(path: str, pin: Pin | None = None, *, step: int = BATCH_BYTES) -> pa.NativeFile:
+def open_file(
+    path: str, pin: Pin | None = None, *, step: int = BATCH_BYTES, expected: Sequence[tuple[int, int]] = ()
+) -> pa.NativeFile:
     """A file that Arrow reads at any place. All reads of an object are of the pinned one, or of what is there now.
 
     `step` is how much is read at once. Two steps of an object are on their way while one is used, and no more: to look
-    at some bytes of it must not fetch millions.
+    at some bytes of it must not fetch millions. `expected` are the bytes that will be read, if that is known.
     """
     local = hub.cached(path) if is_hub(path) else None if is_url(path) else path
     if local is not None:
         return pa.OSFile(local, "rb")
+    from tokenmill.storage.expected import ExpectedFile
     from tokenmill.storage.remote import RemoteFile
 
     if is_hub(path):
-        listed, place = hub.find(path), hub.parse(path)
-        return pa.PythonFile(RemoteFile(hub.HubStore(place), place.key, listed.size, listed.etag, 2 * step), mode="r")
-    url = parse_url(path)
-    found = pin or find(path)
-    return pa.PythonFile(RemoteFile(_store(url), url.key, found.bytes, found.etag, 2 * step), mode="r")
+        place = hub.parse(path)
+        store, key, found = hub.HubStore(place), place.key, find(path)
+    else:
+        url = parse_url(path)
+        store, key, found = _store(url), url.key, pin or find(path)
+    where = (store, key, found.bytes, found.etag, 2 * step)
+    return pa.PythonFile(ExpectedFile(*where, expected) if expected else RemoteFile(*where), mode="r")
 
 
 def bring(path: str) -> None:
@@ -111,23 +119,29 @@ def bring(path: str) -> None:
         hub.fetch(path)
 
 
-def expand(argument: str) -> tuple[list[str], bool]:
+def expand(argument: str) -> tuple[dict[str, Pin], bool]:
     """The objects that a URL names, and whether it was a prefix, of which not everything need be a source."""
     if is_hub(argument):
         place = hub.pinned(hub.parse(argument))
         root = str(replace(place, config="", key=""))
-        found = hub.files(place)
-        return [f"{root}/{file.key}" for file in found if file.size], not _PATTERN.search(place.key)
+        files = {f"{root}/{file.key}": Pin(file.size, 0, file.etag) for file in hub.files(place) if file.size}
+        return files, not _PATTERN.search(place.key)
     url = parse_url(argument)
     store = _store(url)
     if not _PATTERN.search(url.key):
-        if url.key and store.find(url.key) is not None:
-            return [str(url)], False
-        return [store.at(found.key) for found in store.under(url.key) if found.size], True
+        if url.key and (found := store.find(url.key)) is not None:
+            return {str(url): Pin(found.size, 0, found.etag)}, False
+        return _pins(store, store.under(url.key)), True
     fixed = _PATTERN.split(url.key)[0].rpartition("/")[0]
     wanted = _regex(url.key)
-    keys = [found.key for found in store.under(fixed) if wanted.fullmatch(found.key)]
-    return [store.at(key) for key in keys if "/." not in f"/{key[len(fixed) :].lstrip('/')}" or "/." in url.key], False
+    matches = (found for found in store.under(fixed) if wanted.fullmatch(found.key))
+    return _pins(
+        store, (found for found in matches if "/." not in f"/{found.key[len(fixed) :].lstrip('/')}" or "/." in url.key)
+    ), False
+
+
+def _pins(store: Store, objects: Iterable[Found]) -> dict[str, Pin]:
+    return {store.at(found.key): Pin(found.size, 0, found.etag) for found in objects if found.size}
 
 
 def common_root(paths: list[str]) -> str:
