@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from test_objects import lead
 
 from proxy import fault_proxy
 from s3 import Bucket
-from test_objects import lead
 from tokenmill import prepare
 from tokenmill.storage import expected
 from tokenmill.storage.expected import ExpectedFile, blocks_of
