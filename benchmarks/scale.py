@@ -7,9 +7,10 @@ read      that plan again, all of it, as `repair` needs it
 listing   a plan over as many sources as units. The listing is made up: nobody has a million files at hand
 files     what listing one real file costs
 shards    a manifest of as many shards as units, made up like the listing, as a trainer loads it
-resume    receipts and pieces of a real unit under the names of so many units, as a build finds them when it goes on
+resume    receipts, packs of them and pieces of a real unit under the names of so many units, as a build finds them when
+          it goes on
 cold      the same once the system has forgotten all files, if it lets us ask for that: the clock counts, not the core
-enter     what else a build that goes on looks at: leftovers, how much is there, how many receipts
+enter     what else a build that goes on looks at: leftovers, how many receipts
 commit    and their commit: shards, provenance, manifest; then the pieces' own names are removed
 open      their manifest, as a trainer loads it
 verify    all of it, by `verify --quick`
@@ -40,8 +41,10 @@ import tokenmill
 from tokenmill import manifest, records
 from tokenmill.build import build, quick, state
 from tokenmill.build.commit import commit
-from tokenmill.build.receipt import NO_LIMIT, PIECES, Receipt, load_receipts, receipt_name, unit_name
+from tokenmill.build.packs import PACK_UNITS, write_pack
+from tokenmill.build.receipt import NO_LIMIT, PIECES, Receipt, receipt_name, unit_name
 from tokenmill.build.setup import set_up
+from tokenmill.build.trust import load_receipts
 from tokenmill.planning import Extent, make_plan
 from tokenmill.recipe import make_recipe
 from tokenmill.storage import Folder
@@ -125,10 +128,9 @@ def entering(work: Path, units: int) -> dict[str, Any]:
     folder = Folder(str(work / "built"))
     begin = _now()
     state.sweep(folder, ["train"])
-    size = state.bytes_done(folder)
     if state.num_receipts(folder) != units:
         raise SystemExit("some receipts are gone")
-    return {"seconds": _apart(begin, _now()), "bytes": size}
+    return {"seconds": _apart(begin, _now())}
 
 
 def committing(work: Path, units: int) -> dict[str, Any]:
@@ -212,6 +214,8 @@ def make_built(work: Path, units: int) -> dict[str, Any]:
     state.save_job(folder, replace(job, work=replace(job.work, fingerprint=setup.plan.fingerprint)))
     for unit in range(units):
         _copy_unit(folder, receipt, contents, unit, setup.plan.fingerprint, source)
+    for number in range(units // PACK_UNITS):
+        write_pack(folder, number)
     state.note_clean_stop(folder, setup.plan, range(units))
     return {"units": len(setup.plan.units)}
 
@@ -293,7 +297,7 @@ def rows(work: Path, units: int, receipts: int) -> Iterator[Row]:
     measured("build", work, receipts)
     yield from resumed(work, receipts)
     found = measured("enter", work, receipts)
-    yield _seconds("enter", f"to look at {found['bytes'] / 1e6:.0f} MB of pieces", found)
+    yield _seconds("enter", f"to look for leftovers among {receipts:,} units", found)
     yield _memory("enter", found)
     yield from committed(work, receipts)
 

@@ -4,7 +4,7 @@ python benchmarks/simulate.py [--tokens 15T] [--unit-bytes 512MB] [--cores 64] [
 
     measured here, one core       assumed, by the options            simulated
     text a second, cost a unit    nodes, cores, how often they fail  units over cores, one event each; what dies is
-    cost and size of a receipt    how soon the store answers         done again. Then the driver reads the receipts
+    cost and size of a receipt    how soon the store answers         done again. Then the driver reads the packs
     cost of provenance            tokens a document                  and commits what was not copied beside the work
 
 A unit takes its measured time, times a factor drawn from a lognormal law: nodes and texts differ. A node that fails
@@ -34,6 +34,7 @@ from measure import describe_machine, library_texts
 import tokenmill
 from tokenmill.build import redo, state
 from tokenmill.build.commit import PROVENANCE_AHEAD, PROVENANCE_AT_ONCE
+from tokenmill.build.packs import PACK_UNITS
 from tokenmill.build.receipt import RECEIPTS
 from tokenmill.sizes import parse_size
 from tokenmill.storage import Folder
@@ -50,9 +51,10 @@ READ_BYTES = 6_000_000
 LOOKS_A_COPY = 3
 REQUESTS_A_SHARD = 1 + 2 * LOOKS_A_COPY
 SHARDS_AT_ONCE = 32
-# Before the commit the receipt is read once more. Then the two files of the shard: are they there?
-REQUESTS_A_RECEIPT, RECEIPTS_AT_ONCE = 1, 64
-LOOKS_A_SHARD, FILES_AT_ONCE = 2, 64
+# Then it is read once more for its pack, which is put. Before the commit the packs are read, one after the other.
+REQUESTS_A_PACKED = 1 + 1 / PACK_UNITS
+# Shards that were not copied beside the work are, so many files at once.
+FILES_AT_ONCE = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,9 +180,9 @@ def rows(costs: Costs, given: argparse.Namespace) -> list[list[str]]:
     unit_seconds = given.unit_bytes / costs.bytes_a_second + costs.unit_seconds
     token_bytes = given.unit_bytes / given.token_bytes * 2
     reads, parts = math.ceil(given.unit_bytes / READ_BYTES), math.ceil(token_bytes / PART_BYTES)
-    requests = reads + parts + REQUESTS_A_UNIT + REQUESTS_A_SHARD
+    requests = reads + parts + REQUESTS_A_UNIT + REQUESTS_A_SHARD + REQUESTS_A_PACKED
     documents = given.tokens / given.document_tokens
-    gather = units * (REQUESTS_A_RECEIPT * given.answer_seconds / RECEIPTS_AT_ONCE + costs.receipt_seconds)
+    gather = units * (given.answer_seconds / PACK_UNITS + costs.receipt_seconds)
     copy_seconds = LOOKS_A_COPY * given.answer_seconds + token_bytes / given.copy_bytes
     at_once = min(given.cores, PROVENANCE_AT_ONCE)
     alone = costs.provenance_serial + (1 - costs.provenance_serial) / at_once
@@ -198,8 +200,7 @@ def rows(costs: Costs, given: argparse.Namespace) -> list[list[str]]:
         )
         found = simulate(cluster, units, unit_seconds, given.seed)
         left = max(0.0, units - found.done * SHARDS_AT_ONCE / copy_seconds)  # shards that are not copied when units end
-        looks = units * LOOKS_A_SHARD * given.answer_seconds
-        link = (looks + left * (copy_seconds + LOOKS_A_COPY * given.answer_seconds)) / FILES_AT_ONCE
+        link = left * (copy_seconds + LOOKS_A_COPY * given.answer_seconds) / FILES_AT_ONCE
         whole = max(found.done, units * given.driver_seconds) + gather + link + provenance
         cells = (
             f"{nodes:,}",

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tokenmill import records
-from tokenmill.build.receipt import PIECES, RECEIPTS, REJECTS, Receipt, load_receipt, read_receipt
+from tokenmill.build.receipt import PIECES, RECEIPTS, REJECTS, Receipt, read_receipt
+from tokenmill.build.trust import load_receipt
 from tokenmill.errors import DatasetError
 from tokenmill.manifest import Shard, SourceTotal
 from tokenmill.storage import Digest, Folder

@@ -13,7 +13,8 @@ import tokenmill
 from conftest import Command, leftovers, tree
 from tokenmill import records
 from tokenmill.build import state
-from tokenmill.build.receipt import NO_LIMIT, load_receipt, receipt_name
+from tokenmill.build.receipt import NO_LIMIT, receipt_name
+from tokenmill.build.trust import load_receipt
 from tokenmill.build.waiting import NOTE
 from tokenmill.storage import Folder
 from tokenmill.storage.fs import LocalFileSystem

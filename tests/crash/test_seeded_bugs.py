@@ -21,7 +21,7 @@ def test_a_bug_that_is_none_is_not_noticed() -> None:
 
 
 def test_troubles_that_are_no_crashes_give_the_right_bytes_or_are_told() -> None:
-    row = troubles(("plain",), {"plain": 60, "splits": 60, "budget": 60}, every=20)
+    row = troubles(("plain",), {"plain": 60, "splits": 60, "budget": 60, "packs": 60}, every=20)
     assert not row.wrong
     assert row.hangs == 0
     assert row.tried > 300

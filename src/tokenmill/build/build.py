@@ -20,6 +20,7 @@ from tokenmill.build.commit import commit
 from tokenmill.build.crew import Crew, needs_crew
 from tokenmill.build.early import linking_early
 from tokenmill.build.executor import Checked, Executor, Failure, make_request
+from tokenmill.build.packs import packing
 from tokenmill.build.pool import Pool
 from tokenmill.build.progress import Progress, Tally, Watcher
 from tokenmill.build.receipt import (
@@ -28,13 +29,12 @@ from tokenmill.build.receipt import (
     RECEIPTS,
     REJECTS,
     Receipt,
-    load_receipt,
-    load_receipts,
     read_receipt,
     receipt_name,
 )
 from tokenmill.build.setup import Setup, make_work, set_up
 from tokenmill.build.task import Task, Work, make_task
+from tokenmill.build.trust import load_receipt, load_receipts
 from tokenmill.build.waiting import leaving_a_note
 from tokenmill.errors import BuildError, DamagedPieceError, DatasetError, DiskFullError, Interrupted
 from tokenmill.manifest import Manifest
@@ -44,7 +44,7 @@ from tokenmill.storage.lock import locked
 from tokenmill.storage.log import open_log
 from tokenmill.storage.places import ready
 from tokenmill.storage.scratch import scratch_corner
-from tokenmill.storage.space import require_space
+from tokenmill.storage.space import has_space, require_space
 from tokenmill.tokenizer.spec import TokenizerSpec
 
 Hire = Callable[[Folder, Work, TokenizerSpec], Executor]
@@ -161,7 +161,7 @@ def _check_first(setup: Setup, folder: Folder, executor: Executor, progress: Pro
     progress.tell("parity", **checked.parity)
     expected, limit = checked.estimate, setup.recipe.max_tokens
     share = min(1.0, limit / expected.tokens) if limit and expected.tokens else 1.0
-    check_space(folder, round(expected.output_bytes * share) - state.bytes_done(folder))
+    check_space(folder, round(expected.output_bytes * share))
     return checked
 
 
@@ -176,11 +176,13 @@ def _check_again(setup: Setup, executor: Executor, num_units: int) -> dict[str, 
     return checked.parity
 
 
-def check_space(folder: Folder, need: int) -> None:
-    """Raise `DiskFullError` now rather than after hours."""
+def check_space(folder: Folder, whole: int) -> None:
+    """Raise `DiskFullError` now rather than after hours. What is there already of the whole needs no more room."""
+    if has_space(folder, whole):  # as mostly: then a million pieces need not be looked at
+        return
     require_space(
         folder,
-        need,
+        whole - state.bytes_done(folder),
         hint="free some space, choose another output, or limit the work with --max-tokens or --sample",
     )
 
@@ -221,13 +223,14 @@ def _run_units(
         if message["kind"] == "done":  # a hint: all receipts are read in the end, side by side
             known[message["unit"]] = _num_tokens(folder, message["unit"]) if setup.recipe.max_tokens else 0
             look()
+            pack(message["unit"])
             if ahead is not None:
                 ahead.release(message["unit"])
         progress.hear(message)
 
     leading, ahead = led_by(folder, setup.listing.root, tasks())
     try:
-        with linking_early(folder, plan, setup.recipe.splits, known, linked) as look:
+        with linking_early(folder, plan, setup.recipe.splits, known, linked) as look, packing(folder, known) as pack:
             failures = executor.run(leading, listen)
         _raise_failures(failures, setup)
         cut = budget.cut(plan)

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from tokenmill.build import quick
-from tokenmill.errors import BuildError, DatasetError, MissingFileError
+from tokenmill.errors import BuildError, DatasetError
 from tokenmill.manifest import Shard, SourceTotal, check_split_name
 from tokenmill.storage import Digest, Folder
 from tokenmill.typed import MAX_INT
@@ -19,6 +18,7 @@ PIECES = ".build/pieces"
 RECEIPTS = ".build/receipts"
 REJECTS = ".build/rejects"
 NO_LIMIT = -1
+MAX_RECEIPT_BYTES = 1 << 26
 # A unit, and the token limit that it was cut to.
 Key = tuple[int, int]
 _SUM = re.compile(r"[0-9a-f]{32}")
@@ -96,10 +96,15 @@ def check_books(receipt: Receipt) -> None:
 
 
 def read_receipt(folder: Folder, name: str) -> Receipt:
+    """The receipt in a file, or an error, as `open_receipt` has it."""
+    return open_receipt(folder.read(name, max_bytes=MAX_RECEIPT_BYTES), where=name)
+
+
+def open_receipt(data: bytes, *, where: str) -> Receipt:
     """A receipt that is sealed, balances and speaks of its own files only; else `DatasetError` or `BuildError`."""
-    receipt = quick.unseal(Receipt, folder.read(name, max_bytes=1 << 26), where=name)
-    if wrong := _untrue(receipt, where=name):
-        raise DatasetError(f"{name}: {wrong}", hint="the receipt is damaged or was not written by tokenmill")
+    receipt = quick.unseal(Receipt, data, where=where)
+    if wrong := _untrue(receipt, where=where):
+        raise DatasetError(f"{where}: {wrong}", hint="the receipt is damaged or was not written by tokenmill")
     check_books(receipt)
     return receipt
 
@@ -123,56 +128,6 @@ def _untrue(receipt: Receipt, *, where: str) -> str:
     if not all(map(_SUM.fullmatch, sums)):
         return "a sum is no sum"
     return "a file of another unit" if is_foreign else ""
-
-
-def load_receipt(
-    folder: Folder, unit: int, token_limit: int, fingerprint: str, *, rehash: bool, look: bool = True
-) -> Receipt | None:
-    """The receipt of a unit if it and its files can be trusted. Without a `look`, those that a commit needs are: it
-    will notice.
-
-    Whatever cannot be is moved to quarantine, and the unit is as if it had never run.
-    """
-    name = receipt_name(unit, token_limit)
-    try:
-        receipt = read_receipt(folder, name)
-        if (receipt.unit, receipt.token_limit, receipt.fingerprint) != (unit, token_limit, fingerprint):
-            raise DatasetError(f"{name} belongs to another unit or another plan")
-    except MissingFileError:
-        return None
-    except (DatasetError, BuildError):
-        folder.quarantine(name)
-        return None
-    files = receipt.all_files() if look else receipt.rejects()
-    damaged = list(_damaged(folder, files, rehash=rehash))
-    if not damaged:
-        return receipt
-    # What is there and wrong cannot stay under a receipt. What is only gone is made again: another build may have
-    # finished behind our back, and its receipts must stay as they are.
-    if wrong := [file for file in damaged if folder.exists(file)]:
-        folder.quarantine(name)
-        for file in wrong:
-            folder.quarantine(file)
-    return None
-
-
-def load_receipts(
-    folder: Folder, units: Iterable[int], fingerprint: str, *, look: bool = True
-) -> Iterator[Receipt | None]:
-    """Receipts of whole units, in order, by the sizes of their files; None for each that cannot be trusted."""
-
-    def load(unit: int) -> Receipt | None:
-        return load_receipt(folder, unit, NO_LIMIT, fingerprint, rehash=False, look=look)
-
-    return folder.each(load, folder.announce(units, lambda unit: receipt_name(unit, NO_LIMIT)))
-
-
-def _damaged(folder: Folder, files: dict[str, Digest], *, rehash: bool) -> Iterator[str]:
-    for name, digest in files.items():
-        found = folder.stat(name)
-        there = found is not None and found.is_file and found.size == digest.bytes
-        if not there or (rehash and folder.digest(name) != digest):
-            yield name
 
 
 def hex_sum(total: npt.NDArray[np.uint64]) -> str:

@@ -3,7 +3,8 @@
 OUT/.build/plan.json      the plan; its fingerprint must match
     .build/job.json       how its units were done, for repair and verify --source
     .build/clean.json     units that were done at the last clean stop: they need no rehash
-    .build/receipts       one a unit           .build/pieces   what units wrote
+    .build/receipts       one a unit           .build/packs    the same, many in a file
+    .build/pieces         what units wrote
     .build/rejects        bad documents        .build/quarantine   files that failed a check
 """
 
@@ -19,9 +20,11 @@ from typing import TYPE_CHECKING, Any
 from tokenmill import manifest as manifests
 from tokenmill import placement, records
 from tokenmill.build.ahead import NOTE as FETCHED
-from tokenmill.build.receipt import PIECES, RECEIPTS, REJECTS, Receipt, load_receipts
+from tokenmill.build.packs import PACKS
+from tokenmill.build.receipt import PIECES, RECEIPTS, REJECTS, Receipt
 from tokenmill.build.setup import Setup
 from tokenmill.build.task import Work
+from tokenmill.build.trust import listed_sizes, load_receipts
 from tokenmill.build.waiting import NOTE
 from tokenmill.errors import DatasetError, LockedError, OutputError, SourceChangedError, StorageError
 from tokenmill.manifest import Manifest
@@ -42,10 +45,10 @@ TOKENIZER_COPY = ".build/tokenizer"
 PROVENANCE_SUFFIX = ".provenance.parquet"
 # A build may have left millions of pieces.
 REMOVED_AT_ONCE = 1 << 16
-SWEPT = ("", ".build", PIECES, RECEIPTS, REJECTS, "provenance")
+SWEPT = ("", ".build", PIECES, RECEIPTS, PACKS, REJECTS, "provenance")
 # What there is before the plan, and what is left without it when a build that is started over is killed.
 _BEGUN = (
-    LOCK, ".build/events.jsonl", PIECES, RECEIPTS, REJECTS, ".build/quarantine", JOB, CLEAN, NOTE, FETCHED,
+    LOCK, ".build/events.jsonl", PIECES, RECEIPTS, PACKS, REJECTS, ".build/quarantine", JOB, CLEAN, NOTE, FETCHED,
     TOKENIZER_COPY,
 )  # fmt: skip
 _SHARD_FILE = re.compile(r"\d{5,}\.(bin|idx|parquet)|.*\.tmp")
@@ -238,7 +241,8 @@ def trusted_receipts(folder: Folder, plan: Plan) -> Iterator[Receipt]:
         return
     if clean.fingerprint == plan.fingerprint:
         units = (unit for unit in clean.units if 0 <= unit < len(plan.units))
-        yield from (receipt for receipt in load_receipts(folder, units, clean.fingerprint) if receipt is not None)
+        found = load_receipts(folder, units, clean.fingerprint, size_of=listed_sizes(folder))
+        yield from (receipt for receipt in found if receipt is not None)
 
 
 def num_receipts(folder: Folder) -> int:
@@ -274,6 +278,7 @@ def clean_up(folder: Folder, local: Folder | None) -> None:
     pieces = (name for name in folder.names(PIECES) if not name.endswith(PROVENANCE_SUFFIX))
     while some := list(itertools.islice(pieces, REMOVED_AT_ONCE)):
         folder.remove_all([f"{PIECES}/{name}" for name in some])
+    folder.remove_tree(PACKS)
     folder.remove_tree(CLEAN)
     if local is not None:
         local.remove_tree("")
@@ -291,7 +296,7 @@ def tidy(folder: Folder, splits: Iterable[str], local: Folder | None) -> None:
     if not folder.exists(".build") or not (
         any(is_temp(name) for place in places for name in folder.names(place))
         or any(not name.endswith(PROVENANCE_SUFFIX) for name in folder.names(PIECES))
-        or any(folder.exists(name) for name in (CLEAN, NOTE, LOCK))
+        or any(folder.exists(name) for name in (PACKS, CLEAN, NOTE, LOCK))
         or (local is not None and local.exists(""))
     ):
         return

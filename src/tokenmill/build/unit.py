@@ -25,11 +25,11 @@ from tokenmill.build.receipt import (
     Receipt,
     check_books,
     hex_sum,
-    load_receipt,
     receipt_name,
     unit_name,
 )
 from tokenmill.build.task import Task, Work
+from tokenmill.build.trust import load_receipt
 from tokenmill.filters import load_filter
 from tokenmill.manifest import BAD, SourceTotal
 from tokenmill.shards.writer import ShardWriter

@@ -9,12 +9,21 @@ from tokenmill.storage.folder import Folder
 MARGIN_BYTES = 64_000_000
 
 
+def has_space(folder: Folder, need: int) -> bool:
+    """Whether so many bytes, and a margin, are free, as far as anybody knows."""
+    return _fits(need, folder.free_bytes())
+
+
 def require_space(folder: Folder, need: int, *, hint: str = "free some space, or choose another output") -> None:
     """Raise `DiskFullError` unless so many bytes, and a margin, are free."""
     free = folder.free_bytes()
-    if free is not None and need > 0 and need + MARGIN_BYTES > free:
+    if free is not None and not _fits(need, free):
         raise DiskFullError(
             f"{folder.path} needs about {format_bytes(need + MARGIN_BYTES)} and has {format_bytes(free)} free: "
             f"{format_bytes(need + MARGIN_BYTES - free)} are missing",
             hint=hint,
         )
+
+
+def _fits(need: int, free: int | None) -> bool:
+    return free is None or need <= 0 or need + MARGIN_BYTES <= free

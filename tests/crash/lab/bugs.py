@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 from lab.modelfs import ModelFileSystem
 from tokenmill import records
-from tokenmill.build import build, commit, receipt, state, unit
+from tokenmill.build import build, commit, receipt, state, trust, unit
 from tokenmill.build.budget import Budget
 from tokenmill.build.receipt import PIECES, RECEIPTS, REJECTS
 from tokenmill.errors import DatasetError, LockedError
@@ -154,7 +154,7 @@ def _anyones(real: Any) -> Any:
             found = receipt.read_receipt(where, name)
         except Exception:
             return real(where, number, limit, fingerprint, **more)
-        with patch.object(receipt, "receipt_name", lambda *_: name):
+        with patch.object(trust, "receipt_name", lambda *_: name):
             return real(where, found.unit, found.token_limit, found.fingerprint, **more)
 
     return load
@@ -163,9 +163,9 @@ def _anyones(real: Any) -> Any:
 def _any_size(real: Any) -> Any:
     """`_damaged` without the sizes: what is there is believed, unless it is hashed."""
 
-    def damaged(where: Folder, files: dict[str, Digest], *, rehash: bool) -> Iterator[str]:
+    def damaged(where: Folder, files: dict[str, Digest], size_of: Any, *, rehash: bool) -> Iterator[str]:
         if rehash:
-            yield from real(where, files, rehash=True)
+            yield from real(where, files, size_of, rehash=True)
         else:
             yield from (name for name in files if not where.exists(name))
 
@@ -211,6 +211,10 @@ def _opened(data: bytes, *, where: str) -> bytes:
 def _unsealed(kind: Any, data: bytes, *, where: str) -> Any:
     """Nothing of it is remembered: other bugs come behind this one."""
     return records.convert(kind, records.parse(_opened(data, where=where), where=where), where=where)
+
+
+def _open_unsealed(data: bytes, *, where: str) -> Any:
+    return _unsealed(receipt.Receipt, data, where=where)
 
 
 def _one_write(real: Any) -> Any:
@@ -262,7 +266,7 @@ def _locked_for_ever(where: Folder, patience: float | None) -> None:
 
 
 def _load_receipt(make: Callable[[Any], Any]) -> Plant:
-    return _all_of(*(_instead(module, "load_receipt", make) for module in (unit, build, receipt)))
+    return _all_of(*(_instead(module, "load_receipt", make) for module in (unit, build, trust)))
 
 
 BUGS: tuple[Bug, ...] = (
@@ -311,8 +315,8 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug("a budget that counts units behind a gap", _instead(Budget, "is_spent", _gaps), "decays", "budget"),
     Bug("no rehash at resume", _load_receipt(_believing), "decays", "plain"),
-    Bug("no size check at resume", _instead(receipt, "_damaged", _any_size), "decays", "plain"),
-    Bug("damaged files trusted, not quarantined", _as(receipt, "_damaged", lambda *_, **__: ()), "decays", "plain"),
+    Bug("no size check at resume", _instead(trust, "_damaged", _any_size), "decays", "plain"),
+    Bug("damaged files trusted, not quarantined", _as(trust, "_damaged", lambda *_, **__: ()), "decays", "plain"),
     Bug("no question whose receipt it is", _load_receipt(_anyones), "decays", "plain"),
     Bug("no digest check when joining", _without(commit, "_check_bytes"), "decays", "splits"),
     Bug("no new hashing after a damaged piece", _without(state, "distrust"), "decays", "splits"),
@@ -322,6 +326,7 @@ BUGS: tuple[Bug, ...] = (
         "decays",
         "join",
     ),
+    Bug("no check of seals in packs", _as(trust, "open_receipt", _open_unsealed), "decays", "packs"),
     Bug("any file with the name is the same file", _as(Folder, "_is_same", lambda *_: True), "decays", "plain"),
     Bug("no loop on short writes", _instead(output, "write_all", _one_write), "short", "plain"),
     Bug(

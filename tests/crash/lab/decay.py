@@ -16,6 +16,7 @@ from lab.verdict import difference, run
 from tokenmill.errors import DamagedPieceError, TokenmillError
 
 CLEAN = f"{OUT}/.build/clean.json"
+RECEIPTS, PACKS = f"{OUT}/.build/receipts/", f"{OUT}/.build/packs/"
 # A lock says nothing of use when it is damaged, and the log is for people. Without its plan a folder is nobody's build:
 # it is refused, in words, as anything else that is not ours.
 _SPARED = (f"{OUT}/.build/lock", f"{OUT}/.build/events.jsonl", f"{OUT}/.build/plan.json")
@@ -75,8 +76,11 @@ def _is_trusted(contents: Contents, path: str, data: bytes | None) -> bool:
 
     Units that were done at the last clean stop are trusted by their sizes, so that thousands of them cost no time. A
     piece that changed since then without growing or shrinking becomes a shard as it is, and `verify` has to name it.
+    A receipt of such a unit is not opened if a copy of it is in a pack.
     """
-    is_of_a_unit = path.endswith((".bin", ".idx", ".provenance.parquet", ".jsonl"))
+    if CLEAN in contents and path.startswith(RECEIPTS) and any(other.startswith(PACKS) for other in contents):
+        return True
+    is_of_a_unit = path.endswith((".bin", ".idx", ".provenance.parquet", ".jsonl")) and not path.startswith(PACKS)
     return is_of_a_unit and CLEAN in contents and data is not None and len(data) == len(contents[path])
 
 

@@ -189,7 +189,7 @@ def explore(kind: str, exploration: Exploration, thinned: int = 1) -> Findings:
         return explorer.findings
 
 
-BUILD_CUTS = {"plain": 2000, "splits": 2500, "scratch": 50, "budget": 2000}
+BUILD_CUTS = {"plain": 2000, "splits": 2500, "scratch": 50, "budget": 2000, "packs": 500}
 OTHER_CUTS = {"join": 7500, "repair": 2000, "remake": 2000}
 FULL_HISTORIES = dict.fromkeys(KINDS, 100)
 EXPERIMENTS = [

@@ -105,7 +105,7 @@ def _subjects() -> Iterator[tuple[Callable[[str], Subject], Boots]]:
         yield subject, boots
 
 
-FULL_DECAYS = {"plain": 700, "splits": 700, "scratch": 700, "budget": 700}
+FULL_DECAYS = {"plain": 700, "splits": 700, "scratch": 700, "budget": 700, "packs": 700}
 EXPERIMENTS = [
     ("modelled troubles", partial(troubles, ("plain", "scratch"), FULL_DECAYS, every=5)),
     ("seeded bugs", seeded_bugs),

@@ -70,6 +70,11 @@ def _budget(path: Path) -> Subject:
     return _build(path, "plain", "build with a budget", documents=4, unit_bytes=300, max_tokens=50)
 
 
+def _packs(path: Path) -> Subject:
+    """Four units, the receipts of two in a pack each."""
+    return _build(path, "packs", "build with packs", documents=6, unit_bytes=300)
+
+
 def _join(path: Path) -> Subject:
     """All of four units are done; some pieces are joined, others are linked, and many names wait for one fsync."""
     whole = _build(path, "plain", "joining", documents=6, unit_bytes=300, split={"val": 0.3, "test": 0.3})
@@ -106,6 +111,7 @@ KINDS: dict[str, Callable[[Path], Subject]] = {
     "splits": _splits,
     "scratch": _scratch,
     "budget": _budget,
+    "packs": _packs,
     "join": _join,
     "repair": _repair,
     "remake": _remake,

@@ -11,14 +11,16 @@ import hashlib
 import json
 import random
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tokenmill.build import packs
 from tokenmill.build.build import Manner, build, make_executor
 from tokenmill.manifest import Manifest
 from tokenmill.recipe import make_recipe
@@ -32,6 +34,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "budget": {"max_tokens": 1800},
     "scratch": {},
     "prepend": {"eot": "prepend", "split": {}},
+    "packs": {},
 }
 _WORDS = ("mill", "turns", "text", "into", "数千の文書", "слова", "naïve", "🙂", "<|endoftext|>", "\t", "12345")
 
@@ -46,13 +49,15 @@ class World:
     recipe: dict[str, Any]
     scratch: str | None
     right: Tree
+    pack_units: int = packs.PACK_UNITS
 
     def build(self, output: str, fs: FileSystem = LOCAL) -> Manifest:
         """Build, or go on with a build, in this process."""
         wanted = make_recipe({"sources": (str(self.sources),), **self.recipe}, config=None)
         folder = Folder(output, fs)
         hire = partial(make_executor, 1, None)
-        found, _ = build(wanted, folder, Manner(hire=hire, scratch=self.scratch))
+        with patch.object(packs, "PACK_UNITS", self.pack_units):
+            found, _ = build(wanted, folder, Manner(hire=hire, scratch=self.scratch))
         return found
 
     def verify(self, output: str, fs: FileSystem = LOCAL) -> Report:
@@ -72,9 +77,10 @@ def make_world(path: Path, kind: str = "plain", *, documents: int = 24, **fields
     _write_sources(sources, documents)
     recipe = {"tokenizer": "byte", "unit_bytes": 600, "split": {"val": 0.2}, **KINDS[kind], **fields}
     scratch = str(path / "scratch") if kind == "scratch" else None
-    world = World(sources=sources, recipe=recipe, scratch=scratch, right={})
+    pack_units = 2 if kind == "packs" else packs.PACK_UNITS
+    world = World(sources=sources, recipe=recipe, scratch=scratch, right={}, pack_units=pack_units)
     world.build(str(path / "right"))
-    return World(sources=sources, recipe=recipe, scratch=scratch, right=tree(str(path / "right")))
+    return replace(world, right=tree(str(path / "right")))
 
 
 def tree(output: str, fs: FileSystem = LOCAL) -> Tree:
