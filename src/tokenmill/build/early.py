@@ -22,7 +22,8 @@ from tokenmill.errors import TokenmillError
 from tokenmill.planning import Plan
 from tokenmill.storage import Folder
 
-_SHARDS_AT_ONCE = 32
+# Of two files each. It is the store that works on them.
+SHARDS_AT_ONCE = 128
 _RECEIPTS_AT_ONCE = 64
 
 
@@ -64,8 +65,8 @@ class _Follower:
         self.look()
 
     def follow(self) -> None:
-        slots = threading.Semaphore(_SHARDS_AT_ONCE)
-        with contextlib.suppress(TokenmillError), ThreadPoolExecutor(_SHARDS_AT_ONCE) as pool:
+        slots = threading.Semaphore(SHARDS_AT_ONCE)
+        with contextlib.suppress(TokenmillError), ThreadPoolExecutor(SHARDS_AT_ONCE) as pool:
             for group in group_pieces(self._receipts(), self._splits, self._plan.target_tokens):
                 if self._stopped:  # this group may not be whole
                     return
