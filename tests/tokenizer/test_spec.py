@@ -360,9 +360,9 @@ def test_a_tokenizer_without_a_configuration_comes_from_the_hub_too_and_its_revi
     with hub(files) as (endpoint, requests):
         (found,) = resolve_elsewhere("org/name@v1.0", home=tmp_path / "home", endpoint=endpoint)
     assert (found["eot_id"], found["name"]) == (1, "org/name@v1.0")
-    asked = [request for request in requests if "/org/name/" in request]
+    asked = [request for request in requests if "/resolve/" in request]
     assert asked
-    assert all("/resolve/v1.0/" in request for request in asked)
+    assert all("/org/name/resolve/v1.0/" in request for request in asked)
 
 
 def test_a_name_that_the_hub_does_not_know_is_an_error_with_a_hint(tmp_path: Path) -> None:
@@ -371,6 +371,14 @@ def test_a_name_that_the_hub_does_not_know_is_an_error_with_a_hint(tmp_path: Pat
     assert "unknown tokenizer 'org/nope'" in found["error"]
     assert "gpt2, byte, char" in found["error"]
     assert found["hint"]
+
+
+def test_a_hub_that_cannot_be_reached_is_not_waited_for_and_what_came_before_will_do(tmp_path: Path) -> None:
+    with hub({"/org/name/resolve/main/tokenizer.json": train(special=["<|endoftext|>"]).encode()}) as (endpoint, _):
+        (found,) = resolve_elsewhere("org/name", home=tmp_path / "home", endpoint=endpoint)
+    again, unknown = resolve_elsewhere("org/name", "org/nope", home=tmp_path / "home", endpoint=endpoint)
+    assert again == found
+    assert "the hub cannot be reached" in unknown["error"]
 
 
 def test_an_unknown_name_without_a_network_is_an_error_with_a_hint(tmp_path: Path) -> None:

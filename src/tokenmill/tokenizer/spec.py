@@ -15,6 +15,7 @@ import importlib.metadata
 import importlib.resources
 import json
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -176,19 +177,39 @@ def _from_hub(name: str, eot_token: str | None) -> TokenizerSpec:
     from huggingface_hub.errors import EntryNotFoundError
 
     repository, _, revision = name.partition("@")
+    silence = _silence(repository)
+    fetch = partial(hf_hub_download, repository, revision=revision or None, local_files_only=bool(silence))
     try:
-        content = _read(Path(hf_hub_download(repository, "tokenizer.json", revision=revision or None)))
+        content = _read(Path(fetch("tokenizer.json")))
         try:
-            config = _read(Path(hf_hub_download(repository, "tokenizer_config.json", revision=revision or None)))
+            config = _read(Path(fetch("tokenizer_config.json")))
         except EntryNotFoundError:
             config = None
     except Exception as error:  # the hub's client raises many kinds; all mean that there is no tokenizer
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        said = f"the hub cannot be reached: {silence}" if silence else f"the hub says: {_first_line(error)}"
         raise TokenizerError(
-            f"unknown tokenizer {name!r}: not built in (gpt2, byte, char), not a file, and the hub says: {reason}",
+            f"unknown tokenizer {name!r}: not built in (gpt2, byte, char), not a file, and {said}",
             hint="check the name, or give a tokenizer.json, .tiktoken or .model file",
         ) from None
     return _hf(name, content, config, eot_token)
+
+
+def _silence(repository: str) -> str:
+    """Why the hub cannot be reached, "" if it answers. To fetch a file, its client would try for half a minute."""
+    from huggingface_hub import HfApi
+    from huggingface_hub.errors import HfHubHTTPError, HFValidationError, OfflineModeIsEnabled
+
+    try:
+        HfApi().model_info(repository)
+    except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled):  # whoever fetches from it is told the same
+        return ""
+    except Exception as error:  # those of its http library have no public name
+        return _first_line(error)
+    return ""
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
 def _tiktoken(name: str, content: bytes, scheme: str, eot: int | None, eot_token: str | None) -> TokenizerSpec:
