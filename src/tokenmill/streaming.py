@@ -23,9 +23,9 @@ import numpy.typing as npt
 from tokenmill import records
 from tokenmill.build.check import check
 from tokenmill.build.epoch import START, Epoch, Mark, Texts
-from tokenmill.build.executor import make_request
 from tokenmill.build.inline import EngineHolder
 from tokenmill.build.setup import make_work, set_up
+from tokenmill.build.visits import make_request
 from tokenmill.data.ahead import ahead
 from tokenmill.data.held import Held
 from tokenmill.data.loader import STATE_VERSION, check_share, check_state

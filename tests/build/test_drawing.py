@@ -18,8 +18,8 @@ from conftest import write_jsonl, write_parquet
 from s3 import Bucket
 from tokenmill.build.check import check
 from tokenmill.build.estimate import Estimate
-from tokenmill.build.executor import Checked, divided, joined, make_request
 from tokenmill.build.setup import make_work, set_up
+from tokenmill.build.visits import Checked, divided, joined, make_request
 from tokenmill.recipe import make_recipe
 from tokenmill.storage.store import Store
 from tokenmill.tokenizer.encoded import text_array

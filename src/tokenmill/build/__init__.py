@@ -2,8 +2,10 @@
 
 prepare   hires a crew, then builds         build      all of it in order
 setup     recipe -> sources, tokenizer, plan
-check     a look before the work            epoch      units -> tokens in memory, for a stream
+check     a look before the work: visits, where; drawing, what lies there; estimate, what it tells of the whole
 documents text -> kept documents' tokens    unit       one unit -> pieces + receipt
+receipt   what a unit says when it is done  trust      whether it is believed
+packs     many receipts in a file           epoch      units -> tokens in memory, for a stream
 executor  what runs units: inline, pool, ray; ray_nodes: whole parts on nodes, each built by part
 crew      worker processes                  foreman    forks them, with everything loaded
 budget    an exact number of tokens         commit     receipts -> shards -> manifest

@@ -19,7 +19,7 @@ from tokenmill.build.budget import Budget
 from tokenmill.build.commit import commit
 from tokenmill.build.crew import Crew, needs_crew
 from tokenmill.build.early import linking_early
-from tokenmill.build.executor import Checked, Executor, Failure, make_request
+from tokenmill.build.executor import Executor, Failure
 from tokenmill.build.packs import packing
 from tokenmill.build.pool import Pool
 from tokenmill.build.progress import Progress, Tally, Watcher
@@ -35,6 +35,7 @@ from tokenmill.build.receipt import (
 from tokenmill.build.setup import Setup, make_work, set_up
 from tokenmill.build.task import Task, Work, make_task
 from tokenmill.build.trust import load_receipt, load_receipts
+from tokenmill.build.visits import Checked, make_request
 from tokenmill.build.waiting import leaving_a_note
 from tokenmill.errors import BuildError, DamagedPieceError, DatasetError, DiskFullError, Interrupted
 from tokenmill.manifest import Manifest

@@ -15,8 +15,8 @@ import numpy as np
 
 from tokenmill.build.drawing import Drawn, draw
 from tokenmill.build.estimate import Count, Seen, Survey
-from tokenmill.build.executor import Checked, Request, Visit
 from tokenmill.build.task import Work
+from tokenmill.build.visits import Checked, Request, Visit
 from tokenmill.errors import SourceError
 from tokenmill.shards.layout import numpy_dtype
 from tokenmill.storage.urls import is_url

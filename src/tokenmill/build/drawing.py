@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.build.estimate import Count
-from tokenmill.build.executor import TABLES, Request, Visit
 from tokenmill.build.task import Work
+from tokenmill.build.visits import TABLES, Request, Visit
 from tokenmill.planning import EXPANSION, Source, Unit
 from tokenmill.sources.batch import Batch
 from tokenmill.sources.places import pin_of

@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterator
 from tokenmill import errors
 from tokenmill.build.check import check
 from tokenmill.build.crew import Message
-from tokenmill.build.executor import MAX_TRIES, Checked, Failure, Listener, Request, is_final
+from tokenmill.build.executor import MAX_TRIES, Failure, Listener, is_final
 from tokenmill.build.task import Task, Work
 from tokenmill.build.unit import Report, run_unit
+from tokenmill.build.visits import Checked, Request
 from tokenmill.cores import MEMORY_BUDGET
 from tokenmill.storage import Folder
 from tokenmill.tokenizer.encoded import Engine

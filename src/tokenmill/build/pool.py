@@ -19,8 +19,9 @@ from multiprocessing.connection import Connection
 
 from tokenmill import errors, records
 from tokenmill.build.crew import Crew, Message
-from tokenmill.build.executor import MAX_TRIES, Checked, Failure, Listener, Request, divided, joined, judge
+from tokenmill.build.executor import MAX_TRIES, Failure, Listener, judge
 from tokenmill.build.task import Task, Work
+from tokenmill.build.visits import Checked, Request, divided, joined
 from tokenmill.storage import Folder
 from tokenmill.storage.places import to_record
 from tokenmill.tokenizer.spec import TokenizerSpec

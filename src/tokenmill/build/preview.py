@@ -11,8 +11,8 @@ from tokenmill import manifest as manifests
 from tokenmill.build import state
 from tokenmill.build.check import check
 from tokenmill.build.estimate import Estimate
-from tokenmill.build.executor import Request, make_request
 from tokenmill.build.setup import Setup, make_work, set_up
+from tokenmill.build.visits import Request, make_request
 from tokenmill.cores import MEMORY_BUDGET, resolve_workers
 from tokenmill.errors import DatasetError
 from tokenmill.recipe import make_recipe

@@ -22,12 +22,13 @@ from typing import Any
 
 from tokenmill import errors, records
 from tokenmill.build.crew import Message
-from tokenmill.build.executor import MAX_TRIES, Checked, Failure, Listener, Request, judge
+from tokenmill.build.executor import MAX_TRIES, Failure, Listener, judge
 from tokenmill.build.foreman import WORKER_ENVIRONMENT
 from tokenmill.build.ray_bench import CALLS, Bench
 from tokenmill.build.ray_cluster import LOOK_SECONDS, answered, connect, hear, num_cores, num_slots, ray
 from tokenmill.build.task import Task, Work
 from tokenmill.build.versions import own_version
+from tokenmill.build.visits import Checked, Request
 from tokenmill.cores import positive_from_environment
 from tokenmill.storage import Folder
 from tokenmill.storage.places import to_record

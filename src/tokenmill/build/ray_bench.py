@@ -21,11 +21,11 @@ from tokenmill import errors, records
 from tokenmill.build import state
 from tokenmill.build.check import check
 from tokenmill.build.crew import Message
-from tokenmill.build.executor import Request
 from tokenmill.build.inline import EngineHolder
 from tokenmill.build.task import Task, Work
 from tokenmill.build.unit import begin_unit
 from tokenmill.build.versions import check_versions
+from tokenmill.build.visits import Request
 from tokenmill.errors import RecipeError
 from tokenmill.sources.startup import start_arrow
 from tokenmill.storage import Folder

@@ -24,11 +24,11 @@ from typing import TypeVar
 from tokenmill import errors, records
 from tokenmill.build.check import check
 from tokenmill.build.crew import Message, receive, send
-from tokenmill.build.executor import Request
 from tokenmill.build.inline import EngineHolder, Reporter
 from tokenmill.build.receipt import Receipt
 from tokenmill.build.task import Task, Work
 from tokenmill.build.unit import begin_unit
+from tokenmill.build.visits import Request
 from tokenmill.sources.startup import start_arrow
 from tokenmill.storage.places import from_record
 from tokenmill.tokenizer.engine import open_engine

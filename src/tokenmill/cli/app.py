@@ -110,6 +110,10 @@ def _root(version: Annotated[bool, typer.Option("--version", help="print the ver
 def prepare(options: dict[str, Any]) -> int:
     from tokenmill.build.prepare import prepare
 
+    if options["workers"] == 1:
+        from tokenmill.sources.startup import start_arrow
+
+        start_arrow()  # this process may be the worker
     quiet, progress = options["quiet"], not options["no_progress"]
     # Ray prints what goes wrong in a cluster to the output by itself; the watcher tells it as well.
     hushed = contextlib.redirect_stdout(io.StringIO()) if options["executor"] == "ray" else contextlib.nullcontext()

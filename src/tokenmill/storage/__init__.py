@@ -14,8 +14,8 @@ places    a path or a URL -> a folder
 In an object store, which is loaded only for a URL:
 urls      which URLs are taken              profile   keys that are not in the environment
 store     single requests, retried          remote    ranges in order, fetched ahead
-objects   a folder of objects               download  one object to this machine, verified
-cache     copies of a remote dataset, shared by the processes of a machine
+expected  ranges that are known before      objects   a folder of objects
+download  one object here, verified         cache     copies of a remote dataset, shared by the processes of a machine
 """
 
 from tokenmill.storage.folder import Folder

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tokenmill.build.estimate import Seen, Survey
-from tokenmill.build.executor import Checked, divided, joined, make_request
+from tokenmill.build.visits import Checked, divided, joined, make_request
 from tokenmill.planning import Extent, Plan, Source, make_plan
 
 SOURCE = Source(name="a.txt", kind="text", compression="", bytes=0, modified=0, split="", text={})
