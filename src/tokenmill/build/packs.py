@@ -60,16 +60,21 @@ def write_pack(folder: Folder, run: int) -> None:
 def packing(folder: Folder, done: Iterable[int]) -> Iterator[Callable[[int], None]]:
     """Gives what to call with each unit that is done after those that are `done` already."""
     counts = Counter(map(run_of, done))
-    # A store answers in its own time, and the caller has others to listen to.
-    with contextlib.nullcontext() if folder.is_local else ThreadPoolExecutor(1) as beside:
+    beside = ThreadPoolExecutor(1, thread_name_prefix="tokenmill-packs")
 
-        def note(unit: int) -> None:
-            run = run_of(unit)
-            counts[run] += 1
-            if counts[run] == PACK_UNITS:
-                if beside is None:
-                    write_pack(folder, run)
-                else:
-                    beside.submit(write_pack, folder, run)
+    def note(unit: int) -> None:
+        run = run_of(unit)
+        counts[run] += 1
+        if counts[run] < PACK_UNITS:
+            return
+        if folder.is_local:
+            write_pack(folder, run)
+        else:  # a store answers in its own time, and the caller has others to listen to
+            beside.submit(write_pack, folder, run)
 
+    try:
         yield note
+    except BaseException:
+        beside.shutdown(wait=False, cancel_futures=True)  # nobody waits for a pack who wants to stop
+        raise
+    beside.shutdown()
