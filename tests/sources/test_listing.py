@@ -312,3 +312,9 @@ def test_a_source_that_is_gone_is_an_error_that_names_it(tmp_path: Path) -> None
     (tmp_path / "a.txt").unlink()
     with pytest.raises(SourceError, match=r"cannot read .*a\.txt: No such file"):
         list(unit_of(listing))
+
+
+def test_sources_that_all_lie_in_the_output_are_none(tmp_path: Path) -> None:
+    fill(tmp_path, "out/a.txt")
+    with pytest.raises(RecipeError, match="no sources but what lies in the output"):
+        list_sources(make_recipe({"sources": (str(tmp_path / "out/a.txt"),)}), output=str(tmp_path / "out"))

@@ -9,7 +9,7 @@ import numpy as np
 
 from tokenmill.build.task import Work
 from tokenmill.cores import positive_from_environment
-from tokenmill.errors import RecipeError, SourceError, TokenizerError
+from tokenmill.errors import SourceError, TokenizerError
 from tokenmill.planning import Plan, make_plan
 from tokenmill.recipe import Recipe
 from tokenmill.shards.layout import dtype_for
@@ -45,8 +45,6 @@ def set_up(recipe: Recipe, *, output: str | None = None) -> Setup:
             f"{spec.name} names no end-of-text token", hint="name one with --eot-token, or use --eot none"
         )
     listing = list_sources(recipe, output=output)
-    if not listing.sources:
-        raise RecipeError("there are no sources", hint="give files, folders or globs")
     plan = make_plan(
         identity={},
         sources=listing.sources,

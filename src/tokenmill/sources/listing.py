@@ -8,7 +8,6 @@ named, or matched by a glob, is text if its ending says nothing else.
 from __future__ import annotations
 
 import contextlib
-import glob
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from tokenmill.errors import RecipeError, SourceError
 from tokenmill.planning import EXPANSION, Extent, Source
-from tokenmill.sources import arrow, jsonl, parquet, places
+from tokenmill.sources import arrow, jsonl, parquet, places, walking
 from tokenmill.sources.columns import Rule, find_rule, unseen_rule
 from tokenmill.sources.places import Pin
 from tokenmill.storage.hub import is_hub, plain_name
@@ -69,6 +68,9 @@ def list_sources(recipe: Recipe, *, output: str | None = None) -> Listing:
                 raise RecipeError(f"{path} is a source and a validation source", hint="name it once")
             if pin is not None:
                 pins[path] = pin
+    if not found:
+        others = " but what lies in the output" if recipe.sources else ""
+        raise RecipeError(f"there are no sources{others}", hint="give files, folders or globs, outside of the output")
     root = _root(list(found))
     extents: list[Extent] = []
     ordered = sorted(found, key=lambda path: os.fsencode(_name(path, root)))
@@ -113,9 +115,7 @@ def _expand(arguments: Sequence[str], *, any_ending: bool) -> Iterator[tuple[str
         elif os.path.exists(path):
             yield path, None
         else:
-            matches = sorted(
-                match for match in glob.glob(path, recursive=True) if os.path.isfile(match) and not _hidden(match, path)
-            )
+            matches = walking.matches(path)
             dataset = plain_name(argument)
             if not matches and dataset and not _is_a_path(argument):
                 yield from _expand_url(str(dataset), any_ending=any_ending)
@@ -152,11 +152,11 @@ def _no_files(argument: str) -> RecipeError:
 
 def _walk(folder: str, *, any_ending: bool) -> Iterator[str]:
     """The files of a folder. A dataset that lies in it is no source."""
-    for parent, folders, files in os.walk(folder):
+    for parent, folders, files in walking.walk(folder):
         if "dataset.json" in files and "provenance" in folders:
             folders.clear()
             continue
-        folders[:] = sorted(name for name in folders if not name.startswith((".", "__pycache__")))
+        folders[:] = [name for name in folders if not walking.is_passed_over(name)]
         for name in files:
             if _is_wanted(name, any_ending=any_ending):
                 yield os.path.join(parent, name)
@@ -165,12 +165,8 @@ def _walk(folder: str, *, any_ending: bool) -> Iterator[str]:
 def _is_wanted(name: str, *, any_ending: bool) -> bool:
     """Whether a file in a folder is a source: not hidden, and of a known kind."""
     *folders, last = name.split("/")
-    is_hidden = last.startswith((".", "cache-")) or any(part.startswith((".", "__pycache__")) for part in folders)
+    is_hidden = last.startswith((".", "cache-")) or any(map(walking.is_passed_over, folders))
     return not is_hidden and (any_ending or kind_of(last)[0] is not None)
-
-
-def _hidden(match: str, pattern: str) -> bool:
-    return "__pycache__" in match and "__pycache__" not in pattern
 
 
 def kind_of(name: str) -> tuple[str | None, str]:
