@@ -273,6 +273,25 @@ def test_reads_at_any_place_give_the_bytes_that_are_there(folder: Folder) -> Non
         assert buffer[:7] == data[-7:]
 
 
+@pytest.mark.filterwarnings("ignore:.*fork")  # newer Pythons warn of it, and trainers do it
+def test_a_forked_process_that_reads_an_object_is_told_and_does_not_hang(folder: Folder) -> None:
+    publish(folder, "a", bytes(1 << 20))
+    assert isinstance(folder, ObjectFolder)
+    found = folder.store.find(folder.key("a"))
+    assert found is not None
+    with RemoteFile(folder.store, found.key, found.size, found.etag) as file:
+        assert file.read(4) == bytes(4)
+        pid = os.fork()
+        if pid == 0:
+            file.seek(900_000)
+            try:
+                file.read(10)
+            except StorageError as error:
+                os._exit(7 if "forked" in error.message else 1)
+            os._exit(0)
+        assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+
+
 def test_an_object_that_is_replaced_while_it_is_read_is_noticed(folder: Folder, bucket: Bucket) -> None:
     publish(folder, "a", bytes(2 * RANGE_BYTES))
     assert isinstance(folder, ObjectFolder)

@@ -84,7 +84,7 @@ class ExpectedFile(RemoteFile):
             if begin >= enough and index > number:
                 break
             if index not in self._coming:
-                self._coming[index] = self._store.pool.submit(self._store.fetch, self._key, begin, end, self._etag)
+                self._coming[index] = self._store.begin(self._store.fetch, self._key, begin, end, self._etag)
         for index in list(self._coming)[:-_BLOCKS_HELD]:
             if index != number:
                 self._coming.pop(index).cancel()

@@ -17,13 +17,15 @@ import functools
 import hashlib
 import os
 import re
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from tokenmill.errors import RecipeError, SourceError
 from tokenmill.redaction import redact
+
+T = TypeVar("T")
 
 SCHEME = "hf://"
 _PREFIX = "hf://datasets/"
@@ -145,7 +147,10 @@ class HubStore:
 
     def __init__(self, place: HubPlace) -> None:
         self._place = place
-        self.pool = _pool()
+
+    def begin(self, ask: Callable[..., T], *given: Any) -> Future[T]:
+        """Have something asked while the caller does other things."""
+        return _pool(os.getpid()).submit(ask, *given)
 
     def fetch(self, key: str, start: int, stop: int, etag: str) -> bytes:
         """Bytes [start, stop) of a file. At a commit it cannot be another one."""
@@ -174,7 +179,8 @@ class HubStore:
 
 
 @functools.cache
-def _pool() -> ThreadPoolExecutor:
+def _pool(process: int) -> ThreadPoolExecutor:
+    """The threads of a process; a forked one has none of its parent's."""
     return ThreadPoolExecutor(_REQUESTS_AT_ONCE, thread_name_prefix="tokenmill-hub")
 
 

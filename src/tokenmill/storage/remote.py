@@ -56,7 +56,7 @@ def _ranges(start: int, stop: int) -> Iterator[tuple[int, int]]:
 def _begin(store: Store, found: Found, start: int, stop: int) -> tuple[Future[None], SimpleQueue[Any]]:
     """A range on its way; None ends its parts. They are bounded by its size alone: it never waits for its reader."""
     parts: SimpleQueue[Any] = SimpleQueue()
-    future = store.pool.submit(store.fetch_parts, found, start, stop, parts.put)
+    future = store.begin(store.fetch_parts, found, start, stop, parts.put)
     future.add_done_callback(lambda _: parts.put(None))
     return future, parts
 
@@ -133,7 +133,7 @@ class RemoteFile(io.RawIOBase):
             end = min(wanted, held_to + RANGE_BYTES)
             is_tail = end == self._size and end - held_to <= _FIRST_BYTES and self._etag
             fetch = partial(_fetch_tail, self._store) if is_tail else self._store.fetch
-            self._held.append((held_to, end, self._store.pool.submit(fetch, self._key, held_to, end, self._etag)))
+            self._held.append((held_to, end, self._store.begin(fetch, self._key, held_to, end, self._etag)))
             held_to = end
         self._end = stop
         parts = []

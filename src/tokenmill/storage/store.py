@@ -15,7 +15,7 @@ import random
 import re
 import time
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
@@ -105,11 +105,24 @@ class Store:
         self.root = root.root
         self._process = os.getpid()
         self._store = _connect(root)
-        self.pool = ThreadPoolExecutor(_REQUESTS_AT_ONCE, thread_name_prefix="tokenmill-store")
+        self._pool = ThreadPoolExecutor(_REQUESTS_AT_ONCE, thread_name_prefix="tokenmill-store")
+
+    def begin(self, ask: Callable[..., T], *given: Any) -> Future[T]:
+        """Have something asked, some of its kind at a time, while the caller does other things."""
+        self._check_process()
+        return self._pool.submit(ask, *given)
 
     def is_usable(self) -> bool:
-        """Whether this is the process that opened it: connections do not survive a fork."""
+        """Whether this is the process that opened it: neither connections nor threads survive a fork."""
         return self._process == os.getpid()
+
+    def _check_process(self) -> None:
+        """Whoever waited for an answer in a forked process would wait for ever."""
+        if not self.is_usable():
+            raise StorageError(
+                f"{self.root} cannot be reached from a forked process",
+                hint="start processes with the spawn method, or open the dataset in each of them",
+            )
 
     def find(self, key: str) -> Found | None:
         """An object; None if there is none."""
@@ -290,11 +303,7 @@ class Store:
     @contextlib.contextmanager
     def _explained(self, key: str, *, but: tuple[type[Exception], ...], patient_until: float = 0) -> Iterator[None]:
         """Errors as ours, but for those that the caller judges; those that may pass are swallowed for a while."""
-        if not self.is_usable():
-            raise StorageError(
-                f"{self.root} cannot be reached from a forked process",
-                hint="start processes with the spawn method, or open the dataset in each of them",
-            )
+        self._check_process()
         try:
             with UNDER_WAY:
                 yield
