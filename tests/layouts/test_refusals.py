@@ -8,13 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made import FEW, make_dataset
+from made import EOT, FEW, make_dataset
 
 import tokenmill
-from conftest import write_parquet
+from conftest import tree, write_parquet
 from tokenmill.data.dataset import Dataset
-from tokenmill.errors import DatasetError, DiskFullError, OutputError, RecipeError
+from tokenmill.errors import DatasetError, DiskFullError, LockedError, OutputError, RecipeError
 from tokenmill.layouts.registry import parse_layout
+from tokenmill.layouts.transfer import start_over
+from tokenmill.storage import Folder
+from tokenmill.storage.fs import LocalFileSystem
+from tokenmill.storage.lock import locked
 
 
 @pytest.fixture
@@ -101,6 +105,37 @@ def test_another_request_into_the_same_folder_shows_what_differs(few: Dataset, t
     assert sorted(os.listdir(tmp_path / "out")) == [".build", "train.bin", "val.bin"]
 
 
+def test_a_transfer_that_still_runs_is_not_started_over_by_another(few: Dataset, tmp_path: Path) -> None:
+    tokenmill.export(few, tmp_path / "out", to="nanogpt")
+    before = tree(tmp_path / "out")
+    with locked(Folder(str(tmp_path / "out"))), pytest.raises(LockedError):
+        tokenmill.export(few, tmp_path / "out", to="llmc", restart=True)
+    assert tree(tmp_path / "out") == before
+
+
+def test_who_starts_an_import_over_takes_the_manifest_away_first_and_for_good(few: Dataset, tmp_path: Path) -> None:
+    calls: list[str] = []
+
+    class Watched(LocalFileSystem):
+        def unlink(self, path: str) -> None:
+            super().unlink(path)
+            calls.append(os.path.relpath(path, tmp_path / "back"))
+
+        def fsync_folder(self, path: str) -> None:
+            super().fsync_folder(path)
+            calls.append(f"sync {os.path.relpath(path, tmp_path / 'back')}")
+
+    tokenmill.export(few, tmp_path / "out", to="olmo", shard_size=7)
+    tokenmill.import_(tmp_path / "out", tmp_path / "back", layout="olmo", eot_id=EOT)
+    start_over(Folder(str(tmp_path / "back"), Watched()))
+    removed = [call for call in calls if not call.startswith(".build") and call != "sync .build"]
+    manifest = removed.index("dataset.json")
+    assert removed[manifest : manifest + 2] == ["dataset.json", "sync ."]
+    assert all("/" not in call for call in removed[:manifest])
+    assert any(call.startswith("train/") for call in removed[manifest:])
+    assert os.listdir(tmp_path / "back") == []
+
+
 def test_a_folder_that_holds_something_else(few: Dataset, tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out/thesis.txt").write_text("mine")
@@ -111,8 +146,6 @@ def test_a_folder_that_holds_something_else(few: Dataset, tmp_path: Path) -> Non
 
 
 def test_a_disk_that_is_too_small(few: Dataset, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from tokenmill.storage.fs import LocalFileSystem
-
     monkeypatch.setattr(LocalFileSystem, "free_bytes", lambda *_: 1000)
     with pytest.raises(DiskFullError, match="missing"):
         tokenmill.export(few, tmp_path / "out", to="nanogpt")

@@ -25,7 +25,7 @@ from tokenmill.errors import DatasetError, DiskFullError, Interrupted, OutputErr
 from tokenmill.layouts.shape import Files, Part, Receipt
 from tokenmill.manifest import check_name
 from tokenmill.storage import Digest, Folder, Output, ScratchOutput
-from tokenmill.storage.lock import locked
+from tokenmill.storage.lock import LOCK, locked
 from tokenmill.storage.mapped import fast_digest
 from tokenmill.storage.output import is_temp
 from tokenmill.storage.scratch import scratch_corner
@@ -98,17 +98,28 @@ def _has_begun(folder: Folder) -> bool:
 
 
 def start_over(folder: Folder) -> None:
-    """Remove what an earlier transfer wrote here, and nothing else."""
+    """Remove what an earlier transfer wrote here, and nothing else. One that still runs is a `LockedError`."""
     if not folder.exists(REQUEST):
         return
-    for name in folder.names(RECEIPTS):
-        with contextlib.suppress(DatasetError):
-            receipt = records.unseal(Receipt, folder.read(f"{RECEIPTS}/{name}"), where=name)
-            for file in receipt.files:
-                check_name(file, where=name)
-                folder.remove(file)
-                _remove_empty(folder, os.path.dirname(file))
-    folder.remove_tree(".build")
+    with locked(folder):
+        # What sums the parts up goes first, and for good: without it, what a power cut leaves is no dataset.
+        _remove_files(folder, _receipt_name(LAST))
+        folder.sync("")
+        for name in folder.names(RECEIPTS):
+            _remove_files(folder, f"{RECEIPTS}/{name}")
+        for name in folder.names(".build"):
+            if f".build/{name}" != LOCK:
+                folder.remove_tree(f".build/{name}")
+    folder.remove_empty(".build")
+
+
+def _remove_files(folder: Folder, receipt_name: str) -> None:
+    with contextlib.suppress(DatasetError):
+        receipt = records.unseal(Receipt, folder.read(receipt_name), where=receipt_name)
+        for file in receipt.files:
+            check_name(file, where=receipt_name)
+            folder.remove(file)
+            _remove_empty(folder, os.path.dirname(file))
 
 
 def transfer(
