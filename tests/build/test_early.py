@@ -32,10 +32,9 @@ class Watched(Folder):
 
     is_local: ClassVar[bool] = False
 
-    def link_all(self, links: list[tuple[str, str, Digest]]) -> None:  # type: ignore[override]  # a list is enough
-        Folder.link_all(self, links)
-        for _, new, _ in links:
-            self.got.put(new)
+    def link(self, name: str, new: str, digest: Digest) -> None:
+        Folder.link(self, name, new, digest)
+        self.got.put(new)
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,8 @@ from huggingface_hub import constants
 import tokenmill
 from conftest import tree
 from hub import COMMIT, LATER, Repository, serve
-from tokenmill.build.ahead import Ahead
+from tokenmill import records
+from tokenmill.build.ahead import Ahead, Fetched
 from tokenmill.build.setup import set_up
 from tokenmill.build.task import make_task
 from tokenmill.errors import BuildError, Interrupted, OutputError, SourceError
@@ -128,6 +129,8 @@ def test_no_more_is_fetched_ahead_than_the_bound_allows(
     ahead = Ahead(Folder(str(tmp_path / "out")), setup.listing.root)
     leading = ahead.lead(iter(tasks))
     next(leading)
+    for coming in ahead._coming.values():
+        coming.result()
     ahead.stop()
     assert len(copies(tmp_path)) == num_files
 
@@ -143,6 +146,24 @@ def test_a_build_that_goes_on_gives_back_what_it_had_fetched_before_and_nothing_
     tokenmill.prepare("org/name", tmp_path / "out", **RECIPE)
     assert copies(tmp_path) == [there]
     assert not (tmp_path / "out/.build/fetched.json").exists()
+
+
+def test_bytes_that_another_revision_shares_are_not_given_back(repository: Repository, tmp_path: Path) -> None:
+    repository.later = {**repository.files, "data/f.parquet": parquet(9_000)}
+    kept = [hub.fetch(path_of(name, LATER)) for name in NAMES[:2]]
+    tokenmill.prepare(f"hf://datasets/org/name@{COMMIT}", tmp_path / "out", **RECIPE)
+    assert [Path(path).read_bytes() for path in kept] == [repository.later[name] for name in NAMES[:2]]
+    assert len(copies(tmp_path)) == 2
+
+
+def test_copies_of_a_killed_run_whose_units_are_done_are_given_back(repository: Repository, tmp_path: Path) -> None:
+    with pytest.raises(Interrupted):
+        tokenmill.prepare("org/name", tmp_path / "out", watch=stop_at_the_third, **RECIPE)
+    hub.fetch(path_of(NAMES[0]))  # as if the run had been killed between its last unit and giving it back
+    noted = Folder(str(tmp_path / "out"))
+    noted.replace(".build/fetched.json", records.seal(Fetched(tuple(NAMES))))
+    tokenmill.prepare("org/name", tmp_path / "out", **RECIPE)
+    assert copies(tmp_path) == []
 
 
 def test_a_build_stays_at_its_commit_although_the_branch_moves_on(

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import contextlib
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
@@ -48,6 +48,7 @@ class Ahead:
         self._coming: dict[str, Future[None]] = {}  # files that were not here before
         self._sizes: dict[str, int] = {}
         self._users: dict[str, set[int]] = {}  # units that still need a file
+        self._is_through = False  # no task is left
         self._last: tuple[str, ...] = ()  # files of the last task that was taken: the next one may need them too
 
     def lead(self, tasks: Iterator[Task]) -> Iterator[Task]:
@@ -58,6 +59,7 @@ class Ahead:
                 task = next(tasks, None)
                 if task is None:
                     self._last = ()
+                    self._is_through = True
                     break
                 self._take(task)
                 waiting.append(task)
@@ -77,10 +79,13 @@ class Ahead:
                     hub.remove(f"{self._root}/{name}")
                     del self._sizes[name]
 
-    def stop(self) -> None:
-        """Let what is coming come, and start nothing more."""
-        self._pool.shutdown(wait=True, cancel_futures=True)
-        if not self._coming:
+    def stop(self, *, wait: bool = True) -> None:
+        """Start nothing more; `wait` until what is coming has come. Of an earlier run's copies, those go that nobody
+        has asked for although all tasks were handed out."""
+        self._pool.shutdown(wait=wait, cancel_futures=True)
+        if wait and self._is_through and not self._coming:
+            for name in self._before:
+                hub.remove(f"{self._root}/{name}")
             self._folder.remove(NOTE)
 
     def _take(self, task: Task) -> None:
@@ -88,7 +93,7 @@ class Ahead:
         for source in task.sources:
             self._users.setdefault(source.name, set()).add(task.unit.index)
             path = f"{self._root}/{source.name}"
-            is_new = source.name not in self._coming and hub.cached(path) is None
+            is_new = source.name not in self._coming and not hub.is_here(path)
             if is_new:
                 note = Fetched(tuple(sorted({*self._coming, *self._before, source.name})))
                 self._folder.replace(NOTE, records.seal(note))
@@ -113,9 +118,16 @@ def _noted(folder: Folder) -> tuple[str, ...]:
         return ()
 
 
-def led_by(folder: Folder, root: str, tasks: Iterator[Task]) -> tuple[Iterator[Task], Ahead | None]:
-    """Tasks with their files fetched ahead, if these are on the hub."""
+@contextlib.contextmanager
+def led_by(folder: Folder, root: str, tasks: Iterator[Task]) -> Iterator[tuple[Iterator[Task], Callable[[int], None]]]:
+    """Tasks with their files fetched ahead, if these are on the hub; and what to call with each unit that is done."""
     if not hub.is_hub(root):
-        return tasks, None
+        yield tasks, lambda unit: None
+        return
     ahead = Ahead(folder, root)
-    return ahead.lead(tasks), ahead
+    try:
+        yield ahead.lead(tasks), ahead.release
+    except BaseException:
+        ahead.stop(wait=False)  # nobody waits for a file who wants to stop
+        raise
+    ahead.stop()

@@ -225,30 +225,42 @@ def _run_units(
             known[message["unit"]] = _num_tokens(folder, message["unit"]) if setup.recipe.max_tokens else 0
             look()
             pack(message["unit"])
-            if ahead is not None:
-                ahead.release(message["unit"])
+            release(message["unit"])
         progress.hear(message)
 
-    leading, ahead = led_by(folder, setup.listing.root, tasks())
     try:
-        with linking_early(folder, plan, setup.recipe.splits, known, linked) as look, packing(folder, known) as pack:
+        with (
+            led_by(folder, setup.listing.root, tasks()) as (leading, release),
+            linking_early(folder, plan, setup.recipe.splits, known, linked) as look,
+            packing(folder, known) as pack,
+            _stopping(executor),
+        ):
             failures = executor.run(leading, listen)
         _raise_failures(failures, setup)
         cut = budget.cut(plan)
         if cut is not None:
-            _raise_failures(executor.run(iter([cut]), progress.hear), setup)
+            with _stopping(executor):
+                failures = executor.run(iter([cut]), progress.hear)
+            _raise_failures(failures, setup)
     except KeyboardInterrupt:
-        executor.stop()
         raise Interrupted(
             f"stopped; {len(known)} of {len(plan.units)} units are done and kept",
             hint="run the same command again: it goes on from there",
         ) from None
     finally:
-        if ahead is not None:
-            ahead.stop()
         with contextlib.suppress(KeyboardInterrupt):
             state.note_clean_stop(folder, plan, known)
     return _in_order(folder, setup, known, budget, cut)
+
+
+@contextlib.contextmanager
+def _stopping(executor: Executor) -> Iterator[None]:
+    """Whatever goes wrong within it, the workers stop before anything else is waited for."""
+    try:
+        yield
+    except BaseException:
+        executor.stop()
+        raise
 
 
 def _num_tokens(folder: Folder, unit: int) -> int:

@@ -22,8 +22,8 @@ from tokenmill.errors import TokenmillError
 from tokenmill.planning import Plan
 from tokenmill.storage import Folder
 
-# Of two files each. It is the store that works on them.
-SHARDS_AT_ONCE = 128
+# It is the store that works on them.
+SHARDS_AT_ONCE = 256
 _RECEIPTS_AT_ONCE = 64
 
 
@@ -41,9 +41,11 @@ def linking_early(
     thread.start()
     try:
         yield follower.look
-    finally:
-        follower.stop()
-        thread.join()
+    except BaseException:
+        follower.stop()  # nobody waits for a copy who wants to stop
+        raise
+    follower.stop()
+    thread.join()
 
 
 class _Follower:
@@ -75,8 +77,12 @@ class _Follower:
                 copying.add_done_callback(lambda _: slots.release())
 
     def _link(self, group: Group) -> None:
-        if links := group.links():
-            self._folder.link_all(links)
+        links = group.links()
+        for link in links:
+            if self._stopped:
+                return
+            self._folder.link(*link)
+        if links:
             self._linked.add(group.name)
 
     def _receipts(self) -> Iterator[Receipt]:

@@ -193,6 +193,12 @@ def cached(path: str) -> str | None:
     return found if isinstance(found, str) else None
 
 
+def is_here(path: str) -> bool:
+    """Whether a file's bytes are on this machine, be it as a file of another name or revision."""
+    blob = os.path.join(_cache(parse(path).repo), "blobs", find(path).etag)
+    return cached(path) is not None or os.path.exists(blob)
+
+
 def remove(path: str) -> None:
     """Give the room of a copy back. Who reads it now may read on."""
     local = cached(path)
