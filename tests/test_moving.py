@@ -180,7 +180,10 @@ def test_each_file_of_a_pull_and_each_range_of_a_source_is_asked_for_once_and_no
         assert asked.count(("GET", "a.parquet")) == 2, "what is in it, and its rows, for a look and for all of them"
 
 
-def test_a_pull_that_was_killed_in_a_file_goes_on_in_it(bucket: Bucket, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGKILL, -signal.SIGKILL), (signal.SIGINT, 130)])
+def test_a_pull_that_was_stopped_in_a_file_goes_on_in_it(
+    bucket: Bucket, tmp_path: Path, number: signal.Signals, code: int
+) -> None:
     (tmp_path / "big.txt").write_bytes(b"".join(os.urandom(30).hex().encode() + b"\n" for _ in range(450_000)))
     library.prepare(str(tmp_path / "big.txt"), tmp_path / "big", tokenizer="byte", unit_bytes="1GB", workers=1)
     url = f"{bucket.url}/big"
@@ -198,8 +201,8 @@ def test_a_pull_that_was_killed_in_a_file_goes_on_in_it(bucket: Bucket, tmp_path
         process = subprocess.Popen(command("pull", url, tmp_path / "back", "-q"), env=environment)
         while process.poll() is None and not (part.exists() and part.stat().st_size):
             time.sleep(0.005)
-        process.send_signal(signal.SIGKILL)
-        assert process.wait() == -signal.SIGKILL
+        process.send_signal(number)
+        assert process.wait(60) == code, "a line that has gone silent is not waited for"
         killed.set()
     there = part.stat().st_size
     assert 0 < there < (tmp_path / "big/train/00000.bin").stat().st_size

@@ -14,7 +14,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -22,7 +22,7 @@ from typing import Any
 
 from tokenmill import manifest as manifests
 from tokenmill import records
-from tokenmill.errors import DatasetError, OutputError, RecipeError
+from tokenmill.errors import DatasetError, Interrupted, OutputError, RecipeError
 from tokenmill.manifest import Manifest, Split
 from tokenmill.storage import Digest, Folder, open_folder
 from tokenmill.storage.lock import locked
@@ -32,6 +32,7 @@ from tokenmill.storage.places import ready
 from tokenmill.storage.space import require_space
 
 FILES_AT_ONCE = 4
+STOP_SECONDS = 1.0
 LEFT_BEHIND = "left_behind"
 _TELL_SECONDS = 0.2
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
@@ -111,13 +112,16 @@ def _move(
         tally = Tally(sum(digest.bytes for digest in files.values()), count, watch)
         # The largest first, so that none is left alone at the end.
         names = sorted(files, key=lambda name: -files[name].bytes)
-        with ThreadPoolExecutor(count) as pool:
-            waiting = {name: pool.submit(move, name, files[name], tally) for name in names}
-            try:
-                moved = [name for name, future in waiting.items() if future.result()]
-            except BaseException:
-                pool.shutdown(wait=False, cancel_futures=True)
-                raise
+        pool = ThreadPoolExecutor(count, thread_name_prefix="tokenmill-move")
+        waiting = {name: pool.submit(move, name, files[name], tally) for name in names}
+        try:
+            moved = [name for name, future in waiting.items() if future.result()]
+        except BaseException:
+            tally.stop()
+            pool.shutdown(wait=False, cancel_futures=True)
+            wait(waiting.values(), STOP_SECONDS)  # a line that has gone silent is not waited for
+            raise
+        pool.shutdown()
         for parent in parents:
             target.sync(parent)
         target.write(manifests.NAME, manifests.seal(wanted), claimed=lambda: True)
@@ -242,10 +246,17 @@ class Tally:
         self._done = self._moved = 0
         self._begin = time.monotonic()
         self._told = 0.0
+        self._is_stopped = False
         if watch is not None:
             watch({"kind": "start", "bytes": 0, "total_bytes": total, "workers": workers})
 
+    def stop(self) -> None:
+        """Whoever adds from now on is told to end."""
+        self._is_stopped = True
+
     def add(self, count: int, *, moved: bool = True) -> None:
+        if self._is_stopped:
+            raise Interrupted("stopped", hint="run the same command again: it goes on from there")
         with self._lock:
             self._done += count
             self._moved += count if moved else 0

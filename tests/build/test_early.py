@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import queue
 import shutil
+import threading
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -110,6 +111,31 @@ def test_a_receipt_that_cannot_be_read_ends_it_without_an_error(folder: Watched,
     follower = early._Follower(folder, plan, SPLITS, range(99), set())
     follower.follow()
     assert {name.split("/")[1][:5] for name in shards(folder)} == {"00000"}
+
+
+@dataclass(frozen=True, slots=True)
+class Slow(Folder):
+    """A store that copies until it is released."""
+
+    begun: threading.Event = field(default_factory=threading.Event)
+    released: threading.Event = field(default_factory=threading.Event)
+    ended: threading.Event = field(default_factory=threading.Event)
+
+    is_local: ClassVar[bool] = False
+
+    def link(self, name: str, new: str, digest: Digest) -> None:
+        self.begun.set()
+        self.released.wait(20)
+        self.ended.set()
+
+
+def test_who_wants_to_stop_does_not_wait_for_copies(folder: Watched, plan: Plan) -> None:
+    slow = Slow(folder.path)
+    with pytest.raises(KeyboardInterrupt), linking_early(slow, plan, ["train"], range(99), set()):
+        assert slow.begun.wait(20)
+        raise KeyboardInterrupt
+    assert not slow.ended.is_set()
+    slow.released.set()
 
 
 def test_a_disk_links_when_it_commits(folder: Watched, plan: Plan) -> None:
