@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from tokenmill.build.receipt import NO_LIMIT, PIECES, RECEIPTS, Receipt, receipt
 from tokenmill.build.trust import load_receipts
 from tokenmill.errors import Interrupted
 from tokenmill.storage import Folder, open_folder
+from tokenmill.storage.fs import LocalFileSystem
 from tokenmill.storage.store import open_store
 
 UNITS = 10
@@ -56,8 +58,8 @@ def test_a_run_is_packed_when_its_last_unit_is_done(source: Path, tmp_path: Path
     folder = stopped(source, tmp_path / "out")
     assert len(folder.names(RECEIPTS)) == UNITS
     assert folder.names(PACKS) == ["000000.jsonl", "000001.jsonl"]
-    for unit, text in read_pack(folder, 1).items():
-        assert text == folder.read(receipt_name(unit, NO_LIMIT))
+    packed = read_pack(folder, [4, 5, 6, 7])
+    assert packed == {unit: folder.read(receipt_name(unit, NO_LIMIT)) for unit in (4, 5, 6, 7)}
 
 
 def test_a_run_counts_the_units_that_were_done_before(tmp_path: Path) -> None:
@@ -71,17 +73,34 @@ def test_a_run_counts_the_units_that_were_done_before(tmp_path: Path) -> None:
         note(2)
         assert folder.names(PACKS) == ["000000.jsonl"]
         note(4)
-    assert read_pack(folder, 1) == {unit: b"%d\n" % unit for unit in range(4, 8)}
+    assert read_pack(folder, [4, 5, 6, 7]) == {unit: b"%d\n" % unit for unit in range(4, 8)}
 
 
 def test_who_goes_on_opens_no_receipt_that_is_packed(source: Path, tmp_path: Path) -> None:
+    opened: list[str] = []
+
+    class Watched(LocalFileSystem):
+        def open(self, path: str) -> int:
+            opened.append(os.path.basename(path))
+            return super().open(path)
+
+    folder = Folder(stopped(source, tmp_path / "out").path, Watched())
+    plan = state.load_plan(folder)
+    opened.clear()
+    assert [receipt.unit for receipt in state.trusted_receipts(folder, plan)] == list(range(UNITS))
+    assert opened == ["clean.json", "000000.jsonl", "000001.jsonl", "000008.json", "000009.json"]
+
+
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"torn")])
+def test_a_receipt_that_is_not_as_large_as_its_copy_is_not_replaced_by_it(
+    source: Path, tmp_path: Path, damage: Callable[[Path], object]
+) -> None:
     folder = stopped(source, tmp_path / "out")
-    before = trusted(folder)
-    for unit in range(8):
-        Path(folder.at(receipt_name(unit, NO_LIMIT))).unlink()
-    assert trusted(folder) == before
-    Path(folder.at(receipt_name(8, NO_LIMIT))).unlink()
-    assert trusted(folder) == [receipt for receipt in before if receipt.unit != 8]
+    right = {name: folder.read(f"{RECEIPTS}/{name}") for name in folder.names(RECEIPTS)}
+    damage(Path(folder.at(receipt_name(5, NO_LIMIT))))
+    assert [receipt.unit for receipt in trusted(folder)] == [0, 1, 2, 3, 4, 6, 7, 8, 9]
+    tokenmill.prepare(str(source), tmp_path / "out", **RECIPE)
+    assert {name: folder.read(f"{RECEIPTS}/{name}") for name in folder.names(RECEIPTS)} == right
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import pytest
 
 from tokenmill import records
 from tokenmill.build.receipt import PIECES, RECEIPTS, REJECTS, Receipt, read_receipt
-from tokenmill.build.trust import load_receipt
+from tokenmill.build.trust import load_receipt, load_receipts
 from tokenmill.errors import DatasetError
 from tokenmill.manifest import Shard, SourceTotal
 from tokenmill.storage import Digest, Folder
@@ -56,11 +56,11 @@ def test_a_receipt_is_read_back_as_it_was_written(tmp_path: Path) -> None:
 
 def test_without_a_look_only_the_bad_documents_must_be_there_which_no_commit_asks_for(tmp_path: Path) -> None:
     folder = put(tmp_path, example())
-    assert load_receipt(folder, 3, -1, "f" * 64, rehash=False, look=False) is None
+    assert list(load_receipts(folder, [3], "f" * 64, look=False)) == [None]
     (tmp_path / REJECTS).mkdir()
     (tmp_path / REJECTS / "000003.jsonl").write_bytes(b"x" * SOME.bytes)
-    assert load_receipt(folder, 3, -1, "f" * 64, rehash=False, look=False) == example()
-    assert load_receipt(folder, 3, -1, "f" * 64, rehash=False) is None
+    assert list(load_receipts(folder, [3], "f" * 64, look=False)) == [example()]
+    assert list(load_receipts(folder, [3], "f" * 64)) == [None]
 
 
 @pytest.mark.parametrize(

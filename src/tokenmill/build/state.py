@@ -24,7 +24,7 @@ from tokenmill.build.packs import PACKS
 from tokenmill.build.receipt import PIECES, RECEIPTS, REJECTS, Receipt
 from tokenmill.build.setup import Setup
 from tokenmill.build.task import Work
-from tokenmill.build.trust import listed_sizes, load_receipts
+from tokenmill.build.trust import load_receipts
 from tokenmill.build.waiting import NOTE
 from tokenmill.errors import DatasetError, LockedError, OutputError, SourceChangedError, StorageError
 from tokenmill.manifest import Manifest
@@ -241,7 +241,7 @@ def trusted_receipts(folder: Folder, plan: Plan) -> Iterator[Receipt]:
         return
     if clean.fingerprint == plan.fingerprint:
         units = (unit for unit in clean.units if 0 <= unit < len(plan.units))
-        found = load_receipts(folder, units, clean.fingerprint, size_of=listed_sizes(folder))
+        found = load_receipts(folder, units, clean.fingerprint)
         yield from (receipt for receipt in found if receipt is not None)
 
 

@@ -27,6 +27,8 @@ from tokenmill.storage.output import TEMP_SUFFIX, Digest, DirectOutput, Output, 
 T = TypeVar("T")
 R = TypeVar("R")
 
+SizeOf = Callable[[str], int | None]
+
 BLOCK = 1 << 20
 _NOT_THERE = (FileNotFoundError, NotADirectoryError)
 _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
@@ -138,9 +140,8 @@ class Folder:
         """The items, in order; by the time of each, the disk has long been asked for the file of that name."""
         waiting: deque[T] = deque()
         for item in items:
-            if self.is_local:
-                with contextlib.suppress(OSError):  # whoever reads it will say what is wrong
-                    self.fs.expect(self.at(name(item)))
+            with contextlib.suppress(OSError):  # whoever reads it will say what is wrong
+                self.fs.expect(self.at(name(item)))
             waiting.append(item)
             if len(waiting) > ahead:
                 yield waiting.popleft()
@@ -192,6 +193,15 @@ class Folder:
             return None
         except OSError as error:
             raise storage_error(error, path) from None
+
+    def size_of(self, name: str) -> int | None:
+        """How large a plain file is; None if there is none."""
+        found = self.stat(name)
+        return found.size if found is not None and found.is_file else None
+
+    def sizes_in(self, parents: Iterable[str]) -> SizeOf:
+        """The same for many files in these folders: a store is asked for all of them at once."""
+        return self.size_of
 
     def names(self, name: str = "") -> list[str]:
         try:

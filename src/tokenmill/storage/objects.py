@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import ClassVar
 
 from tokenmill.errors import DatasetError, MissingFileError, StorageError
-from tokenmill.storage.folder import Folder, R, T
+from tokenmill.storage.folder import Folder, R, SizeOf, T
 from tokenmill.storage.fs import FileStat
 from tokenmill.storage.output import TEMP_SUFFIX, Digest, DirectOutput, Output, explained
 from tokenmill.storage.remote import stream
@@ -156,6 +156,10 @@ class ObjectFolder(Folder):
         finally:
             pool.shutdown(cancel_futures=True)
 
+    def announce(self, items: Iterable[T], name: Callable[[T], str], *, ahead: int = 128) -> Iterator[T]:
+        """Nothing of a store is in memory, or would be sooner."""
+        return iter(items)
+
     def claim(self, name: str, data: bytes) -> bool:
         if self.conditional:
             return self._put_new(name, data, "")
@@ -195,6 +199,15 @@ class ObjectFolder(Folder):
 
     def sizes(self, name: str) -> dict[str, int]:
         return {item.key.rpartition("/")[2]: item.size for item in self.store.children(self.key(name))[1]}
+
+    def sizes_in(self, parents: Iterable[str]) -> SizeOf:
+        listed = {parent: self.sizes(parent) for parent in parents}
+
+        def size_of(name: str) -> int | None:
+            parent, _, child = name.rpartition("/")
+            return listed[parent].get(child) if parent in listed else self.size_of(name)
+
+        return size_of
 
     def read(self, name: str, *, max_bytes: int = 1 << 30) -> bytes:
         data = self.store.read(self.key(name), max_bytes)

@@ -145,21 +145,6 @@ def _believing(real: Any) -> Any:
     return load
 
 
-def _anyones(real: Any) -> Any:
-    """`load_receipt` without the question whose receipt it is."""
-
-    def load(where: Folder, number: int, limit: int, fingerprint: str, **more: Any) -> Any:
-        name = receipt.receipt_name(number, limit)
-        try:
-            found = receipt.read_receipt(where, name)
-        except Exception:
-            return real(where, number, limit, fingerprint, **more)
-        with patch.object(trust, "receipt_name", lambda *_: name):
-            return real(where, found.unit, found.token_limit, found.fingerprint, **more)
-
-    return load
-
-
 def _any_size(real: Any) -> Any:
     """`_damaged` without the sizes: what is there is believed, unless it is hashed."""
 
@@ -266,7 +251,7 @@ def _locked_for_ever(where: Folder, patience: float | None) -> None:
 
 
 def _load_receipt(make: Callable[[Any], Any]) -> Plant:
-    return _all_of(*(_instead(module, "load_receipt", make) for module in (unit, build, trust)))
+    return _all_of(*(_instead(module, "load_receipt", make) for module in (unit, build)))
 
 
 BUGS: tuple[Bug, ...] = (
@@ -317,7 +302,7 @@ BUGS: tuple[Bug, ...] = (
     Bug("no rehash at resume", _load_receipt(_believing), "decays", "plain"),
     Bug("no size check at resume", _instead(trust, "_damaged", _any_size), "decays", "plain"),
     Bug("damaged files trusted, not quarantined", _as(trust, "_damaged", lambda *_, **__: ()), "decays", "plain"),
-    Bug("no question whose receipt it is", _load_receipt(_anyones), "decays", "plain"),
+    Bug("no question whose receipt it is", _as(trust, "_owned", lambda found, *_: found), "decays", "plain"),
     Bug("no digest check when joining", _without(commit, "_check_bytes"), "decays", "splits"),
     Bug("no new hashing after a damaged piece", _without(state, "distrust"), "decays", "splits"),
     Bug(

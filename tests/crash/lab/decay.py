@@ -78,10 +78,10 @@ def _is_trusted(contents: Contents, path: str, data: bytes | None) -> bool:
     piece that changed since then without growing or shrinking becomes a shard as it is, and `verify` has to name it.
     A receipt of such a unit is not opened if a copy of it is in a pack.
     """
-    if CLEAN in contents and path.startswith(RECEIPTS) and any(other.startswith(PACKS) for other in contents):
-        return True
     is_of_a_unit = path.endswith((".bin", ".idx", ".provenance.parquet", ".jsonl")) and not path.startswith(PACKS)
-    return is_of_a_unit and CLEAN in contents and data is not None and len(data) == len(contents[path])
+    is_packed = path.startswith(RECEIPTS) and any(other.startswith(PACKS) for other in contents)
+    is_by_size = (is_of_a_unit or is_packed) and CLEAN in contents
+    return is_by_size and data is not None and len(data) == len(contents[path])
 
 
 def _resume(subject: Subject, disk: Disk, is_trusted: bool) -> str | None:
