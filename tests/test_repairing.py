@@ -8,6 +8,7 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -137,6 +138,25 @@ def test_a_damaged_receipt_is_made_again(dataset: Path, original: Path) -> None:
     change_token(dataset, ".build/receipts/000002.json")
     tokenmill.repair(dataset, workers=1)
     assert_restored(dataset, original)
+
+
+@pytest.mark.parametrize("recipe", [{}, {"max_tokens": 900}])
+@pytest.mark.parametrize("damage", [Path.unlink, lambda path: path.write_bytes(b"torn")])
+def test_receipts_alone_are_restored_for_those_who_need_them(
+    tmp_path: Path, recipe: dict[str, Any], damage: Callable[[Path], object]
+) -> None:
+    path = make_dataset(tmp_path, **recipe)
+    receipts = sorted((path / ".build/receipts").iterdir())
+    before = {receipt.name: receipt.read_bytes() for receipt in receipts}
+    assert any(".cut-" in name for name in before) == ("max_tokens" in recipe)
+    for receipt in receipts:
+        damage(receipt)
+        assert tokenmill.verify(path, workers=1).ok
+        (problem,) = tokenmill.repair(path, workers=1)
+        assert problem.file == f".build/receipts/{receipt.name}"
+        assert {name: (path / ".build/receipts" / name).read_bytes() for name in before} == before
+        assert tokenmill.repair(path, workers=1) == ()
+    assert tokenmill.verify(path, source="all", workers=1).ok
 
 
 def test_a_lost_tokenizer_is_restored(tmp_path: Path) -> None:

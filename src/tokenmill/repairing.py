@@ -17,7 +17,7 @@ from tokenmill.build.build import make_executor
 from tokenmill.build.commit import commit
 from tokenmill.build.executor import Executor
 from tokenmill.build.groups import group_pieces, group_provenance
-from tokenmill.build.receipt import PIECES, RECEIPTS, REJECTS, Key, Receipt
+from tokenmill.build.receipt import NO_LIMIT, PIECES, RECEIPTS, REJECTS, Key, Receipt, receipt_name
 from tokenmill.build.redo import (
     dataset_receipts,
     key_of,
@@ -54,7 +54,7 @@ def repair_folder(folder: Folder, *, workers: int, filter: str | None = None) ->
         manifests.load(folder)  # says what is not there
     try:
         found: Manifest | None = manifests.load(folder)
-        problems = verify_folder(folder, threads=workers).problems
+        problems = verify_folder(folder, threads=workers).problems or tuple(_lost_receipts(folder))
     except DatasetError as error:
         if not folder.exists(state.PLAN):
             raise
@@ -150,6 +150,28 @@ def _restore_tokenizer(folder: Folder, job: state.Job) -> TokenizerSpec:
         f"neither {folder.at(name)} nor {state.TOKENIZER_COPY} is the tokenizer of this dataset",
         hint="put the right file in its place",
     )
+
+
+def _lost_receipts(folder: Folder) -> Iterator[Problem]:
+    """What no reader misses, but `verify --source` and the next repair would. Without a plan nobody needs them."""
+    try:
+        plan = state.load_plan(folder)
+    except DatasetError:
+        return
+    max_tokens = plan.identity.get("max_tokens")
+    known: dict[int, int] = {}
+    budget = Budget(max_tokens, known)
+    for unit, receipt in enumerate(whole_receipts(folder, plan)):
+        if receipt is None:
+            yield Problem(receipt_name(unit, NO_LIMIT), "is missing or damaged")
+        if receipt is None and max_tokens is not None:  # which units follow, it would have told
+            return
+        known[unit] = receipt.tokens if receipt is not None else 0
+        if budget.is_spent():
+            cut = budget.cut(plan)
+            if cut is not None and load_receipt(folder, plan, key_of(cut)) is None:
+                yield Problem(receipt_name(*key_of(cut)), "is missing or damaged")
+            return
 
 
 def _complete(folder: Folder, plan: Plan, executor: Executor) -> None:
