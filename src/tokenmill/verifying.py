@@ -26,8 +26,9 @@ from tokenmill.build.unit import run_unit
 from tokenmill.cores import resolve_workers
 from tokenmill.errors import BuildError, DatasetError, StorageError, TokenmillError
 from tokenmill.filters import check_filter
-from tokenmill.manifest import Manifest, Shard
-from tokenmill.shards.reader import check_index, check_structure
+from tokenmill.manifest import Manifest
+from tokenmill.shards.reader import check_index
+from tokenmill.shards.structure import wrong_structure
 from tokenmill.sources.places import open_file
 from tokenmill.storage import Digest, Folder, open_folder
 from tokenmill.storage.mapped import fast_digest
@@ -89,7 +90,8 @@ def verify_folder(
     found = manifests.load(folder)
     if source is not None:
         check_filter(found.identity.get("filter"), filter, where=folder.path)
-    problems = [*_structure(folder, found), *strays(folder, found), *_unlisted(folder, found)]
+    structure = [Problem(*wrong) for wrong in wrong_structure(folder, found)]
+    problems = [*structure, *strays(folder, found), *_unlisted(folder, found)]
     hashed = 0
     if not quick:
         known_bad = {problem.file for problem in problems}
@@ -108,34 +110,6 @@ def verify_folder(
         seconds=time.monotonic() - begin,
         problems=tuple(problems),
     )
-
-
-def _structure(folder: Folder, found: Manifest) -> Iterator[Problem]:
-    for name, digest in found.files.items():
-        stat = folder.stat(name)
-        if stat is None or not stat.is_file:
-            yield Problem(name, "is missing")
-        elif stat.size != digest.bytes:
-            yield Problem(name, f"has {stat.size} bytes, expected {digest.bytes}")
-    for split in found.splits.values():
-        for shard in split.shards:
-            yield from _shard_structure(folder, shard, found.dtype)
-
-
-def _shard_structure(folder: Folder, shard: Shard, dtype: str) -> Iterator[Problem]:
-    names = {f"{shard.name}.bin": shard.bin, f"{shard.name}.idx": shard.idx}
-    sizes = {name: folder.stat(name) for name in names}
-    for name, digest in names.items():
-        stat = sizes[name]
-        if stat is None or not stat.is_file:
-            yield Problem(name, "is missing or not a plain file")
-        elif stat.size != digest.bytes:
-            yield Problem(name, f"has {stat.size} bytes, expected {digest.bytes}")
-    if all(stat is not None and stat.is_file and stat.size == names[name].bytes for name, stat in sizes.items()):
-        try:
-            check_structure(folder, shard, dtype)
-        except (DatasetError, StorageError) as error:
-            yield Problem(f"{shard.name}.idx", error.message.partition(": ")[2])
 
 
 def strays(folder: Folder, found: Manifest) -> Iterator[Problem]:

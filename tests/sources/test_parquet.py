@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 
 from tokenmill.errors import RecipeError, SourceError
 from tokenmill.planning import Source
+from tokenmill.recipe import make_recipe
 from tokenmill.sources import parquet
 from tokenmill.sources.columns import Rule
+from tokenmill.sources.listing import list_sources
 
 Found = tuple[list[tuple[int, bytes]], list[tuple[int, str]]]
 
@@ -227,3 +229,18 @@ def test_a_corrupt_page_is_an_error_that_names_file_row_group_and_row(tmp_path: 
         read(path)
     assert [row for row, _ in read(path, None, 0, 1)[0]] == list(range(200))
     assert [row for row, _ in read(path, None, 2, 3)[0]] == list(range(400, 600))
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_two_columns_of_one_name_are_an_error_if_they_are_the_text(tmp_path: Path, kind: str) -> None:
+    path = tmp_path / f"a.{kind}"
+    table = pa.Table.from_arrays([pa.array(["a"]), pa.array(["b"]), pa.array(["c"])], names=["text", "text", "more"])
+    if kind == "parquet":
+        pq.write_table(table, path)
+    else:
+        with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+            writer.write_table(table)
+    with pytest.raises(RecipeError, match=r"several columns 'text'"):
+        list_sources(make_recipe({"sources": (str(path),)}))
+    (found,) = list_sources(make_recipe({"sources": (str(path),), "text_column": "more"})).sources
+    assert found.text == {"column": "more"}

@@ -98,6 +98,17 @@ def test_columns_that_are_read_in_turns_do_not_hold_more_and_more() -> None:
             assert len(file._coming) <= expected._BLOCKS_HELD
 
 
+def test_two_columns_of_a_row_group_that_are_read_in_turns_are_fetched_once() -> None:
+    store: Any = Memory(os.urandom(4000))
+    columns = [(0, 2000), (2000, 4000)]
+    with store.pool, ExpectedFile(store, "key", 4000, "", AHEAD, columns) as file:
+        for step, (start, _) in itertools.product(range(0, 2000, 130), columns):
+            stop = min(start + step + 130, start + 2000)
+            file.seek(start + step)
+            assert file.read(stop - start - step) == store.data[start + step : stop]
+    assert sorted(store.fetched) == blocks_of(columns)
+
+
 def test_ranges_beyond_the_object_are_no_harm() -> None:
     store: Any = Memory(b"abc")
     with store.pool, ExpectedFile(store, "key", 3, "", AHEAD, [(-5, 2), (2, 1 << 40), (9, 4)]) as file:

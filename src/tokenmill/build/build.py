@@ -209,7 +209,7 @@ def _run_units(
             done_bytes=sum(plan.units[index].text_bytes for index in known),
             done_units=len(known),
             documents=documents,
-            tokens=sum(known.values()),
+            done_tokens=sum(known.values()),
         )
     )
 

@@ -17,7 +17,7 @@ LOG_SECONDS = 1.0
 
 @dataclass(slots=True)
 class Tally:
-    """Running totals. `bytes` are planned bytes of source, of which `total_bytes` are to be done."""
+    """Running totals, those of earlier runs apart. `bytes` are planned ones, of which `total_bytes` are to be done."""
 
     total_bytes: int
     total_units: int
@@ -26,6 +26,7 @@ class Tally:
     done_units: int = 0
     bytes: int = 0
     documents: int = 0
+    done_tokens: int = 0
     tokens: int = 0
     started: float = 0.0
 
@@ -40,7 +41,7 @@ class Tally:
             "units": self.done_units,
             "total_units": self.total_units,
             "documents": self.documents,
-            "tokens": self.tokens,
+            "tokens": self.done_tokens + self.tokens,
             "workers": self.workers,
             "bytes_per_second": round(speed),
             "tokens_per_second": round(self.tokens / seconds),

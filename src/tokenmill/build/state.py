@@ -29,7 +29,7 @@ from tokenmill.build.waiting import NOTE
 from tokenmill.errors import DatasetError, LockedError, OutputError, SourceChangedError, StorageError
 from tokenmill.manifest import Manifest
 from tokenmill.planning import Plan, Source, check_plan, differences
-from tokenmill.shards.reader import check_structure
+from tokenmill.shards.structure import wrong_structure
 from tokenmill.storage import Digest, Folder, hub
 from tokenmill.storage.lock import LOCK, locked
 from tokenmill.storage.output import TEMP_SUFFIX, is_temp
@@ -134,15 +134,9 @@ def finished(folder: Folder, plan: Plan) -> Manifest | None:
 
 
 def quick_check(folder: Folder, found: Manifest) -> None:
-    """Every file is there with its size, every index fits its tokens. Reads no tokens."""
-    for name, digest in found.each_file():
-        stat = folder.stat(name)
-        if stat is None or not stat.is_file or stat.size != digest.bytes:
-            size = "is missing" if stat is None else f"has {stat.size} bytes"
-            raise DatasetError(f"{folder.at(name)} {size}, expected {digest.bytes} bytes", hint="run tokenmill repair")
-    for split in found.splits.values():
-        for shard in split.shards:
-            check_structure(folder, shard, found.dtype)
+    """Raise `DatasetError` unless every file is there with its size, and every index fits its tokens."""
+    for name, what in wrong_structure(folder, found):
+        raise DatasetError(f"{folder.at(name)} {what}", hint="run tokenmill repair")
 
 
 def enter(folder: Folder, setup: Setup, *, restart: bool) -> None:

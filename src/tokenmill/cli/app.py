@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import io
 import json
+import re
 import sys
 import traceback
 from typing import Annotated, Any, Literal
@@ -238,8 +239,11 @@ def run() -> int:
         return error.exit_code
     except BrokenPipeError:
         return 1
-    except OSError as error:  # of files, ours would be; what is left is where the output goes
-        show.error(f"the output cannot be printed: {error.strerror}", "check where standard output and error go")
+    except OSError as error:  # of files, ours would be; what is left is where we stand, and where the output goes
+        if isinstance(error, FileNotFoundError) and error.filename is None:
+            show.error("the current folder is not there any more", "change to another one")
+        else:
+            show.error(f"the output cannot be printed: {error.strerror}", "check where standard output and error go")
         return 1
     except Exception as error:
         if "-v" in sys.argv or "--verbose" in sys.argv:
@@ -249,4 +253,6 @@ def run() -> int:
 
 
 def _print_json(record: dict[str, Any]) -> None:
-    print(json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False))
+    text = json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False)
+    # What JSON leaves as it is, and a terminal might not.
+    print(re.sub("[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", text))

@@ -169,18 +169,18 @@ def result_record(result: Result | Imported) -> dict[str, Any]:
 def result(result: Result | Imported) -> None:
     manifest = result.manifest
     if result.already_complete:
-        print(f"{result.output} is complete already: sizes and structure checked in {result.seconds:.1f} s")
+        _print(f"{result.output} is complete already: sizes and structure checked in {result.seconds:.1f} s")
     else:
-        print(f"{result.output} is done in {format_seconds(result.seconds)}")
+        _print(f"{result.output} is done in {format_seconds(result.seconds)}")
     for name, split in manifest.splits.items():
         shards = _count(len(split.shards), "shard")
-        print(f"  {name:<6} {split.tokens:>16,} tokens  {split.documents:>12,} documents  {shards:>12}")
+        _print(f"  {name:<6} {split.tokens:>16,} tokens  {split.documents:>12,} documents  {shards:>12}")
     if manifest.dropped:
         dropped = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in manifest.dropped.items())
-        print(f"  dropped {dropped}")
+        _print(f"  dropped {dropped}")
     if manifest.quarantined:
         bad = _count(manifest.quarantined, "bad document")
-        print(f"  {bad}, listed in {result.output}/.build/rejects")
+        _print(f"  {bad}, listed in {result.output}/.build/rejects")
 
 
 def nodes_record(nodes: Nodes | None) -> dict[str, Any]:
@@ -191,7 +191,7 @@ def nodes(record: dict[str, Any]) -> None:
     """Which node has what."""
     for number, place in enumerate(record.get("nodes", ())):
         tokens = ", ".join(f"{totals['tokens']:,} tokens of {name}" for name, totals in place["splits"].items())
-        print(f"  part {number:<5} {printable(place['host'] + ':' + place['path'])}  {tokens}")
+        _print(f"  part {number:<5} {place['host']}:{place['path']}  {tokens}")
 
 
 def export_record(result: Exported) -> dict[str, Any]:
@@ -208,9 +208,9 @@ def export_record(result: Exported) -> dict[str, Any]:
 def exported(result: Exported) -> None:
     size = f"{len(result.files):,} files, {format_bytes(result.num_bytes)}"
     if result.already_complete:
-        print(f"{result.output} is complete already: {size} hashed in {result.seconds:.1f} s")
+        _print(f"{result.output} is complete already: {size} hashed in {result.seconds:.1f} s")
     else:
-        print(f"{result.output} is done in {format_seconds(result.seconds)}: {size} of layout {result.layout}")
+        _print(f"{result.output} is done in {format_seconds(result.seconds)}: {size} of layout {result.layout}")
 
 
 def moved(moved: Moved) -> None:
@@ -218,7 +218,7 @@ def moved(moved: Moved) -> None:
     did = (
         f"{moved.moved_files:,} of them, {format_bytes(moved.moved_bytes)}, moved" if moved.moved_files else "all there"
     )
-    print(f"{moved.target} is complete: {whole}; {did} in {format_seconds(moved.seconds)}")
+    _print(f"{moved.target} is complete: {whole}; {did} in {format_seconds(moved.seconds)}")
 
 
 def preview(preview: Preview) -> None:
@@ -240,11 +240,11 @@ def preview(preview: Preview) -> None:
     if preview.scratch_free is not None:
         rows.append(("scratch", f"{format_bytes(preview.scratch_free)} free"))
     for name, text in rows:
-        print(f"  {name:<10} {text}")
+        _print(f"  {name:<10} {text}")
     for note in (*preview.notes, *preview.conflict):
-        print(f"  note: {printable(note)}")
+        _print(f"  note: {note}")
     if preview.finished:
-        print("  the dataset is complete already")
+        _print("  the dataset is complete already")
 
 
 def _free(free: int | None) -> str:
@@ -255,10 +255,10 @@ def report(report: Report) -> None:
     if report.ok:
         hashed = f", {format_bytes(report.bytes_hashed)} hashed" if report.bytes_hashed else ""
         units = f", {report.units_checked} units tokenised again" if report.units_checked else ""
-        print(f"ok: {report.files} files{hashed}{units} in {report.seconds:.1f} s")
+        _print(f"ok: {report.files} files{hashed}{units} in {report.seconds:.1f} s")
     else:
         for problem in report.problems:
-            print(f"bad: {printable(problem.file)}: {printable(problem.what)}")
+            _print(f"bad: {problem.file}: {problem.what}")
         can_repair = open_folder(report.path).exists(".build")
         hint = "tokenmill repair restores the files" if can_repair else "prepare it again with --restart"
         error(f"{_count(len(report.problems), 'problem')} in {report.path}", hint)
@@ -266,41 +266,46 @@ def report(report: Report) -> None:
 
 def repaired(problems: tuple[Problem, ...], after: Report) -> None:
     for problem in problems:
-        print(f"was bad: {printable(problem.file)}: {printable(problem.what)}")
+        _print(f"was bad: {problem.file}: {problem.what}")
     if after.ok:
-        print(f"ok: {_count(len(problems), 'problem')} mended" if problems else "ok: nothing to mend")
+        _print(f"ok: {_count(len(problems), 'problem')} mended" if problems else "ok: nothing to mend")
     else:
         report(after)
 
 
 def dataset(record: dict[str, Any], split: str, texts: list[str]) -> None:
     if "tokens" not in record:
-        print(f"{record['path']}: no part of the dataset is here")
+        _print(f"{record['path']}: no part of the dataset is here")
         nodes(record)
         return
     tokenizer = record["tokenizer"]
-    print(f"{record['path']}: {format_count(record['tokens'])} tokens, {format_bytes(record['bytes'])}")
-    print(f"  tokenizer  {tokenizer['name']} (vocabulary {tokenizer['vocab_size']:,}), stored as {record['dtype']}")
+    _print(f"{record['path']}: {format_count(record['tokens'])} tokens, {format_bytes(record['bytes'])}")
+    _print(f"  tokenizer  {tokenizer['name']} (vocabulary {tokenizer['vocab_size']:,}), stored as {record['dtype']}")
     for name, totals in record["splits"].items():
         shards = _count(totals["shards"], "shard")
-        print(f"  {name:<10} {totals['tokens']:,} tokens, {totals['documents']:,} documents, {shards}")
-    print(f"  sources    {record['sources']:,}, {record['documents_read']:,} documents read")
+        _print(f"  {name:<10} {totals['tokens']:,} tokens, {totals['documents']:,} documents, {shards}")
+    _print(f"  sources    {record['sources']:,}, {record['documents_read']:,} documents read")
     for reason, count in record["dropped"].items():
-        print(f"  dropped    {count:,} {reason.replace('_', ' ')}")
+        _print(f"  dropped    {count:,} {reason.replace('_', ' ')}")
     nodes(record)
     for index, text in enumerate(texts):
         lines = printable(text[:2000]).strip().splitlines()
-        print(f"\n{split} document {index}:")
+        _print(f"\n{split} document {index}:")
         for line in lines[:8]:
-            print(f"  | {line[:110]}")
+            _print(f"  | {line[:110]}")
 
 
 def rates(record: dict[str, Any]) -> None:
     shape = f"{record['batch_size']} x {record['seq_len']}"
-    print(f"{record['path']}: batches of {shape} from {record['samples']:,} samples of {record['split']}, shuffled")
-    print(f"  {format_count(record['tokens_per_second'])} tokens/s, {record['batches_per_second']:,.0f} batches/s")
-    print(f"  first batch {record['first_batch_ms']:.1f} ms after opening")
+    _print(f"{record['path']}: batches of {shape} from {record['samples']:,} samples of {record['split']}, shuffled")
+    _print(f"  {format_count(record['tokens_per_second'])} tokens/s, {record['batches_per_second']:,.0f} batches/s")
+    _print(f"  first batch {record['first_batch_ms']:.1f} ms after opening")
 
 
 def _count(number: int, what: str) -> str:
     return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+
+
+def _print(text: str) -> None:
+    """Names and reasons come from records that anybody may have written."""
+    print(printable(text))

@@ -9,6 +9,7 @@ from tokenmill.errors import DatasetError
 from tokenmill.manifest import Shard
 from tokenmill.shards.layout import HEADER, Tokens, index_bytes, numpy_dtype, parse_header, parse_index
 from tokenmill.storage import Folder
+from tokenmill.storage.folder import SizeOf
 
 _HINT = "run tokenmill repair"
 
@@ -27,18 +28,28 @@ def document_starts(path: str, num_documents: int) -> npt.NDArray[np.int64]:
 
 def check_structure(folder: Folder, shard: Shard, dtype: str) -> None:
     """Raise `DatasetError` unless a pair has the right sizes and header."""
-    itemsize = numpy_dtype(dtype).itemsize
+    check_sizes(shard, dtype, folder.size_of, where=folder.path)
+    check_header(folder, shard, dtype)
+
+
+def check_sizes(shard: Shard, dtype: str, size_of: SizeOf, *, where: str) -> None:
+    """Raise `DatasetError` unless a pair is as large as its tokens and documents need it to be."""
     needs = {
-        f"{shard.name}.bin": (shard.tokens * itemsize, f"{shard.tokens} tokens"),
+        f"{shard.name}.bin": (shard.tokens * numpy_dtype(dtype).itemsize, f"{shard.tokens} tokens"),
         f"{shard.name}.idx": (index_bytes(shard.documents), f"{shard.documents} documents"),
     }
     for name, (size, what) in needs.items():
-        found = folder.stat(name)
-        if found is None or not found.is_file:
-            raise DatasetError(f"{folder.at(name)} is missing or not a plain file", hint=_HINT)
-        if found.size != size:
-            raise DatasetError(f"{folder.at(name)}: {found.size} bytes, but {what} need {size}", hint=_HINT)
-    _check_header(folder.head(f"{shard.name}.idx", HEADER.size), shard, dtype, where=folder.at(f"{shard.name}.idx"))
+        found = size_of(name)
+        if found is None:
+            raise DatasetError(f"{where}/{name}: it is missing or not a plain file", hint=_HINT)
+        if found != size:
+            raise DatasetError(f"{where}/{name}: {found} bytes, but {what} need {size}", hint=_HINT)
+
+
+def check_header(folder: Folder, shard: Shard, dtype: str) -> None:
+    """Raise `DatasetError` unless an .idx begins as that of this shard does."""
+    name = f"{shard.name}.idx"
+    _check_header(folder.head(name, HEADER.size), shard, dtype, where=folder.at(name))
 
 
 def check_index(data: memoryview, shard: Shard, dtype: str, *, where: str) -> None:

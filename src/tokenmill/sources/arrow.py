@@ -10,9 +10,9 @@ import pyarrow as pa
 from tokenmill.planning import Extent, Source
 from tokenmill.sources.batch import Batch
 from tokenmill.sources.columns import Rule, rule_columns
-from tokenmill.sources.parquet import MAX_BATCH_ROWS, check_text_column, table_batch
 from tokenmill.sources.places import Pin, open_file, pin_of
 from tokenmill.sources.streams import explained
+from tokenmill.sources.tables import MAX_BATCH_ROWS, check_columns, table_batch
 from tokenmill.storage.urls import is_url
 
 
@@ -30,8 +30,7 @@ def extent(path: str, rule: Rule, pin: Pin | None = None) -> Extent:
 def sections(path: str, rule: Rule, pin: Pin | None = None) -> list[tuple[int, int]]:
     """Text bytes and rows of every record batch; the file is mapped, so its texts are not read; an object's are."""
     with _batches(path, pin) as (schema, batches):
-        for name in rule_columns(rule):
-            check_text_column(schema.field(name), rule, path)
+        check_columns(schema, rule, path)
         names = rule_columns(rule)
         return [
             (max(1, sum(_num_bytes(batch.column(name), path) for name in names)), batch.num_rows) for batch in batches

@@ -4,22 +4,16 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tokenmill.errors import RecipeError
 from tokenmill.planning import Extent, Source
-from tokenmill.sources.batch import BATCH_BYTES, Batch, Skip, judged_batch, make_batch
-from tokenmill.sources.columns import Rule, row_text, rule_columns
+from tokenmill.sources.batch import BATCH_BYTES, Batch
+from tokenmill.sources.columns import Rule, rule_columns
 from tokenmill.sources.places import Pin, open_file, pin_of
 from tokenmill.sources.streams import explained
+from tokenmill.sources.tables import MAX_BATCH_ROWS, check_columns, table_batch
 from tokenmill.storage.urls import is_url
-
-# A text that stands in the file once may stand in the column a million times, so the file's size bounds nothing.
-MAX_BATCH_ROWS = 1 << 14
 
 
 def columns(path: str, pin: Pin | None = None) -> list[str]:
@@ -36,8 +30,7 @@ def extent(path: str, rule: Rule, pin: Pin | None = None) -> Extent:
 def sections(path: str, rule: Rule, pin: Pin | None = None) -> list[tuple[int, int]]:
     """Text bytes and rows of every row group, from the footer alone."""
     with _open(path, pin) as file, explained(path):
-        for name in rule_columns(rule):
-            check_text_column(file.schema_arrow.field(name), rule, path)
+        check_columns(file.schema_arrow, rule, path)
         wanted = _places(file, rule_columns(rule))
         found = []
         for index in range(file.metadata.num_row_groups):
@@ -82,59 +75,6 @@ def read(
                     break
                 yield texts
                 row += table.num_rows
-
-
-def table_batch(index: int, table: pa.RecordBatch, rule: Rule, row: int) -> Batch:
-    """The texts of some rows, the first of which is `row`."""
-    positions = np.arange(row, row + table.num_rows, dtype=np.int64)
-    if "column" not in rule:
-        rows = zip(positions.tolist(), _rows(table), strict=True)
-        judged = ((at, *(row_text(rule, row) if row is not None else ("", "invalid_utf8"))) for at, row in rows)
-        return judged_batch(index, judged)
-    text = plain_text(table.column(rule["column"]))
-    if not text.null_count:
-        return make_batch(index, text, positions)
-    null = text.is_null().to_numpy(zero_copy_only=False)
-    skips = [Skip(index, int(position), "null_text") for position in positions[null]]
-    return make_batch(index, text.drop_null(), positions[~null], skips)
-
-
-def _rows(table: pa.RecordBatch) -> list[dict[str, Any] | None]:
-    """Rows as Python has them; None for one whose strings are not valid."""
-    try:
-        rows: list[dict[str, Any] | None] = table.to_pylist()
-    except UnicodeDecodeError:
-        rows = []
-        for index in range(table.num_rows):
-            try:
-                rows += table.slice(index, 1).to_pylist()
-            except UnicodeDecodeError:
-                rows.append(None)
-    return rows
-
-
-def plain_text(column: pa.Array) -> pa.Array:
-    """A text column in the layout that the engine takes: offsets and bytes."""
-    if pa.types.is_dictionary(column.type):
-        column = column.dictionary_decode()
-    if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
-        return column.view(pa.string() if pa.types.is_binary(column.type) else pa.large_string())
-    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
-        return column
-    if pa.types.is_binary_view(column.type):
-        return column.cast(pa.large_binary()).view(pa.large_string())
-    return column.cast(pa.large_string())
-
-
-def check_text_column(field: pa.Field, rule: Rule, path: str) -> None:
-    """A column that is to be the text must hold text."""
-    kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
-    texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
-    binaries = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
-    if "column" in rule and not any(is_kind(kind) for is_kind in (*texts, *binaries)):
-        raise RecipeError(
-            f"{path}: column {field.name!r} holds {kind}, not text", hint="name a text column with --text-column"
-        )
 
 
 @contextlib.contextmanager

@@ -180,4 +180,7 @@ def _regex(pattern: str) -> re.Pattern[str]:
             text += f"[^{part[2:-1]}]" if part[1:2] == "!" else part
         else:
             text += known.get(part, re.escape(part))
-    return re.compile(text, re.DOTALL)
+    try:
+        return re.compile(text, re.DOTALL)
+    except re.error as error:
+        raise RecipeError(f"{pattern!r} is no pattern: {error}", hint="brackets hold characters, like [a-z]") from None

@@ -49,6 +49,11 @@ def _limit(number: int) -> int:
     return min(RANGE_BYTES, FIRST_BYTES << min(number, 16))
 
 
+def _common(block: Range, ranges: Iterable[Range]) -> int:
+    """How many bytes of some ranges are in a block."""
+    return sum(max(0, min(block[1], stop) - max(block[0], start)) for start, stop in ranges)
+
+
 class ExpectedFile(RemoteFile):
     """An object as a file of which some `ranges` will be read; reads of others are as good, if not as quick."""
 
@@ -56,9 +61,10 @@ class ExpectedFile(RemoteFile):
         self, store: Store | HubStore, key: str, size: int, etag: str, ahead: int, ranges: Iterable[Range]
     ) -> None:
         super().__init__(store, key, size, etag, ahead)
-        inside = ((max(0, start), min(size, stop)) for start, stop in ranges)
+        inside = [(max(0, start), min(size, stop)) for start, stop in ranges]
         self._blocks = blocks_of(inside)
         self._begins = [begin for begin, _ in self._blocks]
+        self._left = [_common(block, inside) for block in self._blocks]  # bytes that are still to be read
         self._coming: dict[int, Future[Any]] = {}
 
     def _parts(self, start: int, stop: int) -> list[memoryview]:
@@ -71,7 +77,8 @@ class ExpectedFile(RemoteFile):
             self._ask_from(number)
             last = min(stop, end)
             parts.append(memoryview(self._coming[number].result())[start - begin : last - begin])
-            if last == end:
+            self._left[number] -= last - start
+            if self._left[number] <= 0:
                 del self._coming[number]
             start, number = last, number + 1
         return parts if start == stop else parts + super()._parts(start, stop)

@@ -32,7 +32,7 @@ _PREFIX = "hf://datasets/"
 _NAME = r"[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*"
 _PLAIN = re.compile(rf"(?P<repo>{_NAME})(?:@(?P<revision>[\w./-]+?))?(?::(?P<config>[\w.-]+))?", re.ASCII)
 _URL = re.compile(
-    rf"hf://datasets/(?P<repo>{_NAME})(?:@(?P<revision>[^/:@?#]+))?(?::(?P<config>[\w.-]+))?(?:/(?P<key>[^:@?#]+))?",
+    rf"hf://datasets/(?P<repo>{_NAME})(?:@(?P<revision>[^/:@?#]+))?(?::(?P<config>[\w.-]+))?(?:/(?P<key>[^?]+))?",
     re.ASCII,
 )
 _COMMIT = re.compile(r"[0-9a-f]{40}")

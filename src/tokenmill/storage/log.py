@@ -1,6 +1,6 @@
 """An append-only log of events. Nothing depends on it, so it is not synced.
 
-An object cannot grow, so the log of a remote folder is held in memory and put now and then.
+An object cannot grow, so of the log of a remote folder the last megabytes are held in memory, and put now and then.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ from tokenmill.storage.folder import Folder
 from tokenmill.storage.output import explained, write_all
 
 _PUT_SECONDS = 60.0
-_MAX_BYTES = 1 << 28
+_KEPT_BYTES = 1 << 23
+_MAX_BYTES = 2 * _KEPT_BYTES
 
 
 class EventLog:
@@ -55,6 +56,8 @@ class RemoteLog(EventLog):
 
     def add(self, event: dict[str, Any]) -> None:
         self._lines += records.canonical(event) + b"\n"
+        if len(self._lines) > _MAX_BYTES:
+            del self._lines[: self._lines.index(b"\n", len(self._lines) - _KEPT_BYTES) + 1]
         if time.monotonic() - self._put_at > _PUT_SECONDS:
             self._put()
 
