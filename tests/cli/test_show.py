@@ -48,7 +48,8 @@ def test_a_rate_counts_what_this_run_did() -> None:
 
 def test_a_current_folder_that_is_gone_is_said(tmp_path: Path) -> None:
     (tmp_path / "here").mkdir()
-    script = "import os, sys; os.chdir('here'); os.rmdir('../here'); os.execv(sys.executable, ['python', *sys.argv[1:]])"
+    move = "import os, sys; os.chdir('here'); os.rmdir('../here')"
+    script = f"{move}; os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
     done = subprocess.run(
         [sys.executable, "-c", script, "-P", "-m", "tokenmill", "verify", "out"],
         cwd=tmp_path,
