@@ -99,6 +99,31 @@ def test_a_part_is_a_dataset_of_its_own(pushed: str, dataset: Path, tmp_path: Pa
     assert tree(tmp_path / "part") == tree(dataset)
 
 
+def test_a_part_joins_what_is_there_of_the_same_dataset(
+    pushed: str, bucket: Bucket, dataset: Path, tmp_path: Path
+) -> None:
+    whole = tree(dataset)
+    library.push(dataset, pushed, split="val")
+    assert bucket.tree("ds") == whole, "what was whole stays whole"
+    library.pull(pushed, tmp_path / "back", split="val")
+    library.pull(pushed, tmp_path / "back", split="train", shards="1")
+    assert set(library.open(tmp_path / "back").splits) == {"train", "val"}
+    assert library.verify(tmp_path / "back").ok
+    library.push(tmp_path / "back", pushed)
+    assert bucket.tree("ds") == whole, "what has more keeps it"
+    library.pull(pushed, tmp_path / "back")
+    assert tree(tmp_path / "back") == whole
+
+
+def test_parts_that_only_a_third_place_could_join_are_refused(pushed: str, bucket: Bucket, tmp_path: Path) -> None:
+    library.pull(pushed, tmp_path / "first", split="train", shards="0")
+    library.pull(pushed, tmp_path / "second", split="train", shards="1")
+    library.push(tmp_path / "first", f"{bucket.url}/other")
+    with pytest.raises(OutputError, match="the other place does not have"):
+        library.push(tmp_path / "second", f"{bucket.url}/other")
+    assert library.verify(f"{bucket.url}/other").ok
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

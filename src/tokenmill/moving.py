@@ -13,7 +13,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,7 +23,7 @@ from typing import Any
 from tokenmill import manifest as manifests
 from tokenmill import records
 from tokenmill.errors import DatasetError, Interrupted, OutputError, RecipeError
-from tokenmill.manifest import Manifest, Split
+from tokenmill.manifest import Manifest, Shard, Split
 from tokenmill.storage import Digest, Folder, open_folder
 from tokenmill.storage.lock import locked
 from tokenmill.storage.mapped import fast_digest
@@ -98,11 +98,12 @@ def _move(
     begin = time.monotonic()
     if workers is not None and workers < 1:
         raise RecipeError(f"{workers} workers", hint="give a positive number")
-    wanted = part_of(manifests.load(source), split, shards)
+    whole = manifests.load(source)
+    wanted = part_of(whole, split, shards)
     _check_target(target, wanted)
     target.make(".build")
     with locked(target):
-        _let_in(target, wanted)
+        result = _let_in(target, whole, wanted)
         files = wanted.all_files()
         parents = sorted({"", *map(os.path.dirname, files)})
         for parent in parents:
@@ -124,7 +125,8 @@ def _move(
         pool.shutdown()
         for parent in parents:
             target.sync(parent)
-        target.write(manifests.NAME, manifests.seal(wanted), claimed=lambda: True)
+        if not target.exists(manifests.NAME) or manifests.load(target) != result:
+            target.replace(manifests.NAME, manifests.seal(result))
     target.remove_empty(".build")
     return Moved(
         source=source.path,
@@ -177,11 +179,31 @@ def part_of(whole: Manifest, split: str | Sequence[str] | None, shards: str | No
     names = [split] if isinstance(split, str) else list(split or whole.splits)
     if unknown := [name for name in names if name not in whole.splits]:
         raise RecipeError(f"there is no split {unknown[0]!r}", hint=f"there are {', '.join(whole.splits)}")
-    parts = {name: _shards_of(whole.splits[name], shards) for name in whole.splits if name in names}
-    if parts == whole.splits:
-        return whole
+    wanted = _numbers(shards) if shards is not None else None
+    parts = {
+        name: _split_of(shard for number, shard in enumerate(split.shards) if wanted is None or number in wanted)
+        for name, split in whole.splits.items()
+        if name in names
+    }
     if not any(part.shards for part in parts.values()):
         raise RecipeError(f"there are no shards {shards}", hint="they count from 0")
+    return _with_splits(whole, parts)
+
+
+def _joined(whole: Manifest, first: Manifest, second: Manifest) -> Manifest:
+    """The manifest of two parts of a dataset together."""
+    parts = {}
+    for name, split in whole.splits.items():
+        if name in first.splits or name in second.splits:
+            has = {shard for part in (first, second) if name in part.splits for shard in part.splits[name].shards}
+            parts[name] = _split_of(shard for shard in split.shards if shard in has)
+    return _with_splits(whole, parts)
+
+
+def _with_splits(whole: Manifest, parts: dict[str, Split]) -> Manifest:
+    """The manifest of some shards alone; the whole one if none is left out."""
+    if parts == whole.splits:
+        return whole
     kept = sum(part.documents for part in parts.values())
     left_behind = whole.dropped.get(LEFT_BEHIND, 0) + whole.documents - kept
     return replace(
@@ -192,9 +214,8 @@ def part_of(whole: Manifest, split: str | Sequence[str] | None, shards: str | No
     )
 
 
-def _shards_of(split: Split, shards: str | None) -> Split:
-    wanted = _numbers(shards) if shards is not None else range(len(split.shards))
-    kept = tuple(shard for number, shard in enumerate(split.shards) if number in wanted)
+def _split_of(shards: Iterable[Shard]) -> Split:
+    kept = tuple(shards)
     return Split(
         tokens=sum(shard.tokens for shard in kept), documents=sum(shard.documents for shard in kept), shards=kept
     )
@@ -230,11 +251,28 @@ def _check_target(target: Folder, wanted: Manifest) -> None:
         )
 
 
-def _let_in(target: Folder, wanted: Manifest) -> None:
-    """While files change, it is no dataset; one that stands already stays one."""
-    if target.exists(manifests.NAME) and manifests.load(target) != wanted:
-        target.remove(manifests.NAME)
-        target.sync("")
+def _let_in(target: Folder, whole: Manifest, wanted: Manifest) -> Manifest:
+    """What stands there in the end: what is wanted, and what of the same dataset is there already.
+
+    That stays a dataset while more comes. Where there is something else, there is none meanwhile.
+    """
+    if not target.exists(manifests.NAME):
+        return wanted
+    there = manifests.load(target)
+    files, coming = there.all_files(), wanted.all_files()
+    if coming.items() <= files.items():
+        return there
+    result = _joined(whole, there, wanted)
+    if files.items() <= result.all_files().items():
+        return result
+    if all(files.get(name, digest) == digest for name, digest in coming.items()):
+        raise OutputError(
+            f"{target.path} holds shards of this dataset that the other place does not have",
+            hint="move from a place that has all of them",
+        )
+    target.remove(manifests.NAME)
+    target.sync("")
+    return wanted
 
 
 class Tally:
