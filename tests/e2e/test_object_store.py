@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import signal
 import subprocess
 import time
@@ -151,6 +152,40 @@ def test_prefixes_files_and_patterns_name_sources(remote: Bucket) -> None:
             names(wrong)
     with pytest.raises(RecipeError, match="local files, others URLs"):
         names(url, __file__)
+
+
+def test_empty_objects_are_sources_as_empty_files_are_and_markers_of_folders_are_not(
+    remote: Bucket, corpus: Path, tmp_path: Path
+) -> None:
+    (corpus / "sub/empty.txt").write_bytes(b"")
+    remote.put("corpus/sub/empty.txt", b"")
+    remote.put("corpus/sub", b"")
+    there, here = (list_sources(make_recipe({"sources": (place,)})) for place in (f"{remote.url}/corpus", str(corpus)))
+    assert [source.name for source in there.sources] == [source.name for source in here.sources]
+    assert "sub/empty.txt" in [source.name for source in there.sources]
+
+
+def test_a_dataset_below_a_prefix_is_no_source(remote: Bucket) -> None:
+    library.prepare(f"{remote.url}/corpus", f"{remote.url}/corpus/first", workers=1, **RECIPE)
+    second = library.prepare(f"{remote.url}/corpus", f"{remote.url}/corpus/second", workers=1, **RECIPE)
+    assert remote.tree("corpus/second") == remote.tree("corpus/first")
+    assert not second.already_complete
+
+
+@pytest.mark.parametrize("name", ["a#b.jsonl", "a?x=1.jsonl", "a::b.jsonl", "x//a.jsonl", "x/../a.jsonl"])
+def test_an_object_that_no_url_can_name_is_named_in_the_error(bucket: Bucket, name: str) -> None:
+    bucket.put(f"odd/{name}", b'{"text": "a"}\n')
+    bucket.put("odd/good.jsonl", b'{"text": "a"}\n')
+    with pytest.raises(TokenmillError, match=re.escape(name.partition("?")[0])) as caught:
+        list_sources(make_recipe({"sources": (f"{bucket.url}/odd",)}))
+    assert "rename" in caught.value.hint
+
+
+def test_an_object_whose_name_looks_like_a_glob_is_that_object(bucket: Bucket) -> None:
+    for name in ("a[1].jsonl", "a1.jsonl"):
+        bucket.put(f"odd/{name}", b'{"text": "a"}\n')
+    (source,) = list_sources(make_recipe({"sources": (f"{bucket.url}/odd/a[1].jsonl",)})).sources
+    assert source.name == "a[1].jsonl"
 
 
 def test_a_source_that_is_replaced_shows_both_etags(remote: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -163,3 +163,15 @@ def test_wrong_settings_are_told_by_their_names(
     with pytest.raises(StorageError, match=f"{scheme}://bucket: ") as caught:
         Store(Url(scheme, "bucket", ""))
     assert name in caught.value.hint
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs", "az"])
+@pytest.mark.parametrize("text", ["127.0.0.1:5555", "http://", "ftp://host", "https:// host", "SECRET"])
+def test_an_endpoint_that_is_no_address_is_refused_by_its_name_alone(
+    monkeypatch: pytest.MonkeyPatch, scheme: str, text: str
+) -> None:
+    name = {"s3": "AWS_ENDPOINT_URL", "gs": "GOOGLE_BASE_URL", "az": "AZURE_STORAGE_ENDPOINT"}[scheme]
+    monkeypatch.setenv(name, text)
+    with pytest.raises(RecipeError, match=f"{name} is no address of a server") as caught:
+        Store(Url(scheme, "bucket", ""))
+    assert text not in caught.value.message

@@ -140,7 +140,10 @@ def _expand_url(argument: str, *, any_ending: bool) -> Iterator[tuple[str, Pin]]
         found = {path: found[path] for path in found if _is_wanted(path.removeprefix(start), any_ending=any_ending)}
         if not found:
             raise _no_files(argument)
-    yield from sorted(found.items(), key=lambda item: item[0])
+    for path, pin in sorted(found.items(), key=lambda item: item[0]):
+        if not is_hub(argument):
+            places.check_name(path)
+        yield path, pin
 
 
 def _no_files(argument: str) -> RecipeError:

@@ -128,10 +128,10 @@ def expand(argument: str) -> tuple[dict[str, Pin], bool]:
         return files, not _PATTERN.search(place.key)
     url = parse_url(argument)
     store = _store(url)
+    if url.key and (found := store.find(url.key)) is not None:
+        return {str(url): Pin(found.size, 0, found.etag)}, False
     if not _PATTERN.search(url.key):
-        if url.key and (found := store.find(url.key)) is not None:
-            return {str(url): Pin(found.size, 0, found.etag)}, False
-        return _pins(store, store.under(url.key)), True
+        return _pins(store, _outside_datasets(store.under(url.key))), True
     fixed = _PATTERN.split(url.key)[0].rpartition("/")[0]
     wanted = _regex(url.key)
     matches = (found for found in store.under(fixed) if wanted.fullmatch(found.key))
@@ -141,7 +141,39 @@ def expand(argument: str) -> tuple[dict[str, Pin], bool]:
 
 
 def _pins(store: Store, objects: Iterable[Found]) -> dict[str, Pin]:
-    return {store.at(found.key): Pin(found.size, 0, found.etag) for found in objects if found.size}
+    """Objects as sources. An empty one that has others below it stands for a folder."""
+    listed = list(objects)
+    folders = {parent for found in listed for parent in _parents(found.key)}
+    return {
+        store.at(found.key): Pin(found.size, 0, found.etag)
+        for found in listed
+        if found.size or found.key not in folders
+    }
+
+
+def _outside_datasets(objects: list[Found]) -> list[Found]:
+    """Objects that are no part of a dataset: one that lies below a prefix is no source, as in a folder."""
+    keys = {found.key for found in objects}
+    folders = {parent for key in keys for parent in _parents(key)}
+    roots = {root for root in folders if f"{root}/dataset.json" in keys and f"{root}/provenance" in folders}
+    return [found for found in objects if roots.isdisjoint(_parents(found.key))]
+
+
+def _parents(key: str) -> Iterator[str]:
+    """The folders that an object seems to lie in, from the innermost on."""
+    while key := key.rpartition("/")[0]:
+        yield key
+
+
+def check_name(path: str) -> None:
+    """Refuse an object that a prefix or a pattern has found and that cannot be named by a URL."""
+    try:
+        parse_url(path)
+    except RecipeError as error:
+        raise RecipeError(
+            f"{path} is an object that cannot be read: {error.message.partition(' holds ')[2]} in its name",
+            hint="rename it, or name the sources so that it is not among them",
+        ) from None
 
 
 def common_root(paths: list[str]) -> str:

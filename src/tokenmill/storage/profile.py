@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import configparser
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,15 @@ _ENDPOINTS = {
 
 def endpoint_of(scheme: str) -> str:
     """The server that the environment names for URLs of this kind; empty if it is the cloud's own."""
-    return next((os.environ[name] for name in _ENDPOINTS[scheme] if os.environ.get(name)), "")
+    name = next((name for name in _ENDPOINTS[scheme] if os.environ.get(name)), None)
+    return "" if name is None else _checked(os.environ[name], name)
+
+
+def _checked(endpoint: str, where: str) -> str:
+    """An endpoint with which a client can begin something. Its text is not shown: it may hold a secret."""
+    if not re.fullmatch(r"https?://[^/\s]+(/\S*)?", endpoint):
+        raise RecipeError(f"{where} is no address of a server", hint="write it like https://minio.example.org:9000")
+    return endpoint
 
 
 def s3_settings() -> dict[str, Any]:
@@ -37,13 +46,17 @@ def s3_settings() -> dict[str, Any]:
     settings: dict[str, Any] = {}
     if "AWS_ACCESS_KEY_ID" not in os.environ:
         settings = _profile(os.environ.get("AWS_PROFILE", ""))
-    endpoint = endpoint_of("s3") or settings.get("endpoint", "")
+    endpoint = endpoint_of("s3") or _checked_profile(settings)
     if endpoint:
         settings["endpoint"] = endpoint
         settings["allow_http"] = endpoint.startswith("http://")
     if "AWS_REGION" in os.environ or "AWS_DEFAULT_REGION" in os.environ:
         settings.pop("region", None)
     return settings
+
+
+def _checked_profile(settings: dict[str, Any]) -> str:
+    return _checked(settings["endpoint"], "the endpoint_url of the profile") if settings.get("endpoint") else ""
 
 
 def _profile(name: str) -> dict[str, Any]:

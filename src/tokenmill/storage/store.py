@@ -386,6 +386,8 @@ def _is_denied(error: BaseException) -> bool:
 
 
 def _hint(error: BaseException, scheme: str) -> str:
+    if isinstance(error, answers.InvalidPathError):
+        return "rename the object: its name has an empty or a relative part"
     if _is_denied(error):
         return f"check the credentials ({_CREDENTIALS[scheme]}) and their rights"
     return "check the network, the endpoint and the credentials; the same command goes on"
