@@ -10,7 +10,8 @@
     ├── StorageError              1    a write or a read of the output failed
     │   ├── DiskFullError         1    no space left; says how much is missing
     │   ├── DeterminismError      1    the same unit gave other bytes
-    │   └── ObjectChangedError    1    an object was replaced while it was read
+    │   ├── ObjectChangedError    1    an object was replaced while it was read
+    │   └── SilentStoreError      1    a store does not answer at all
     ├── BadDocumentError          1    a bad document under --on-bad fail
     ├── BuildError                1    units failed, or the books do not balance
     │   └── DamagedPieceError     1    a finished unit's file changed before the commit
@@ -75,6 +76,10 @@ class DeterminismError(StorageError):
 
 
 class ObjectChangedError(StorageError):
+    pass
+
+
+class SilentStoreError(StorageError):
     pass
 
 

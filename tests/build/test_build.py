@@ -1,7 +1,11 @@
 from __future__ import annotations
 
 import errno
+import shutil
+import threading
+from collections import Counter
 from collections.abc import Iterator
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -12,12 +16,17 @@ import tokenmill
 from conftest import tree
 from tokenmill.build import drawing
 from tokenmill.build.build import Manner, build, make_executor
-from tokenmill.errors import BuildError, SourceError
+from tokenmill.build.executor import Executor, Failure, Listener, judge
+from tokenmill.build.inline import Inline
+from tokenmill.build.task import Task, Work
+from tokenmill.errors import BuildError, SilentStoreError, SourceError
 from tokenmill.recipe import make_recipe
 from tokenmill.sources import reading
 from tokenmill.sources.batch import Batch
 from tokenmill.storage import Folder
 from tokenmill.storage.fs import LocalFileSystem
+from tokenmill.tokenizer.engine import open_engine
+from tokenmill.tokenizer.spec import TokenizerSpec
 
 
 def test_a_scratch_disk_without_room_for_a_folder_is_done_without(corpus: Path, tmp_path: Path) -> None:
@@ -65,3 +74,63 @@ def test_a_source_that_can_be_read_now_and_then_only_is_named(
         tokenmill.prepare(str(corpus), tmp_path / "out", tokenizer="byte", workers=1)
     monkeypatch.undo()
     assert not tokenmill.prepare(str(corpus), tmp_path / "out", tokenizer="byte", workers=1).already_complete
+
+
+def test_a_build_that_was_taken_over_while_it_stood_still_finds_the_dataset(corpus: Path, tmp_path: Path) -> None:
+    tokenmill.prepare(str(corpus), tmp_path / "right", tokenizer="byte", workers=1)
+
+    def stand_still(event: dict[str, Any]) -> None:
+        """Another one took over, finished, and cleared up."""
+        if event["kind"] == "commit":
+            shutil.rmtree(tmp_path / "out")
+            shutil.copytree(tmp_path / "right", tmp_path / "out")
+
+    result = tokenmill.prepare(str(corpus), tmp_path / "out", tokenizer="byte", workers=1, watch=stand_still)
+    assert result.already_complete
+    assert tree(tmp_path / "out") == tree(tmp_path / "right")
+
+
+@dataclass(frozen=True, slots=True)
+class Store(Folder):
+    """A folder that stops answering when it is told to."""
+
+    silent: threading.Event = field(default_factory=threading.Event)
+
+    def exists(self, name: str) -> bool:
+        if self.silent.is_set():
+            raise SilentStoreError("no answer: it takes too long")
+        return Folder.exists(self, name)
+
+
+class CutOff(Inline):
+    """An executor whose first try of each unit has no answer."""
+
+    def run(self, tasks: Iterator[Task], listener: Listener) -> list[Failure]:
+        def retried() -> Iterator[Task]:
+            for task in tasks:
+                judge(task, SilentStoreError("no answer"), Counter(), [], [], listener)
+                yield task
+
+        return super().run(retried(), listener)
+
+
+@pytest.mark.parametrize("is_silent", [False, True])
+def test_a_store_that_answers_nobody_ends_the_build_and_one_that_is_cut_off_from_a_node_does_not(
+    corpus: Path, tmp_path: Path, is_silent: bool
+) -> None:
+    recipe = make_recipe({"sources": (str(corpus),), "tokenizer": "byte"}, config=None)
+    folder = Store(str(tmp_path / "out"))
+
+    def hire(where: Folder, work: Work, spec: TokenizerSpec) -> Executor:
+        return CutOff(where, work, spec, open_engine(spec))
+
+    def watch(event: dict[str, Any]) -> None:
+        if event["kind"] == "start" and is_silent:
+            folder.silent.set()
+
+    if is_silent:
+        with pytest.raises(SilentStoreError):
+            build(recipe, folder, Manner(hire=hire, watch=watch))
+    else:
+        build(recipe, folder, Manner(hire=hire, watch=watch))
+        assert tokenmill.verify(tmp_path / "out").ok

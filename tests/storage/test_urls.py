@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
+from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tokenmill.errors import RecipeError, StorageError
+from tokenmill.errors import RecipeError, SilentStoreError, StorageError
+from tokenmill.storage import store
 from tokenmill.storage.profile import endpoint_of, s3_settings
 from tokenmill.storage.store import Store
 from tokenmill.storage.urls import Url, is_url, parse_url
@@ -163,6 +166,32 @@ def test_wrong_settings_are_told_by_their_names(
     with pytest.raises(StorageError, match=f"{scheme}://bucket: ") as caught:
         Store(Url(scheme, "bucket", ""))
     assert name in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("endpoint", "said"),
+    [
+        ("http://127.0.0.1:9", "Connection refused"),
+        ("http://nobody.invalid", "Name or service not known|failed to lookup"),
+        ("", "takes too long"),
+    ],
+)
+def test_a_server_that_does_not_answer_is_told_from_one_that_refuses(
+    monkeypatch: pytest.MonkeyPatch, endpoint: str, said: str
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        for name, value in {
+            "AWS_ACCESS_KEY_ID": "someone",
+            "AWS_SECRET_ACCESS_KEY": "else",
+            "AWS_REGION": "us-east-1",
+            "AWS_ENDPOINT_URL": endpoint or f"http://127.0.0.1:{mute.getsockname()[1]}",
+        }.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr(store, "_CLIENT", {"connect_timeout": "200ms", "read_timeout": "200ms", "timeout": "1s"})
+        monkeypatch.setattr(store, "_RETRY", {"max_retries": 0, "retry_timeout": timedelta(seconds=1)})
+        monkeypatch.setattr(store, "_TRIES", 2)
+        with pytest.raises(SilentStoreError, match=f"no answer: .*({said})"):
+            Store(Url("s3", "bucket", "")).find("a")
 
 
 @pytest.mark.parametrize("scheme", ["s3", "gs", "az"])

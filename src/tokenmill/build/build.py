@@ -37,8 +37,9 @@ from tokenmill.build.task import Task, Work, make_task
 from tokenmill.build.trust import load_receipt, load_receipts
 from tokenmill.build.visits import Checked, make_request
 from tokenmill.build.waiting import leaving_a_note
-from tokenmill.errors import BuildError, DamagedPieceError, DatasetError, DiskFullError, Interrupted
+from tokenmill.errors import BuildError, DamagedPieceError, DatasetError, DiskFullError, Interrupted, TokenmillError
 from tokenmill.manifest import Manifest
+from tokenmill.planning import Plan
 from tokenmill.recipe import Recipe
 from tokenmill.storage import Folder
 from tokenmill.storage.lock import locked
@@ -102,7 +103,20 @@ def build_planned(setup: Setup, folder: Folder, manner: Manner) -> tuple[Manifes
                 local = None
         state.enter(folder, setup, restart=restart)
         with leaving_a_note(folder):
-            return _build(setup, folder, local, manner.hire, progress), False
+            try:
+                return _build(setup, folder, local, manner.hire, progress), False
+            except TokenmillError:
+                done = _finished_by_another(folder, setup.plan)
+                if done is None:
+                    raise
+                return done, True
+
+
+def _finished_by_another(folder: Folder, plan: Plan) -> Manifest | None:
+    """The dataset, if it stands. Who stood still for long may have been taken for dead, and the work done."""
+    with contextlib.suppress(TokenmillError):
+        return state.finished(folder, plan)
+    return None
 
 
 def _build(setup: Setup, folder: Folder, local: Folder | None, hire: Hire, progress: Progress) -> Manifest:
@@ -221,6 +235,8 @@ def _run_units(
                 yield make_task(plan, unit.index)
 
     def listen(message: dict[str, Any]) -> None:
+        if message.pop("silent", False):
+            folder.exists(state.PLAN)  # raises if it does not answer us either: no other unit would fare better
         if message["kind"] == "done":  # a hint: all receipts are read in the end, side by side
             known[message["unit"]] = _num_tokens(folder, message["unit"]) if setup.recipe.max_tokens else 0
             look()

@@ -59,10 +59,15 @@ def judge(
     tries[unit] += 1
     if is_final(error, tries[unit]):
         failures.append(Failure(task, error))
-        listener({"kind": "failed", "unit": unit, "error": error.message})
+        listener({"kind": "failed", "unit": unit, "error": error.message, "silent": is_silent(error)})
     else:
         again.append(task)
-        listener({"kind": "retry", "unit": unit, "error": error.message})
+        listener({"kind": "retry", "unit": unit, "error": error.message, "silent": is_silent(error)})
+
+
+def is_silent(error: errors.TokenmillError) -> bool:
+    """Whether a unit failed for the want of any answer: if its node alone is cut off, others are not."""
+    return isinstance(error, errors.SilentStoreError)
 
 
 def is_final(error: errors.TokenmillError, tries: int) -> bool:

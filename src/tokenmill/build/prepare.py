@@ -110,6 +110,9 @@ def prepare(
             watch=watch,
         )
     folder = open_folder(output, spool=scratch)
+    if layout is not None and not folder.is_local:
+        hint = f"export it afterwards: tokenmill export {folder.path} --to {layout.partition(':')[0]} DIR"
+        raise RecipeError("--layout writes files on this machine, beside a dataset in a folder", hint=hint)
     # On a cluster they are not of this machine.
     count = resolve_workers(workers) if executor == "local" else num_cores()
     # Who only waits needs no workers; who builds in the end hires them then.

@@ -26,7 +26,7 @@ import obstore
 from obstore import exceptions as answers
 from obstore.store import AzureStore, GCSStore, S3Store
 
-from tokenmill.errors import DatasetError, ObjectChangedError, StorageError
+from tokenmill.errors import DatasetError, ObjectChangedError, SilentStoreError, StorageError
 from tokenmill.storage.forking import UNDER_WAY
 from tokenmill.storage.profile import endpoint_of, s3_settings
 from tokenmill.storage.urls import Url
@@ -314,6 +314,11 @@ class Store:
                 raise self._no_bucket() from None
             if time.monotonic() < patient_until and not isinstance(error, _FINAL) and not _is_denied(error):
                 return
+            if silence := _silence(error):
+                raise SilentStoreError(
+                    f"{self.at(key)}: no answer: {silence}",
+                    hint="check the network and the endpoint; the same command goes on",
+                ) from None
             hint = _hint(error, self.root.partition(":")[0])
             raise StorageError(f"{self.at(key)}: {_reason(error)}", hint=hint) from None
 
@@ -377,6 +382,14 @@ def _reason(error: BaseException) -> str:
     status = re.search(r"status code: \d+ [A-Za-z -]*", text)
     text = text[: status.end()] if status else text.partition("<")[0][:300]
     return f"{text.rstrip(' :')}{f': {said[1]}' if said else ''}"
+
+
+def _silence(error: BaseException) -> str:
+    """Why nothing was answered; empty if something was."""
+    if not re.search(r"HttpError \{\s+kind: (Connect|Timeout)", str(error)) or _METADATA in str(error):
+        return ""
+    cause = re.search(r'(?:message|error): "([^"]{1,200})"', str(error))
+    return cause[1] if cause else "it takes too long"
 
 
 def _is_denied(error: BaseException) -> bool:
