@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenmill import records
-from tokenmill.errors import DatasetError
+from tokenmill.errors import DatasetError, RecipeError
 from tokenmill.planning import Extent, Plan, Source, check_plan, default_unit_bytes, differences, make_plan
 
 PROPERTY = settings(max_examples=100, deadline=None, database=None)
@@ -236,3 +236,13 @@ def test_differences_show_both_values_of_what_differs() -> None:
 def test_plans_that_differ_in_their_units_alone_say_so() -> None:
     corpus = texts(1000)
     assert differences(planned(*corpus), planned(*corpus, unit_bytes=200)) == ["the sources are cut into other units"]
+
+
+def test_more_units_than_anybody_needs_are_refused_with_a_size_that_will_do() -> None:
+    source = Source(name="a.txt", kind="text", compression="", bytes=16_000_000, modified=0, split="", text={})
+    extents = [Extent(text_bytes=16_000_000, divisible=True)]
+    options: dict[str, Any] = {"identity": {}, "sources": [source], "extents": extents, "sample": None, "seed": 0}
+    with pytest.raises(RecipeError, match="16,000,000, more than") as caught:
+        make_plan(unit_bytes=1, **options)
+    assert "--unit-bytes 5 B" in caught.value.hint
+    assert len(make_plan(unit_bytes=10_000, **options).units) == 1600

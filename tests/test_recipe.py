@@ -18,6 +18,13 @@ def recipe(**fields: Any) -> Recipe:
     return make_recipe({"sources": ("a.txt",), **fields})
 
 
+@pytest.mark.parametrize(
+    "sources", [Path("a.txt"), [Path("a.txt")], ("a.txt",), "a.txt", iter(["a.txt"]), [Path("a.txt"), "b.txt"]]
+)
+def test_sources_may_be_paths_and_texts_one_or_many(sources: Any) -> None:
+    assert make_recipe({"sources": sources}).sources in (("a.txt",), ("a.txt", "b.txt"))
+
+
 def test_a_recipe_needs_sources_and_nothing_else() -> None:
     found = recipe()
     assert (found.tokenizer, found.documents, found.eot, found.splits) == ("gpt2", "lines", "append", ("train",))

@@ -18,11 +18,13 @@ from functools import cached_property
 from typing import Any
 
 from tokenmill import records
-from tokenmill.errors import DatasetError
+from tokenmill.errors import DatasetError, RecipeError
+from tokenmill.sizes import format_bytes
 
 FORMAT = 1
 MIN_UNIT_BYTES = 32_000_000
 MAX_UNIT_BYTES = 2_000_000_000
+MAX_UNITS = 4_000_000
 UNITS_WANTED = 256
 SAMPLE_UNITS_WANTED = 64
 # A compressed file holds a few times its own size of text; plans need a guess, results do not depend on it.
@@ -120,6 +122,11 @@ def make_plan(
     """Cut the sources into units of about `unit_bytes` of text, and draw the sample if one is wanted."""
     total = sum(extent.text_bytes for extent in extents)
     size = unit_bytes or default_unit_bytes(total, sample=sample)
+    if total // size > MAX_UNITS:
+        raise RecipeError(
+            f"units of {format_bytes(size)} would be {total // size:,}, more than {MAX_UNITS:,}",
+            hint=f"give --unit-bytes {format_bytes(total // MAX_UNITS + 1)} or more",
+        )
     slices = _slices(sources, extents, size)
     if sample is not None:
         slices = _draw(list(slices), sample=sample, seed=seed)

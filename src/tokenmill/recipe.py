@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -93,6 +93,10 @@ class Recipe:
         return whole
 
 
+# Where documents come from, as callers may give it.
+Sources = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+
+
 def make_recipe(fields: Mapping[str, Any], *, config: str | os.PathLike[str] | None = None) -> Recipe:
     """A recipe from the fields that were given, on top of a YAML file if there is one."""
     given = _read_fields(fields)
@@ -151,7 +155,9 @@ def _parse_template(template: object) -> object:
 
 
 def _parse_sources(sources: object) -> object:
-    return (sources,) if isinstance(sources, str) else sources
+    is_many = isinstance(sources, Iterable) and not isinstance(sources, str | os.PathLike | Mapping)
+    given: Iterable[object] = sources if is_many else (sources,)  # type: ignore[assignment]  # is_many says it
+    return [os.fspath(source) if isinstance(source, os.PathLike) else source for source in given]
 
 
 # Fields that people write in more than one way, or that not every text is good for, and what reads them.

@@ -34,7 +34,7 @@ from tokenmill.data.order import make_key, permute
 from tokenmill.data.stream import Batch, Form, Numbers, WindowLayout
 from tokenmill.data.windows import check_seq_len, check_tokens
 from tokenmill.errors import DatasetError, RecipeError, StateError
-from tokenmill.recipe import make_recipe
+from tokenmill.recipe import Sources, make_recipe
 from tokenmill.shards.layout import numpy_dtype
 from tokenmill.tokenizer.engine import open_engine
 
@@ -72,7 +72,7 @@ class TextStream:
 
     def __init__(
         self,
-        sources: str | Sequence[str],
+        sources: Sources,
         tokenizer: str,
         seq_len: int,
         batch_size: int,
@@ -94,8 +94,7 @@ class TextStream:
         check_share(batch_size=batch_size, rank=rank, world_size=world_size, prefetch=prefetch)
         if shuffle is not None and shuffle < 2:
             raise RecipeError(f"shuffle is {shuffle}", hint="give the number of samples to shuffle at a time, or None")
-        given = (sources,) if isinstance(sources, str) else tuple(sources)
-        setup = set_up(make_recipe({"sources": given, "tokenizer": tokenizer, "split": held_out, **recipe}))
+        setup = set_up(make_recipe({"sources": sources, "tokenizer": tokenizer, "split": held_out, **recipe}))
         names = setup.recipe.splits
         if split not in names:
             raise RecipeError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import string
 
 from tokenmill.errors import RecipeError
@@ -27,6 +28,13 @@ def template_columns(template: str) -> list[str]:
 def fill(template: str, values: dict[str, object]) -> str:
     """The template with the columns' values in place of their names."""
     return "".join(
-        literal + (str(values[name]) if name is not None else "")
+        literal + (_as_text(values[name]) if name is not None else "")
         for literal, name, _, _ in string.Formatter().parse(template)
     )
+
+
+def _as_text(value: object) -> str:
+    """A value as others write it too: what is no text and no number, as JSON."""
+    if isinstance(value, bool | list | tuple | dict):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    return str(value)

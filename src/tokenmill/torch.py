@@ -16,7 +16,7 @@ import copy
 import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -27,6 +27,9 @@ from tokenmill.data import loader as loaders
 from tokenmill.data.mixture import Mixture
 from tokenmill.data.stream import Batch
 from tokenmill.errors import RecipeError
+
+if TYPE_CHECKING:  # a trainer of a prepared dataset needs none of it
+    from tokenmill.recipe import Sources
 
 Tensors = dict[str, torch.Tensor]
 
@@ -172,7 +175,7 @@ class TextDataset(torch_data.IterableDataset):  # type: ignore[misc]  # torch is
 
     def __init__(
         self,
-        sources: str | Sequence[str],
+        sources: Sources,
         tokenizer: str,
         seq_len: int,
         batch_size: int,

@@ -122,14 +122,13 @@ def test_a_config_is_what_the_card_says(tmp_path: Path) -> None:
     assert "no config 'large'" in missing.stderr
 
 
-def test_a_folder_of_that_name_wins_and_the_output_says_so(tmp_path: Path) -> None:
+def test_a_folder_of_that_name_wins_and_the_hub_is_not_asked(tmp_path: Path) -> None:
     (tmp_path / "org/name").mkdir(parents=True)
     (tmp_path / "org/name/a.txt").write_text("here\n" * 10)
     repository = Repository(some_files())
     with serve(repository) as endpoint:
         done = run(tmp_path, endpoint, "org/name", "-o", "out", *options())
     assert done.returncode == 0, done.stderr
-    assert "org/name is taken from the folder of that name" in " ".join((done.stdout + done.stderr).split())
     assert repository.requests == []
 
 

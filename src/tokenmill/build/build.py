@@ -320,17 +320,23 @@ def _in_order(
 
 def _raise_failures(failures: Sequence[Failure], setup: Setup) -> None:
     if failures:
-        first, total = failures[0], len(setup.plan.units)
+        total = len(setup.plan.units)
         units: dict[str, list[str]] = {}
         for failure in failures:
-            units.setdefault(failure.error.message, []).append(str(failure.task.unit.index))
-        lines = [f"unit {_few(found)}: {message}" for message, found in units.items()]
+            units.setdefault(failure.error.message, []).append(_place(failure.task))
+        lines = [f"{_few(found)}: {message}" for message, found in units.items()]
         others = ", the others are done" if len(failures) < total else ""
         raise BuildError(
-            f"{len(failures)} of {total} units failed{others}; first {first.task.sources[0].name} "
-            f"from {first.task.unit.start} on:\n  " + _few(lines, "\n  "),
-            hint=first.error.hint or "the same command tries them again and keeps what is done",
+            f"{len(failures)} of {total} units failed{others}:\n  " + _few(lines, "\n  "),
+            hint=failures[0].error.hint or "the same command tries them again and keeps what is done",
         )
+
+
+def _place(task: Task) -> str:
+    """Which part of the sources a unit is."""
+    names = [source.name for source in task.sources]
+    where = f"{names[0]} from {task.unit.start} on" if len(names) == 1 else f"{len(names)} files from {names[0]} on"
+    return f"unit {task.unit.index} ({where})"
 
 
 def _few(texts: Sequence[str], between: str = ", ") -> str:

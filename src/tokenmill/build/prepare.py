@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from tokenmill.build.progress import Watcher
     from tokenmill.layouts.exporting import Exported
     from tokenmill.placement import Nodes
+    from tokenmill.recipe import Sources
 
 EXECUTORS = ("local", "ray")
 PLACEMENTS = ("shared", "node-local")
@@ -57,7 +58,7 @@ class Result:
 
 
 def prepare(
-    sources: str | Sequence[str] = (),
+    sources: Sources = (),
     output: str | os.PathLike[str] = "",
     *,
     config: str | os.PathLike[str] | None = None,
@@ -95,7 +96,7 @@ def prepare(
     if wait and restart:
         raise RecipeError("each one who waits would start the build over", hint="start it over first, without waiting")
     _check_executor(executor, ray_address, placement)
-    fields = {"sources": (sources,) if isinstance(sources, str) else tuple(sources), **recipe}
+    fields = {"sources": sources, **recipe}
     if placement == "node-local":
         if layout is not None or scratch is not None:
             raise RecipeError("--layout and --scratch do not go with node-local placement", hint=_NO_BESIDES)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +14,7 @@ from tokenmill.build.setup import Setup, make_work, set_up
 from tokenmill.build.visits import Request, make_request
 from tokenmill.cores import MEMORY_BUDGET, resolve_workers
 from tokenmill.errors import DatasetError
-from tokenmill.recipe import make_recipe
+from tokenmill.recipe import Sources, make_recipe
 from tokenmill.storage import Folder, local_folder, open_folder
 from tokenmill.storage.urls import is_url
 from tokenmill.tokenizer.engine import open_engine
@@ -51,7 +50,7 @@ class Preview:
 
 
 def plan(
-    sources: str | Sequence[str] = (),
+    sources: Sources = (),
     output: str | os.PathLike[str] | None = None,
     *,
     config: str | os.PathLike[str] | None = None,
@@ -61,8 +60,7 @@ def plan(
     **recipe: Any,
 ) -> Preview:
     """Files, units, tokens with an error bar, disk, memory and time of a build that is not started."""
-    given = (sources,) if isinstance(sources, str) else tuple(sources)
-    wanted = make_recipe({"sources": given, **recipe}, config=config)
+    wanted = make_recipe({"sources": sources, **recipe}, config=config)
     folder = open_folder(output) if output is not None else None
     if folder is not None and not restart:
         wanted = state.as_before(folder, wanted)

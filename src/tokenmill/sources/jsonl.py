@@ -131,9 +131,8 @@ def _line_text(line: bytes, rule: Rule) -> tuple[str, str]:
     try:
         row: Any = msgspec.json.decode(line)
     except (ValueError, RecursionError) as error:
-        odd = isinstance(error, UnicodeDecodeError | RecursionError) or b"NaN" in line or b"Inf" in line
         is_object = line.startswith(b"{") and line.rstrip(b"\r").endswith(b"}")
-        second = _parse_column(line, rule["column"], 1) if odd and is_object and "column" in rule else None
+        second = _parse_column(line, rule["column"], 1) if is_object and "column" in rule else None
         if second is not None:
             return _valid_text(second)
         if isinstance(error, UnicodeDecodeError):

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -19,6 +20,18 @@ from tokenmill.errors import RecipeError, SourceError
 from tokenmill.planning import EXPANSION, Extent, Source
 from tokenmill.sources import arrow, jsonl, parquet, places, walking
 from tokenmill.sources.columns import Rule, find_rule, unseen_rule
+from tokenmill.sources.kinds import (
+    COMPRESSIONS,
+    KINDS,
+    KNOWN,
+    check_json,
+    check_kind,
+    ending_of,
+    is_companion,
+    is_known,
+    read_as,
+)
+from tokenmill.sources.notes import notes
 from tokenmill.sources.places import Pin
 from tokenmill.storage.hub import is_hub, plain_name
 from tokenmill.storage.urls import is_url
@@ -27,17 +40,7 @@ from tokenmill.typed import make_table
 if TYPE_CHECKING:  # workers read sources too, and need not load what checks recipes
     from tokenmill.recipe import Recipe
 
-KINDS = {
-    ".parquet": "parquet",
-    ".jsonl": "jsonl",
-    ".ndjson": "jsonl",
-    ".arrow": "arrow",
-    ".txt": "text",
-    ".text": "text",
-}
-COMPRESSIONS = {".gz": "gz", ".zst": "zst"}
 _REQUESTS_AT_ONCE = 16
-_ARCHIVES = (".zip", ".tar", ".tgz", ".7z", ".rar", ".bz2", ".xz")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +63,9 @@ def list_sources(recipe: Recipe, *, output: str | None = None) -> Listing:
     """
     found: dict[str, str] = {}
     pins: dict[str, Pin] = {}  # of objects, which their listing tells
+    passed_over: Counter[str] = Counter()
     for split, arguments in (("", recipe.sources), ("val", recipe.val_sources)):
-        for path, pin in _expand(arguments, any_ending=recipe.documents != "lines"):
+        for path, pin in _expand(arguments, passed_over, any_ending=recipe.documents != "lines"):
             if output is not None and path.startswith(os.path.join(output, "")):
                 continue
             if found.setdefault(path, split) != split:
@@ -73,6 +77,7 @@ def list_sources(recipe: Recipe, *, output: str | None = None) -> Listing:
         raise RecipeError(f"there are no sources{others}", hint="give files, folders or globs, outside of the output")
     root = _root(list(found))
     extents: list[Extent] = []
+    unread: list[SourceError] = []
     ordered = sorted(found, key=lambda path: os.fsencode(_name(path, root)))
     # Objects are asked for side by side: each answer takes its time, whatever its size.
     with ThreadPoolExecutor(_REQUESTS_AT_ONCE) if is_url(root) else contextlib.nullcontext() as pool:
@@ -80,35 +85,34 @@ def list_sources(recipe: Recipe, *, output: str | None = None) -> Listing:
         described = pool.map(describe, ordered) if pool else map(describe, ordered)
 
         def described_sources() -> Iterator[Source]:
-            for source, extent in described:
+            for source, extent, trouble in described:
                 extents.append(extent)
+                unread.extend([trouble] if trouble else [])
                 yield source
 
         sources = make_table(Source, described_sources())
-    return Listing(root, sources, extents, tuple(_notes((*recipe.sources, *recipe.val_sources), root)))
-
-
-def _notes(arguments: Sequence[str], root: str) -> Iterator[str]:
-    """Which of the places that a name may mean was taken."""
-    for argument in arguments:
-        if is_hub(root):
-            yield f"{argument} is taken from the hub: {root}"
-        elif plain_name(argument) and os.path.isdir(argument):
-            yield f"{argument} is taken from the folder of that name, not from the hub"
+    if len(unread) == len(sources):
+        raise unread[0]
+    return Listing(root, sources, extents, tuple(notes(recipe, root, sources, passed_over, unread)))
 
 
 def _name(path: str, root: str) -> str:
     return path.removeprefix(f"{root}/") if is_url(root) else os.path.relpath(path, root)
 
 
-def _expand(arguments: Sequence[str], *, any_ending: bool) -> Iterator[tuple[str, Pin | None]]:
-    """Files, and what tells them from what they may become, where that is known already."""
+def _expand(
+    arguments: Sequence[str], passed_over: Counter[str], *, any_ending: bool
+) -> Iterator[tuple[str, Pin | None]]:
+    """Files, and what tells them from what they may become, where that is known already.
+
+    Endings of files that lie in folders and are of no known kind are counted in `passed_over`.
+    """
     for argument in arguments:
         path = os.path.abspath(os.path.expanduser(argument))
         if is_url(argument):
-            yield from _expand_url(argument, any_ending=any_ending)
+            yield from _expand_url(argument, passed_over, any_ending=any_ending)
         elif os.path.isdir(path):
-            files = list(_walk(path, any_ending=any_ending))
+            files = list(_walk(path, passed_over, any_ending=any_ending))
             if not files:
                 raise _no_files(argument)
             yield from ((file, None) for file in files)
@@ -118,7 +122,7 @@ def _expand(arguments: Sequence[str], *, any_ending: bool) -> Iterator[tuple[str
             matches = walking.matches(path)
             dataset = plain_name(argument)
             if not matches and dataset and not _is_a_path(argument):
-                yield from _expand_url(str(dataset), any_ending=any_ending)
+                yield from _expand_url(str(dataset), passed_over, any_ending=any_ending)
             elif not matches:
                 on_hub = f"; {dataset} would be one on the hub" if dataset else ""
                 raise RecipeError(f"no source matches {argument!r}", hint=f"check the path; quote globs{on_hub}")
@@ -130,14 +134,18 @@ def _is_a_path(argument: str) -> bool:
     return os.path.splitext(argument)[1] in (*KINDS, *COMPRESSIONS) or os.path.isdir(argument.partition("/")[0])
 
 
-def _expand_url(argument: str, *, any_ending: bool) -> Iterator[tuple[str, Pin]]:
+def _expand_url(argument: str, passed_over: Counter[str], *, any_ending: bool) -> Iterator[tuple[str, Pin]]:
     """The objects that a URL names, by the rules of folders and files."""
     found, is_prefix = places.expand(argument)
     if not found:
         raise RecipeError(f"no source matches {argument!r}", hint="check the URL; quote globs")
     if is_prefix:
         start = "" if is_hub(argument) else argument
-        found = {path: found[path] for path in found if _is_wanted(path.removeprefix(start), any_ending=any_ending)}
+        found = {
+            path: found[path]
+            for path in found
+            if _is_wanted(path.removeprefix(start), passed_over, any_ending=any_ending)
+        }
         if not found:
             raise _no_files(argument)
     for path, pin in sorted(found.items(), key=lambda item: item[0]):
@@ -148,12 +156,12 @@ def _expand_url(argument: str, *, any_ending: bool) -> Iterator[tuple[str, Pin]]
 
 def _no_files(argument: str) -> RecipeError:
     return RecipeError(
-        f"{argument} holds no files of a known kind ({', '.join(KINDS)}, also with .gz or .zst)",
+        f"{argument} holds no files of a known kind ({KNOWN}, also with .gz or .zst)",
         hint="name the files with a glob, or say --documents files",
     )
 
 
-def _walk(folder: str, *, any_ending: bool) -> Iterator[str]:
+def _walk(folder: str, passed_over: Counter[str], *, any_ending: bool) -> Iterator[str]:
     """The files of a folder. A dataset that lies in it is no source."""
     for parent, folders, files in walking.walk(folder):
         if "dataset.json" in files and "provenance" in folders:
@@ -161,48 +169,34 @@ def _walk(folder: str, *, any_ending: bool) -> Iterator[str]:
             continue
         folders[:] = [name for name in folders if not walking.is_passed_over(name)]
         for name in files:
-            if _is_wanted(name, any_ending=any_ending):
+            if _is_wanted(name, passed_over, any_ending=any_ending):
                 yield os.path.join(parent, name)
 
 
-def _is_wanted(name: str, *, any_ending: bool) -> bool:
+def _is_wanted(name: str, passed_over: Counter[str], *, any_ending: bool) -> bool:
     """Whether a file in a folder is a source: not hidden, and of a known kind."""
     *folders, last = name.split("/")
-    is_hidden = last.startswith((".", "cache-")) or any(map(walking.is_passed_over, folders))
-    return not is_hidden and (any_ending or kind_of(last)[0] is not None)
-
-
-def kind_of(name: str) -> tuple[str | None, str]:
-    """Kind and compression that a file's name tells; the kind is None if it tells none."""
-    stem, ending = os.path.splitext(name.lower())
-    compression = COMPRESSIONS.get(ending, "")
-    return KINDS.get(os.path.splitext(stem)[1] if compression else ending), compression
+    if last.startswith((".", "cache-")) or any(map(walking.is_passed_over, folders)):
+        return False
+    if any_ending or is_known(last):
+        return True
+    if not is_companion(last):
+        passed_over[ending_of(last)] += 1
+    return False
 
 
 def _describe(
     path: str, *, root: str, splits: Mapping[str, str], pins: Mapping[str, Pin], recipe: Recipe
-) -> tuple[Source, Extent]:
+) -> tuple[Source, Extent, SourceError | None]:
+    """A source, where it may be cut, and what is wrong with a table that cannot be read: its unit will fail of it."""
     name = _name(path, root)
     try:
         name.encode()
     except UnicodeEncodeError:
         raise SourceError(f"the name of {path!r} is not UTF-8", hint="rename the file") from None
     found = pins.get(path) or places.find(path)
-    if path.lower().removesuffix(".gz").removesuffix(".zst").endswith(_ARCHIVES):
-        raise RecipeError(f"{path}: archives are not read", hint="unpack it first")
-    kind, compression = kind_of(path)
-    kind = kind or "text"
-    if compression and kind in ("parquet", "arrow"):
-        raise RecipeError(
-            f"{path}: a compressed {kind} file is not read", hint="decompress it: it is compressed inside"
-        )
-    rule: Rule = {}
-    if kind != "text":
-        columns = _columns(path, kind, compression, found)
-        if columns or kind != "jsonl":
-            rule = find_rule(columns, text_column=recipe.text_column, template=recipe.template, where=path)
-        else:
-            rule = unseen_rule(text_column=recipe.text_column, template=recipe.template)
+    check_kind(path, documents=recipe.documents)
+    kind, compression = read_as(path, documents=recipe.documents)
     source = Source(
         name=name.replace(os.sep, "/"),
         kind=kind,
@@ -210,10 +204,28 @@ def _describe(
         bytes=found.bytes,
         modified=found.modified,
         split=splits[path],
-        text=rule,
+        text={},
         etag=found.etag,
     )
-    return source, _extent(path, source, recipe)
+    try:
+        source = replace(source, text=_rule(path, source, recipe))
+        return source, _extent(path, source, recipe), None
+    except SourceError as error:
+        if source.kind not in ("parquet", "arrow"):
+            raise
+        rule = unseen_rule(text_column=recipe.text_column, template=recipe.template)
+        return replace(source, text=rule), Extent(text_bytes=max(1, source.bytes)), error
+
+
+def _rule(path: str, source: Source, recipe: Recipe) -> Rule:
+    """Where the text of a source's documents is."""
+    if source.kind == "text":
+        return {}
+    columns = _columns(path, source.kind, source.compression, places.pin_of(source))
+    if columns or source.kind != "jsonl":
+        return find_rule(columns, text_column=recipe.text_column, template=recipe.template, where=path)
+    check_json(path)
+    return unseen_rule(text_column=recipe.text_column, template=recipe.template)
 
 
 def _extent(path: str, source: Source, recipe: Recipe) -> Extent:
