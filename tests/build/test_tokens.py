@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenmill.build.tokens import cut_to, place_eot, select
-from tokenmill.errors import BuildError
+from tokenmill.errors import BuildError, TokenizerError
 from tokenmill.tokenizer.encoded import Encoded
 
 EOT = 99
@@ -118,5 +118,5 @@ def test_a_selection_and_its_complement_are_the_whole(documents: Documents, data
 
 def test_a_text_that_gives_the_end_of_text_id_is_refused() -> None:
     encoded = Encoded(np.array([1, 9, 2], np.uint32), np.array([3]))
-    with pytest.raises(BuildError, match="end-of-text id 9"):
+    with pytest.raises(TokenizerError, match="end-of-text id 9"):
         place_eot(encoded, eot="append", eot_id=9, vocab_size=10, dtype="uint16")

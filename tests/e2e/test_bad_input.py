@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import re
 import resource
 import shutil
 import subprocess
@@ -309,7 +310,7 @@ def test_a_disk_that_fills_up_stops_the_build_and_freed_space_lets_it_go_on(tmp_
     ballast.write_bytes(b"\0" * 2_400_000)
     full = subprocess.run([command()[0], "-c", script, *arguments], capture_output=True, text=True, timeout=300)
     assert full.returncode == 1, full.stderr
-    assert "no space left" in full.stderr
+    assert re.search(r"no space left while .* about [\d.]+ [kM]B of [\d.]+ [kM]B are still", full.stderr), full.stderr
     assert leftovers(out) == []
     done_before = {file.name for file in (out / ".build/receipts").glob("*.json")}
     ballast.unlink()

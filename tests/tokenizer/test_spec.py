@@ -98,7 +98,7 @@ def test_an_end_of_text_that_the_tokenizer_does_not_have_is_an_error_that_lists_
 
 @pytest.mark.parametrize("name", ["gpt2", "byte", "char"])
 def test_built_in_tokenizers_have_an_end_of_text_of_their_own(name: str) -> None:
-    with pytest.raises(TokenizerError, match="--eot-token does not apply") as caught:
+    with pytest.raises(TokenizerError, match=r"--eot-token does not apply|has no token") as caught:
         resolve(name, eot_token="x")
     assert caught.value.hint
 
@@ -183,25 +183,44 @@ def test_a_file_that_is_no_sentencepiece_model_is_an_error_that_names_it(tmp_pat
     assert caught.value.hint
 
 
-def test_a_rank_file_that_openai_publishes_is_known_by_its_name(tmp_path: Path) -> None:
-    (tmp_path / "r50k_base.tiktoken").write_bytes(resolve("gpt2").content)
-    spec = resolve(str(tmp_path / "r50k_base.tiktoken"))
+def test_a_rank_file_that_openai_publishes_is_known_by_its_content(tmp_path: Path) -> None:
+    (tmp_path / "mine.tiktoken").write_bytes(resolve("gpt2").content)
+    spec = resolve(str(tmp_path / "mine.tiktoken"))
     assert (spec.scheme, spec.eot_id, spec.vocab_size) == ("gpt2", 50256, 50257)
+    assert resolve(str(tmp_path / "mine.tiktoken"), eot_token="<|endoftext|>") == spec
+    with pytest.raises(TokenizerError, match="has no token '<fin>'"):
+        resolve(str(tmp_path / "mine.tiktoken"), eot_token="<fin>")
 
 
-def test_any_other_rank_file_needs_its_scheme(tmp_path: Path) -> None:
-    path = tmp_path / "mine.tiktoken"
-    path.write_bytes(resolve("gpt2").content)
+def save_ranks(path: Path) -> Path:
+    path.write_bytes(b"".join(resolve("gpt2").content.splitlines(keepends=True)[:1000]))
+    return path
+
+
+def test_any_other_rank_file_needs_its_scheme_whatever_its_name(tmp_path: Path) -> None:
+    path = save_ranks(tmp_path / "r50k_base.tiktoken")
     spec = resolve(f"{path}:gpt4")
-    assert (spec.scheme, spec.eot_id, spec.vocab_size) == ("gpt4", None, 50256)
+    assert (spec.scheme, spec.eot_id, spec.vocab_size) == ("gpt4", None, 1000)
     for name in (str(path), f"{path}:nope"):
-        with pytest.raises(TokenizerError, match=r"mine\.tiktoken: .* does not say how") as caught:
+        with pytest.raises(TokenizerError, match=r"r50k_base\.tiktoken: .* does not say how") as caught:
             resolve(name)
         assert "gpt2, gpt4, o200k, qwen2" in caught.value.hint
 
 
+def test_any_other_rank_file_gets_an_end_of_text_beyond_its_ranks(tmp_path: Path) -> None:
+    path = save_ranks(tmp_path / "mine.tiktoken")
+    spec = resolve(f"{path}:gpt2", eot_token="<fin>")
+    assert (spec.eot_id, spec.vocab_size) == (1000, 1001)
+    _, engine, _ = choose_engine(spec)
+    assert engine.encode(pa.array(["the end <fin>"], pa.large_string())).ids.max() < 1000
+
+
 @pytest.mark.parametrize(
-    "content", [b"", b"not base64 !", b"YQ==\n", b"YQ== x\n", b"YQ== -1\n", b"YQ== 0\nYQ== 1\n", b"\xff\xfe"]
+    "content",
+    [
+        *(b"", b"not base64 !", b"YQ==\n", b"YQ== x\n", b"YQ== -1\n"),
+        *(b"YQ== 0\nYQ== 1\n", b"\xff\xfe", b"YQ== " + b"9" * 5000),
+    ],
 )
 def test_a_rank_file_of_something_else_is_an_error_that_names_it(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "x.tiktoken").write_bytes(content)

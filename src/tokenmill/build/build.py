@@ -41,6 +41,7 @@ from tokenmill.errors import BuildError, DamagedPieceError, DatasetError, DiskFu
 from tokenmill.manifest import Manifest
 from tokenmill.planning import Plan
 from tokenmill.recipe import Recipe
+from tokenmill.sizes import format_bytes
 from tokenmill.storage import Folder
 from tokenmill.storage.lock import locked
 from tokenmill.storage.log import open_log
@@ -131,7 +132,8 @@ def _build(setup: Setup, folder: Folder, local: Folder | None, hire: Hire, progr
         job = state.Job(work=work, tokenizer=setup.spec.describe(), parity=checked.parity)
         state.save_job(folder, job)
         linked: set[str] = set()
-        receipts = _run_units(setup, folder, executor, progress, linked)
+        with _telling_what_is_missing(folder, _output_bytes(setup, checked)):
+            receipts = _run_units(setup, folder, executor, progress, linked)
         if checked.unread:  # whatever it was, it has passed, and the manifest must not tell of it
             job = replace(job, parity=_check_again(setup, executor, len(receipts)))
             state.save_job(folder, job)
@@ -174,10 +176,15 @@ def _check_first(setup: Setup, folder: Folder, executor: Executor, progress: Pro
     """Before the work: the engine against its reference, and the disk against the estimate."""
     checked = executor.check(make_request(setup.plan))
     progress.tell("parity", **checked.parity)
+    check_space(folder, _output_bytes(setup, checked))
+    return checked
+
+
+def _output_bytes(setup: Setup, checked: Checked) -> int:
+    """How large the dataset will be, about."""
     expected, limit = checked.estimate, setup.recipe.max_tokens
     share = min(1.0, limit / expected.tokens) if limit and expected.tokens else 1.0
-    check_space(folder, round(expected.output_bytes * share))
-    return checked
+    return round(expected.output_bytes * share)
 
 
 def _check_again(setup: Setup, executor: Executor, num_units: int) -> dict[str, Any]:
@@ -200,6 +207,19 @@ def check_space(folder: Folder, whole: int) -> None:
         whole - state.bytes_done(folder),
         hint="free some space, choose another output, or limit the work with --max-tokens or --sample",
     )
+
+
+@contextlib.contextmanager
+def _telling_what_is_missing(folder: Folder, whole: int) -> Iterator[None]:
+    """Who has to free space wants to know how much."""
+    try:
+        yield
+    except DiskFullError as error:
+        left = max(0, whole - state.bytes_done(folder))
+        raise DiskFullError(
+            f"{error.message}: about {format_bytes(left)} of {format_bytes(whole)} are still to be written",
+            hint=error.hint,
+        ) from None
 
 
 def _run_units(

@@ -7,7 +7,7 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.errors import BuildError
+from tokenmill.errors import BuildError, TokenizerError
 from tokenmill.shards.layout import Tokens
 from tokenmill.tokenizer.encoded import Encoded
 
@@ -27,7 +27,7 @@ def place_eot(encoded: Encoded, *, eot: str, eot_id: int | None, vocab_size: int
     assert eot_id is not None, "a recipe that wants an end of text has a tokenizer with one"
     # A text that gave the id itself would look like two documents.
     if largest >= eot_id and (narrow == eot_id).any():
-        raise BuildError(
+        raise TokenizerError(
             f"a text gave the end-of-text id {eot_id} itself", hint="choose an --eot-token that no text can give"
         )
     ends = np.cumsum(lengths)

@@ -50,7 +50,10 @@ OPTIONS: dict[str, Any] = {
         _TEXT, _option(metavar="WHAT", help="in text files: lines (the default), files or separator:TEXT")
     ],
     "eot": Annotated[_TEXT, _option(metavar="WHERE", help="end of text: append (the default), prepend or none")],
-    "eot_token": Annotated[_TEXT, _option(metavar="TOKEN", help="which token of a tokenizer.json ends a text")],
+    "eot_token": Annotated[
+        _TEXT,
+        _option(metavar="TOKEN", help="which token ends a text; a .tiktoken file of your own gets it as a new one"),
+    ],
     "split": Annotated[
         list[str] | None,
         _option(

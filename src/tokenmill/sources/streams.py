@@ -65,7 +65,8 @@ def explained(path: str, *, where: str = "") -> Iterator[None]:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise SourceError(
             f"cannot read {path}{where}: {reason}",
-            hint="mend or remove the file; the same command tries it again and keeps what is done",
+            hint="the same command tries it again; once a broken file is mended or removed, it is another source: "
+            "then start over with --restart",
         ) from None
 
 

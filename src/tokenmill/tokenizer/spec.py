@@ -23,16 +23,17 @@ from tokenmill import records
 from tokenmill.errors import TokenizerError
 from tokenmill.tokenizer import sentencepiece
 
-# Scheme and end-of-text of the rank files that OpenAI publishes; the files themselves carry neither.
-KNOWN_RANKS = {
-    "gpt2": ("gpt2", 50256),
-    "r50k_base": ("gpt2", 50256),
-    "cl100k_base": ("gpt4", 100257),
-    "o200k_base": ("o200k", 199999),
+# Scheme and end-of-text of the rank files that OpenAI publishes, by what they hash to; they carry neither.
+_KNOWN_RANKS = {
+    "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930": ("gpt2", 50256),  # r50k_base, that of GPT-2
+    "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7": ("gpt4", 100257),  # cl100k_base
+    "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d": ("o200k", 199999),  # o200k_base
 }
+_KNOWN_EOT = "<|endoftext|>"
 SCHEMES = ("gpt2", "gpt4", "o200k", "qwen2")
 EOT_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<|end▁of▁sentence|>", "[EOS]", "[SEP]")
 MAX_CONTENT_BYTES = 1 << 28
+_MAX_DIGITS = 10
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +129,7 @@ def char_spec(characters: str) -> TokenizerSpec:
 
 def _resolve(name: str, eot_token: str | None) -> TokenizerSpec:
     if name == "gpt2":
-        return _tiktoken("gpt2", _embedded(), "gpt2", 50256, eot_token)
+        return _tiktoken("gpt2", _embedded(), "", eot_token)
     if name == "byte":
         _no_eot_token(name, eot_token)
         return TokenizerSpec(
@@ -158,14 +159,7 @@ def _resolve(name: str, eot_token: str | None) -> TokenizerSpec:
 def _from_file(path: Path, scheme: str, eot_token: str | None) -> TokenizerSpec:
     content = _read(path)
     if path.suffix == ".tiktoken":
-        known_scheme, eot = KNOWN_RANKS.get(path.stem, ("", None))
-        scheme = scheme or known_scheme
-        if scheme not in SCHEMES:
-            raise TokenizerError(
-                f"{path.name}: a .tiktoken file does not say how text is cut into words, and {scheme!r} is not known",
-                hint=f"add the scheme: {path}:SCHEME, one of {', '.join(SCHEMES)}",
-            )
-        return _tiktoken(path.name, content, scheme, eot, eot_token)
+        return _tiktoken(path.name, content, scheme, eot_token)
     if path.suffix == ".model":
         return _hf(path.name, sentencepiece.to_tokenizer_json(content, name=path.name), None, eot_token)
     config = path.parent / "tokenizer_config.json"
@@ -188,7 +182,7 @@ def _from_hub(name: str, eot_token: str | None) -> TokenizerSpec:
     except Exception as error:  # the hub's client raises many kinds; all mean that there is no tokenizer
         said = f"the hub cannot be reached: {silence}" if silence else f"the hub says: {_first_line(error)}"
         raise TokenizerError(
-            f"unknown tokenizer {name!r}: not built in (gpt2, byte, char), not a file, and {said}",
+            f"unknown tokenizer {name!r}: not built in (gpt2, byte, char), no file here, and {said}",
             hint="check the name, or give a tokenizer.json, .tiktoken or .model file",
         ) from None
     return _hf(name, content, config, eot_token)
@@ -212,18 +206,35 @@ def _first_line(error: Exception) -> str:
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
-def _tiktoken(name: str, content: bytes, scheme: str, eot: int | None, eot_token: str | None) -> TokenizerSpec:
-    _no_eot_token(name, eot_token)
-    ranks = len(content.split()) // 2
+def _tiktoken(name: str, content: bytes, scheme: str, eot_token: str | None) -> TokenizerSpec:
+    known_scheme, eot = _KNOWN_RANKS.get(hashlib.sha256(content).hexdigest(), ("", None))
+    scheme = scheme or known_scheme
+    if scheme not in SCHEMES:
+        said = f"{scheme!r} is no scheme" if scheme else "it is none of OpenAI's"
+        raise TokenizerError(
+            f"{name}: a .tiktoken file does not say how text is cut into words, and {said}",
+            hint=f"add the scheme: {name}:SCHEME, one of {', '.join(SCHEMES)}",
+        )
+    if eot is not None and eot_token not in (None, _KNOWN_EOT):
+        raise TokenizerError(f"{name} has no token {eot_token!r}", hint=f"its end of text is {_KNOWN_EOT}")
+    if eot is None:
+        num_ids = _num_ids(content)
+        eot = num_ids if eot_token is not None else None  # beyond them; its name is for others to know
     return TokenizerSpec(
         name=name,
         kind="tiktoken",
         scheme=scheme,
         content=content,
-        vocab_size=max(ranks, eot + 1 if eot is not None else 0),
+        vocab_size=num_ids if eot is None else eot + 1,
         eot_id=eot,
         engine="gigatoken",
     )
+
+
+def _num_ids(ranks: bytes) -> int:
+    """Ids up to the largest of a rank file. What is no rank, the engine will tell."""
+    found = (int(rank) for rank in ranks.split()[1::2] if rank.isdigit() and len(rank) < _MAX_DIGITS)
+    return max(found, default=-1) + 1
 
 
 def _hf(name: str, content: bytes, config: bytes | None, eot_token: str | None) -> TokenizerSpec:
@@ -270,7 +281,7 @@ def _configured_eos(config: bytes | None) -> str | None:
 
 def _no_eot_token(name: str, eot_token: str | None) -> None:
     if eot_token is not None:
-        raise TokenizerError(f"--eot-token does not apply to {name}", hint="it names a token of a tokenizer.json")
+        raise TokenizerError(f"--eot-token does not apply to {name}", hint="its last id ends a text")
 
 
 def _embedded() -> bytes:
