@@ -148,7 +148,14 @@ def test_the_default_unit_grows_with_the_corpus_within_bounds() -> None:
     assert sizes == sorted(sizes)
     assert sizes[0] == sizes[1] >= 10**6
     assert sizes[-1] == 2_000_000_000
-    assert default_unit_bytes(10**11) == 10**11 // 256
+    assert 256 <= 10**11 / default_unit_bytes(10**11) <= 320
+
+
+def test_a_corpus_that_grows_by_little_is_cut_as_before() -> None:
+    totals = [10**11 + number * 10**8 for number in range(1000)]
+    sizes = [default_unit_bytes(total) for total in totals]
+    assert len(set(sizes)) < 8
+    assert all(size <= total // 256 for size, total in zip(sizes, totals, strict=True))
 
 
 def test_a_sample_of_a_small_corpus_is_drawn_from_smaller_units() -> None:

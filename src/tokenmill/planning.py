@@ -144,8 +144,14 @@ def make_plan(
 def default_unit_bytes(total: int, *, sample: float | None = None) -> int:
     """A unit size that gives enough units to share out, and not so many that shards become dust."""
     if sample is not None:
-        return max(1_000_000, min(int(total * sample) // SAMPLE_UNITS_WANTED, MAX_UNIT_BYTES))
-    return max(MIN_UNIT_BYTES, min(total // UNITS_WANTED, MAX_UNIT_BYTES))
+        return max(1_000_000, min(_in_steps(int(total * sample) // SAMPLE_UNITS_WANTED), MAX_UNIT_BYTES))
+    return max(MIN_UNIT_BYTES, min(_in_steps(total // UNITS_WANTED), MAX_UNIT_BYTES))
+
+
+def _in_steps(size: int) -> int:
+    """A size or a little less: sources that grow by little are cut as they were."""
+    step = 1 << max(0, size.bit_length() - 3)
+    return size // step * step
 
 
 def _slices(sources: Sequence[Source], extents: Sequence[Extent], size: int) -> Iterator[dict[str, int]]:

@@ -25,8 +25,8 @@ DEFAULT_MAX_DOCUMENT_BYTES = 64_000_000
 _NOT_IN_IDENTITY = ("sources", "val_sources", "tokenizer", "eot_token", "on_bad")
 # How a build runs and what it prints, which people look for in a recipe as well.
 NOT_IN_A_RECIPE = (
-    "output", "workers", "scratch", "config", "restart", "layout", "executor", "ray_address", "placement", "wait",
-    "json", "quiet", "verbose", "no_progress",
+    "output", "workers", "scratch", "config", "restart", "update", "layout", "executor", "ray_address", "placement",
+    "wait", "json", "quiet", "verbose", "no_progress",
 )  # fmt: skip
 _SPLIT_HINT = "write it like val=0.0005, or val=1%,test=2%"
 

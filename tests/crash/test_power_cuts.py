@@ -4,8 +4,14 @@ from __future__ import annotations
 
 from lab.powercut import crashes_in_a_row, kills, power_cuts
 
-MIXED = {"plain": 2, "splits": 4, "scratch": 0, "budget": 2, "packs": 1, "join": 20, "repair": 1, "remake": 1}
-HISTORIES = {"plain": 8, "splits": 8, "scratch": 5, "budget": 8, "packs": 5, "join": 8, "repair": 3, "remake": 3}
+MIXED = {
+    **{"plain": 2, "splits": 4, "scratch": 0, "budget": 2, "packs": 1},
+    **{"join": 20, "update": 1, "repair": 1, "remake": 1},
+}
+HISTORIES = {
+    **{"plain": 8, "splits": 8, "scratch": 5, "budget": 8, "packs": 5},
+    **{"join": 8, "update": 5, "repair": 3, "remake": 3},
+}
 
 
 def test_a_kill_after_any_operation_leaves_what_the_same_call_finishes_for_good() -> None:

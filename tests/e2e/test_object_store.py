@@ -124,6 +124,26 @@ def test_what_a_store_loses_before_the_commit_is_made_again_by_the_same_command(
     assert remote.tree("out") == tree(tmp_path / "out")
 
 
+def test_sources_that_change_under_a_build_cost_what_was_made_of_them_alone(
+    remote: Bucket, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def lost(*arguments: Any, **options: Any) -> Manifest:
+        raise BuildError("before the commit")
+
+    sources, out = f"{remote.url}/corpus", f"{remote.url}/out"
+    remote.put("corpus/0.txt", b"it will be gone\n" * 1000)
+    with monkeypatch.context() as patch, pytest.raises(BuildError, match="before the commit"):
+        patch.setattr(build, "commit", lost)
+        library.prepare(sources, out, workers=1, **RECIPE)
+    remote.delete("corpus/0.txt")
+    told: list[dict[str, Any]] = []
+    library.prepare(sources, out, workers=1, update=True, watch=told.append, **RECIPE)
+    assert not [event for event in told if event["kind"] == "done"]
+    library.prepare(str(corpus), tmp_path / "out", workers=1, **RECIPE)
+    assert remote.tree("out") == tree(tmp_path / "out")
+    assert not remote.listed("out/.build/kept")
+
+
 def test_a_build_can_be_started_over(remote: Bucket) -> None:
     out = f"{remote.url}/out"
     library.prepare(f"{remote.url}/corpus", out, workers=1, **RECIPE)

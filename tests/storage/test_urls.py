@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from datetime import timedelta
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -192,6 +193,20 @@ def test_a_server_that_does_not_answer_is_told_from_one_that_refuses(
         monkeypatch.setattr(store, "_TRIES", 2)
         with pytest.raises(SilentStoreError, match=f"no answer: .*({said})"):
             Store(Url("s3", "bucket", "")).find("a")
+
+
+def test_a_store_that_is_left_alone_is_not_asked_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    monkeypatch.setattr(store, "time", SimpleNamespace(monotonic=lambda: now))
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{mute.getsockname()[1]}")
+        given_up = Store(Url("s3", "bucket", ""))
+        given_up.leave_alone()
+        with pytest.raises(SilentStoreError, match="s3://bucket/a: no answer a moment ago"):
+            given_up.find("a")
+        mute.settimeout(0)
+        with pytest.raises(BlockingIOError):
+            mute.accept()
 
 
 @pytest.mark.parametrize("scheme", ["s3", "gs", "az"])

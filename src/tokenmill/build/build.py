@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tokenmill.build import quick, state
+from tokenmill.build import quick, state, updating
 from tokenmill.build.ahead import led_by
 from tokenmill.build.budget import Budget
 from tokenmill.build.commit import commit
@@ -37,7 +37,15 @@ from tokenmill.build.task import Task, Work, make_task
 from tokenmill.build.trust import load_receipt, load_receipts
 from tokenmill.build.visits import Checked, make_request
 from tokenmill.build.waiting import leaving_a_note
-from tokenmill.errors import BuildError, DamagedPieceError, DatasetError, DiskFullError, Interrupted, TokenmillError
+from tokenmill.errors import (
+    BuildError,
+    DamagedPieceError,
+    DatasetError,
+    DiskFullError,
+    Interrupted,
+    SilentStoreError,
+    TokenmillError,
+)
 from tokenmill.manifest import Manifest
 from tokenmill.planning import Plan
 from tokenmill.recipe import Recipe
@@ -57,12 +65,14 @@ Hire = Callable[[Folder, Work, TokenizerSpec], Executor]
 class Manner:
     """How a build goes about it, which changes no byte. `hire` gives what runs its units.
 
+    With `restart` nothing is kept of what is there; with `update`, what was made of sources that have not changed.
     `heed` is called once nobody else builds, and may raise: then nothing is begun.
     """
 
     hire: Hire
     scratch: str | None = None
     restart: bool = False
+    update: bool = False
     watch: Watcher | None = None
     heed: Callable[[], None] = lambda: None
 
@@ -70,7 +80,8 @@ class Manner:
 def build(recipe: Recipe, folder: Folder, manner: Manner) -> tuple[Manifest, bool]:
     """The dataset of a recipe, and whether it stood already."""
     state.check_ours(folder)
-    setup = set_up(recipe if manner.restart else state.as_before(folder, recipe), output=folder.path)
+    anew = manner.restart or manner.update
+    setup = set_up(recipe if anew else state.as_before(folder, recipe), output=folder.path)
     return build_planned(setup, folder, manner)
 
 
@@ -102,6 +113,10 @@ def build_planned(setup: Setup, folder: Folder, manner: Manner) -> tuple[Manifes
                 local.sweep()
             except DiskFullError:  # what does not fit there goes straight to the output
                 local = None
+        if not restart:
+            updating.finish(folder)
+        if manner.update:
+            updating.update(folder, setup.plan)
         state.enter(folder, setup, restart=restart)
         with leaving_a_note(folder):
             try:
@@ -269,13 +284,13 @@ def _run_units(
             led_by(folder, setup.listing.root, tasks()) as (leading, release),
             linking_early(folder, plan, setup.recipe.splits, known, linked) as look,
             packing(folder, known) as pack,
-            _stopping(executor),
+            _stopping(executor, folder),
         ):
             failures = executor.run(leading, listen)
         _raise_failures(failures, setup)
         cut = budget.cut(plan)
         if cut is not None:
-            with _stopping(executor):
+            with _stopping(executor, folder):
                 failures = executor.run(iter([cut]), progress.hear)
             _raise_failures(failures, setup)
     except KeyboardInterrupt:
@@ -290,11 +305,13 @@ def _run_units(
 
 
 @contextlib.contextmanager
-def _stopping(executor: Executor) -> Iterator[None]:
+def _stopping(executor: Executor, folder: Folder) -> Iterator[None]:
     """Whatever goes wrong within it, the workers stop before anything else is waited for."""
     try:
         yield
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, SilentStoreError):
+            folder.leave_alone()
         executor.stop()
         raise
 

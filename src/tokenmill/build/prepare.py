@@ -65,6 +65,7 @@ def prepare(
     workers: int | None = None,
     scratch: str | os.PathLike[str] | None = None,
     restart: bool = False,
+    update: bool = False,
     layout: str | None = None,
     wait: bool = False,
     timeout: float | None = None,
@@ -81,6 +82,8 @@ def prepare(
     `watch` hears of progress, as dicts. `layout` (`nanogpt`, or with options `templar:seq_len=2048`) also exports the
     dataset, to a folder of that name inside `output`. The result has `tokens`, `documents` and the whole `manifest`.
 
+    If sources of an unfinished build have changed, `update` keeps what was made of the others, `restart` nothing.
+
     Every rank of a job may call it at the same time with `wait`: one of them builds, the others
     wait for it, up to `timeout` seconds if that is given; they take over if it dies, and get its error if it fails.
 
@@ -93,6 +96,8 @@ def prepare(
     begin = time.monotonic()
     if not output:
         raise RecipeError("no output is given", hint="add -o OUT")
+    if restart and update:
+        raise RecipeError("--restart keeps nothing, --update what it can", hint="drop one of the two")
     if wait and restart:
         raise RecipeError("each one who waits would start the build over", hint="start it over first, without waiting")
     _check_executor(executor, ray_address, placement)
@@ -100,6 +105,8 @@ def prepare(
     if placement == "node-local":
         if layout is not None or scratch is not None:
             raise RecipeError("--layout and --scratch do not go with node-local placement", hint=_NO_BESIDES)
+        if update:
+            raise RecipeError("--update does not go with node-local placement", hint="start over with --restart")
         return _prepare_on_nodes(
             fields,
             os.fspath(output),
@@ -138,7 +145,8 @@ def prepare(
 
         def attempt(heed: Callable[[], None] = lambda: None) -> tuple[Manifest, bool, Exported | None]:
             place = None if scratch is None else local_folder(scratch).path
-            done = build(wanted, folder, Manner(hire=hire, scratch=place, restart=restart, watch=watch, heed=heed))
+            manner = Manner(hire=hire, scratch=place, restart=restart, update=update, watch=watch, heed=heed)
+            done = build(wanted, folder, manner)
             if layout is None:
                 return *done, None
             return *done, export_beside(

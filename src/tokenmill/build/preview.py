@@ -11,9 +11,11 @@ from tokenmill.build import state
 from tokenmill.build.check import check
 from tokenmill.build.estimate import Estimate
 from tokenmill.build.setup import Setup, make_work, set_up
+from tokenmill.build.updating import num_kept
 from tokenmill.build.visits import Request, make_request
 from tokenmill.cores import MEMORY_BUDGET, resolve_workers
 from tokenmill.errors import DatasetError
+from tokenmill.planning import Plan
 from tokenmill.recipe import Sources, make_recipe
 from tokenmill.storage import Folder, local_folder, open_folder
 from tokenmill.storage.urls import is_url
@@ -57,19 +59,20 @@ def plan(
     workers: int | None = None,
     scratch: str | os.PathLike[str] | None = None,
     restart: bool = False,
+    update: bool = False,
     **recipe: Any,
 ) -> Preview:
     """Files, units, tokens with an error bar, disk, memory and time of a build that is not started."""
     wanted = make_recipe({"sources": sources, **recipe}, config=config)
     folder = open_folder(output) if output is not None else None
-    if folder is not None and not restart:
+    if folder is not None and not restart and not update:
         wanted = state.as_before(folder, wanted)
     setup = set_up(wanted, output=None if folder is None else folder.path)
     count = resolve_workers(workers)
     work = make_work(setup, scratch=None, only_look=True)
     expected = check(_make_request(setup), work, setup.spec, open_engine(setup.spec)).estimate
     share = min(1.0, wanted.max_tokens / expected.tokens) if wanted.max_tokens and expected.tokens else 1.0
-    standing = (0, False, ()) if folder is None or restart else _standing(folder, setup.plan.fingerprint)
+    standing = (0, False, ()) if folder is None or restart else _standing(folder, setup.plan, update=update)
     done, finished, conflict = standing
     needed = 0 if finished else round(expected.output_bytes * share)
     if folder is not None and not restart:
@@ -104,20 +107,20 @@ def _make_request(setup: Setup) -> Request:
     )
 
 
-def _standing(folder: Folder, fingerprint: str) -> tuple[int, bool, tuple[str, ...]]:
+def _standing(folder: Folder, plan: Plan, *, update: bool) -> tuple[int, bool, tuple[str, ...]]:
     """Units done, whether the dataset stands, and what else is in the way."""
     state.check_ours(folder)
     try:
         if folder.exists(manifests.NAME):
-            same = manifests.load(folder).fingerprint == fingerprint
+            same = manifests.load(folder).fingerprint == plan.fingerprint
             return 0, same, () if same else (f"{folder.path} holds a dataset of another recipe",)
         if folder.exists(state.PLAN):
-            same = state.load_plan(folder).fingerprint == fingerprint
-            return (
-                state.num_receipts(folder) if same else 0,
-                False,
-                () if same else (f"{folder.path} holds a build of another recipe",),
-            )
+            found = state.load_plan(folder)
+            if found.fingerprint == plan.fingerprint:
+                return state.num_receipts(folder), False, ()
+            if update and found.identity == plan.identity:
+                return num_kept(folder, found, plan), False, ()
+            return 0, False, (f"{folder.path} holds a build of another recipe",)
     except DatasetError as error:
         return 0, False, (error.message,)
     return 0, False, ()

@@ -6,6 +6,7 @@ OUT/.build/plan.json      the plan; its fingerprint must match
     .build/receipts       one a unit           .build/packs    the same, many in a file
     .build/pieces         what units wrote
     .build/rejects        bad documents        .build/quarantine   files that failed a check
+    .build/kept           what an update keeps of a build whose sources changed, on its way
 """
 
 from __future__ import annotations
@@ -39,8 +40,11 @@ if TYPE_CHECKING:  # workers look at the state too, and need not load what check
     from tokenmill.recipe import Recipe
 
 PLAN = ".build/plan.json"
+EVENTS = ".build/events.jsonl"
 JOB = ".build/job.json"
 CLEAN = ".build/clean.json"
+KEPT = ".build/kept"
+KEPT_PLAN = f"{KEPT}/plan.json"
 TOKENIZER_COPY = ".build/tokenizer"
 PROVENANCE_SUFFIX = ".provenance.parquet"
 # A build may have left millions of pieces.
@@ -48,11 +52,12 @@ REMOVED_AT_ONCE = 1 << 16
 SWEPT = ("", ".build", PIECES, RECEIPTS, PACKS, REJECTS, "provenance")
 # What there is before the plan, and what is left without it when a build that is started over is killed.
 _BEGUN = (
-    LOCK, ".build/events.jsonl", PIECES, RECEIPTS, PACKS, REJECTS, ".build/quarantine", JOB, CLEAN, NOTE, FETCHED,
-    TOKENIZER_COPY,
+    LOCK, EVENTS, PIECES, RECEIPTS, PACKS, REJECTS, ".build/quarantine", JOB, CLEAN, NOTE, FETCHED,
+    TOKENIZER_COPY, KEPT,
 )  # fmt: skip
 _SHARD_FILE = re.compile(r"\d{5,}\.(bin|idx|parquet)|.*\.tmp")
 _WAYS_OUT = "choose another output, or start this one over with --restart"
+_OTHER_SOURCES = "--update keeps what was made of the others, --restart starts over; or put the old files back"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,13 +123,13 @@ def finished(folder: Folder, plan: Plan) -> Manifest | None:
             f"{folder.path} holds a dataset of another recipe:\n  " + "\n  ".join(_differences(found, plan)),
             hint=_WAYS_OUT,
         )
-    if folder.exists(PLAN) and not _is_stored(folder, plan):
+    if folder.exists(PLAN) and not is_stored(folder, plan):
         try:
             before = load_plan(folder).sources
         except DatasetError as error:
             hint = "a finished dataset can do without it: remove it, or start over with --restart"
             raise DatasetError(error.message, hint=hint) from None
-        _check_pins(before, plan.sources)
+        _check_pins(before, plan.sources, hint="put the old file back, or start over with --restart")
     try:
         quick_check(folder, found)
     except DatasetError as error:
@@ -148,24 +153,26 @@ def enter(folder: Folder, setup: Setup, *, restart: bool) -> None:
         folder.remove(placement.NAME)
         folder.write_parts(PLAN, records.sealed_parts(plan))
         return
-    if _is_stored(folder, plan):
+    if is_stored(folder, plan):
         return
     found = load_plan(folder)
     if found.fingerprint != plan.fingerprint:
         raise OutputError(
             f"{folder.path} holds an unfinished build of another recipe:\n  " + "\n  ".join(differences(found, plan)),
-            hint=_WAYS_OUT,
+            hint=_OTHER_SOURCES if found.identity == plan.identity else _WAYS_OUT,
         )
-    _check_pins(found.sources, plan.sources)
+    _check_pins(found.sources, plan.sources, hint=_OTHER_SOURCES)
 
 
-def _is_stored(folder: Folder, plan: Plan) -> bool:
+def is_stored(folder: Folder, plan: Plan) -> bool:
     """Whether the folder's plan is this one to the last pin, without making a second one of it in memory."""
     return records.seal_of(folder.blocks(PLAN)) == records.digest(plan)
 
 
-def start_over(folder: Folder) -> None:
-    """Remove a build and its dataset, but nothing that tokenmill did not write."""
+def start_over(folder: Folder, *, but: Sequence[str] = ()) -> None:
+    """Remove a build and its dataset, `but` for some of it, and nothing that tokenmill did not write."""
+    if KEPT not in but:
+        forget_kept(folder)  # first: it would be gone on with
     splits: set[str] = set()
     with contextlib.suppress(DatasetError):
         splits |= set(manifests.load(folder).splits)
@@ -181,9 +188,20 @@ def start_over(folder: Folder) -> None:
         folder.remove_empty(parent)  # something else may be in it
     for name in manifests.TOKENIZER_FILES if splits else ():
         folder.remove(name)
+    if folder.exists(RECEIPTS):
+        folder.remove_tree(RECEIPTS)
+        folder.sync(".build")  # no receipt may be left without its pieces
     for name in folder.names(".build"):
-        if name not in ("lock", "events.jsonl"):
+        if f".build/{name}" not in (LOCK, EVENTS, *but):
             folder.remove_tree(f".build/{name}")
+
+
+def forget_kept(folder: Folder) -> None:
+    """Remove what an update gathered: its decision first, which must not come back alone."""
+    if folder.exists(KEPT):
+        folder.remove(KEPT_PLAN)
+        folder.sync(KEPT)
+        folder.remove_tree(KEPT)
 
 
 def load_plan(folder: Folder) -> Plan:
@@ -229,14 +247,19 @@ def keep_tokenizer(folder: Folder, spec: TokenizerSpec) -> Digest | None:
 
 def trusted_receipts(folder: Folder, plan: Plan) -> Iterator[Receipt]:
     """Receipts of units that were done at the last clean stop. All others are rehashed by workers."""
+    found = load_receipts(folder, clean_units(folder, plan), plan.fingerprint)
+    return (receipt for receipt in found if receipt is not None)
+
+
+def clean_units(folder: Folder, plan: Plan) -> list[int]:
+    """Units that were done at the last clean stop."""
     try:
         clean = records.unseal(Clean, folder.read(CLEAN), where=CLEAN)
     except DatasetError:
-        return
-    if clean.fingerprint == plan.fingerprint:
-        units = (unit for unit in clean.units if 0 <= unit < len(plan.units))
-        found = load_receipts(folder, units, clean.fingerprint)
-        yield from (receipt for receipt in found if receipt is not None)
+        return []
+    if clean.fingerprint != plan.fingerprint:
+        return []
+    return [unit for unit in clean.units if 0 <= unit < len(plan.units)]
 
 
 def num_receipts(folder: Folder) -> int:
@@ -274,6 +297,7 @@ def clean_up(folder: Folder, local: Folder | None) -> None:
         folder.remove_all([f"{PIECES}/{name}" for name in some])
     folder.remove_tree(PACKS)
     folder.remove_tree(CLEAN)
+    forget_kept(folder)
     if local is not None:
         local.remove_tree("")
 
@@ -290,7 +314,7 @@ def tidy(folder: Folder, splits: Iterable[str], local: Folder | None) -> None:
     if not folder.exists(".build") or not (
         any(is_temp(name) for place in places for name in folder.names(place))
         or any(not name.endswith(PROVENANCE_SUFFIX) for name in folder.names(PIECES))
-        or any(folder.exists(name) for name in (PACKS, CLEAN, NOTE, LOCK))
+        or any(folder.exists(name) for name in (PACKS, CLEAN, KEPT, NOTE, LOCK))
         or (local is not None and local.exists(""))
     ):
         return
@@ -313,10 +337,10 @@ def _differences(found: Manifest, plan: Plan) -> list[str]:
     return differences(old_plan, new_plan)
 
 
-def _check_pins(before: Sequence[Source], now: Sequence[Source]) -> None:
+def _check_pins(before: Sequence[Source], now: Sequence[Source], *, hint: str) -> None:
     for was, found in zip(before, now, strict=True):
         if (was.modified, was.etag) != (found.modified, found.etag):
             raise SourceChangedError(
                 f"source {was.name} changed since the plan was made: it had {was.pin()}, now {found.pin()}",
-                hint="put the old file back, or start over with --restart",
+                hint=hint,
             )

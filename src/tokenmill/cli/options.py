@@ -104,6 +104,9 @@ OPTIONS: dict[str, Any] = {
         ),
     ],
     "restart": Annotated[_FLAG, _option("--restart", help="throw away what OUT holds, and start over")],
+    "update": Annotated[
+        _FLAG, _option("--update", help="sources of an unfinished build changed: keep what was made of the others")
+    ],
     "as_json": Annotated[_FLAG, _option("--json", help="print the result as JSON")],
     "quiet": Annotated[_FLAG, _option("-q", "--quiet", help="print nothing but errors")],
     "verbose": Annotated[_FLAG, _option("-v", "--verbose", help="tell of every unit; show tracebacks")],
@@ -142,7 +145,7 @@ PREPARE_OPTIONS = {
     ],
     "wait": Annotated[_FLAG, _option("--wait", help="if another process builds OUT, wait for it")],
 }
-_FLAGS = ("restart", "as_json", "quiet", "verbose", "no_progress", "wait")
+_FLAGS = ("restart", "update", "as_json", "quiet", "verbose", "no_progress", "wait")
 
 
 def with_options(options: dict[str, Any]) -> Callable[[Callable[[dict[str, Any]], int]], Callable[..., int]]:
@@ -175,7 +178,7 @@ def library_arguments(given: dict[str, Any]) -> dict[str, Any]:
     arguments["split"] = tuple(arguments["split"] or ())
     arguments["template"] = unescape(arguments["template"])
     arguments["documents"] = unescape(arguments["documents"])
-    arguments["restart"] = given["restart"]
+    arguments |= {name: given[name] for name in ("restart", "update")}
     for name in ("executor", "placement"):
         if given.get(name) is None:
             arguments.pop(name, None)

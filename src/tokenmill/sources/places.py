@@ -76,7 +76,7 @@ def changed(path: str, source: Source, found: Pin) -> SourceChangedError:
     now = f"{found.bytes} bytes and {f'etag {found.etag}' if found.etag else f'time {found.modified}'}"
     return SourceChangedError(
         f"{path} changed since the plan was made: it had {source.pin()}, now {now}",
-        hint="put the old file back, or start over with --restart",
+        hint="put the old file back, or go on with --update, which keeps what was made of the others",
     )
 
 

@@ -65,8 +65,7 @@ def explained(path: str, *, where: str = "") -> Iterator[None]:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise SourceError(
             f"cannot read {path}{where}: {reason}",
-            hint="the same command tries it again; once a broken file is mended or removed, it is another source: "
-            "then start over with --restart",
+            hint="the same command tries it again; mend or remove a file that is broken, and go on with --update",
         ) from None
 
 

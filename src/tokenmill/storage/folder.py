@@ -128,7 +128,7 @@ class Folder:
         """Give a published file, which has this digest, a second name that no other content may have."""
         self._take_name(self.at(name), new, digest, lambda: False, keep=True)
 
-    def link_all(self, links: Sequence[tuple[str, str, Digest]]) -> None:
+    def link_all(self, links: Iterable[tuple[str, str, Digest]]) -> None:
         for link in links:
             self.link(*link)
 
@@ -171,6 +171,9 @@ class Folder:
         """Show that a file's owner lives."""
         with contextlib.suppress(OSError):
             self.fs.touch(self.at(name))
+
+    def leave_alone(self) -> None:
+        """Ask nothing of it for a while, if it does not answer; a disk always does."""
 
     def need(self, names: Sequence[str]) -> list[str]:
         """Have the files of a shard here, if they come from elsewhere; gives the shards that made room for them."""

@@ -138,7 +138,7 @@ class ObjectFolder(Folder):
             raise StorageError(f"{self.at(name)} is gone", hint="run the same command again") from None
         self.check(new, digest)
 
-    def link_all(self, links: Sequence[tuple[str, str, Digest]]) -> None:
+    def link_all(self, links: Iterable[tuple[str, str, Digest]]) -> None:
         for _ in self.each(lambda link: self.link(*link), links, ahead=COPIES_AT_ONCE):
             pass
 
@@ -178,6 +178,9 @@ class ObjectFolder(Folder):
                 self.store.put_over(found, data)
             else:
                 self.replace(name, data)
+
+    def leave_alone(self) -> None:
+        self.store.leave_alone()
 
     def sync(self, name: str) -> None:
         """What was put is durable."""

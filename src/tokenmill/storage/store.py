@@ -48,6 +48,8 @@ _REQUESTS_AT_ONCE = 16
 _TRIES = 6
 # Who has not answered for so long, twice, is not asked again.
 _PATIENCE_SECONDS = 100
+# How long a store is left alone that somebody has given up.
+_LEFT_ALONE_SECONDS = 30
 # How long a copy inside of a store may take, and how often it is looked at.
 _COPY_SECONDS = 300
 _COPYING_LATER = ("az:",)
@@ -70,6 +72,7 @@ _CREDENTIALS = {
     "az": "AZURE_STORAGE_ACCOUNT_NAME, and AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN",
 }
 _OTHERS: dict[str, Any] = {"gs": GCSStore, "az": AzureStore}
+_SILENCE_HINT = "check the network and the endpoint; the same command goes on"
 # Where a cloud's machine asks who it is: the last place to look for credentials.
 _METADATA = "http://169.254.169.254/"
 _NO_BUCKET = re.compile("<Code>(NoSuchBucket|ContainerNotFound)</Code>")
@@ -104,6 +107,7 @@ class Store:
     def __init__(self, root: Url) -> None:
         self.root = root.root
         self._process = os.getpid()
+        self._left_alone_until = 0.0
         self._store = _connect(root)
         self._pool = ThreadPoolExecutor(_REQUESTS_AT_ONCE, thread_name_prefix="tokenmill-store")
 
@@ -111,6 +115,10 @@ class Store:
         """Have something asked, some of its kind at a time, while the caller does other things."""
         self._check_process()
         return self._pool.submit(ask, *given)
+
+    def leave_alone(self) -> None:
+        """Ask nothing for a while of who does not answer: whoever wants to end would wait for each answer."""
+        self._left_alone_until = time.monotonic() + _LEFT_ALONE_SECONDS
 
     def is_usable(self) -> bool:
         """Whether this is the process that opened it: neither connections nor threads survive a fork."""
@@ -304,6 +312,8 @@ class Store:
     def _explained(self, key: str, *, but: tuple[type[Exception], ...], patient_until: float = 0) -> Iterator[None]:
         """Errors as ours, but for those that the caller judges; those that may pass are swallowed for a while."""
         self._check_process()
+        if time.monotonic() < self._left_alone_until:
+            raise SilentStoreError(f"{self.at(key)}: no answer a moment ago", hint=_SILENCE_HINT)
         try:
             with UNDER_WAY:
                 yield
@@ -315,10 +325,7 @@ class Store:
             if time.monotonic() < patient_until and not isinstance(error, _FINAL) and not _is_denied(error):
                 return
             if silence := _silence(error):
-                raise SilentStoreError(
-                    f"{self.at(key)}: no answer: {silence}",
-                    hint="check the network and the endpoint; the same command goes on",
-                ) from None
+                raise SilentStoreError(f"{self.at(key)}: no answer: {silence}", hint=_SILENCE_HINT) from None
             hint = _hint(error, self.root.partition(":")[0])
             raise StorageError(f"{self.at(key)}: {_reason(error)}", hint=hint) from None
 

@@ -16,7 +16,7 @@ from unittest.mock import patch
 
 from lab.modelfs import ModelFileSystem
 from tokenmill import records
-from tokenmill.build import build, commit, receipt, state, trust, unit
+from tokenmill.build import build, commit, receipt, state, trust, unit, updating
 from tokenmill.build.budget import Budget
 from tokenmill.build.receipt import PIECES, RECEIPTS, REJECTS
 from tokenmill.errors import DatasetError, LockedError
@@ -287,6 +287,9 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug("no fsync of receipts of a killed build", _no_sync_of(PIECES, REJECTS, RECEIPTS), "kills", "plain"),
     Bug("no fsync of a killed build's manifest", _inside(state, "tidy", _without(Folder, "sync")), "kills", "plain"),
+    Bug("no fsync of what an update keeps", _inside(updating, "_gather", _without(Folder, "sync")), "cuts", "update"),
+    Bug("no fsync of what an update names", _inside(updating, "finish", _without(Folder, "sync")), "cuts", "update"),
+    Bug("no fsync of an update's end", _inside(state, "forget_kept", _without(Folder, "sync")), "cuts", "update"),
     Bug("the receipt before its pieces", _receipt_first, "kills", "plain"),
     Bug("the pieces removed before the manifest", _instead(Folder, "write_parts", _clean_up_first), "kills", "plain"),
     Bug("no sweep of temp files", _without(Folder, "sweep"), "kills", "plain"),

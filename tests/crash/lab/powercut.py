@@ -190,11 +190,11 @@ def explore(kind: str, exploration: Exploration, thinned: int = 1) -> Findings:
 
 
 BUILD_CUTS = {"plain": 2000, "splits": 2500, "scratch": 50, "budget": 2000, "packs": 500}
-OTHER_CUTS = {"join": 7500, "repair": 2000, "remake": 2000}
+OTHER_CUTS = {"join": 7500, "update": 1000, "repair": 2000, "remake": 2000}
 FULL_HISTORIES = dict.fromkeys(KINDS, 100)
 EXPERIMENTS = [
     ("modelled power cuts, builds", partial(power_cuts, BUILD_CUTS, of="builds")),
-    ("modelled power cuts, joins and repairs", partial(power_cuts, OTHER_CUTS, of="joins and repairs")),
+    ("modelled power cuts, others", partial(power_cuts, OTHER_CUTS, of="joins, updates and repairs")),
     ("modelled kills", kills),
     ("modelled crashes in a row", partial(crashes_in_a_row, FULL_HISTORIES, mixed=BUILD_CUTS | OTHER_CUTS)),
 ]

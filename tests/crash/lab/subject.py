@@ -78,12 +78,34 @@ def _packs(path: Path) -> Subject:
 def _join(path: Path) -> Subject:
     """All of four units are done; some pieces are joined, others are linked, and many names wait for one fsync."""
     whole = _build(path, "plain", "joining", documents=6, unit_bytes=300, split={"val": 0.3, "test": 0.3})
+    return replace(whole, start=_before_the_commit(whole))
+
+
+def _update(path: Path) -> Subject:
+    """All units are done, of a build that had one more source: each but its own is kept under another number."""
+    whole = _build(path, "plain", "update", documents=6, unit_bytes=300)
+    world = replace(whole.world, update=True)
+    gone = world.sources / "0.txt"
+    gone.write_text("it was there before, and sorts first\n" * 8)
+    # By another name of the same place: what was found there is remembered by its name.
+    before = replace(world, sources=world.sources / "*")
+    start = _before_the_commit(replace(whole, run=lambda fs: before.build(OUT, fs)))
+    gone.unlink()
+    fs = ModelFileSystem(start)
+    world.build(OUT, fs)
+    assert worlds.tree(OUT, fs) == world.right, "an update gives another dataset than a build"
+    right = lasting(fs.disk().contents())
+    return replace(whole, world=world, start=start, run=lambda fs: world.build(OUT, fs), right=right)
+
+
+def _before_the_commit(whole: Subject) -> Disk:
+    """A disk on which all units are done."""
     fs = ModelFileSystem()
     whole.run(fs)
     noted = next(i for i, done in enumerate(fs.log) if (done.call, done.path) == ("rename", f"{OUT}/.build/clean.json"))
     machine = Machine(whole.start)
     machine.run(fs.log[: noted + 2])
-    return replace(whole, start=machine.killed())
+    return machine.killed()
 
 
 def _repair(path: Path) -> Subject:
@@ -113,6 +135,7 @@ KINDS: dict[str, Callable[[Path], Subject]] = {
     "budget": _budget,
     "packs": _packs,
     "join": _join,
+    "update": _update,
     "repair": _repair,
     "remake": _remake,
 }

@@ -50,6 +50,7 @@ class World:
     scratch: str | None
     right: Tree
     pack_units: int = packs.PACK_UNITS
+    update: bool = False
 
     def build(self, output: str, fs: FileSystem = LOCAL) -> Manifest:
         """Build, or go on with a build, in this process."""
@@ -57,7 +58,7 @@ class World:
         folder = Folder(output, fs)
         hire = partial(make_executor, 1, None)
         with patch.object(packs, "PACK_UNITS", self.pack_units):
-            found, _ = build(wanted, folder, Manner(hire=hire, scratch=self.scratch))
+            found, _ = build(wanted, folder, Manner(hire=hire, scratch=self.scratch, update=self.update))
         return found
 
     def verify(self, output: str, fs: FileSystem = LOCAL) -> Report:

@@ -1,0 +1,154 @@
+"""Sources that change under an unfinished build."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tokenmill
+from conftest import make_texts, tree, write_jsonl, write_parquet
+from tokenmill.errors import BuildError, OutputError, RecipeError, SourceChangedError, SourceError, TokenmillError
+
+OPTIONS: dict[str, Any] = {"tokenizer": "byte", "unit_bytes": 20_000, "workers": 1, "split": "val=0.1"}
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Path:
+    """Three files, of which the middle one is cut off."""
+    folder = tmp_path / "sources"
+    folder.mkdir()
+    write_jsonl(folder / "a.jsonl", make_texts(200))
+    write_parquet(folder / "b.parquet", make_texts(300, seed=1))
+    write_jsonl(folder / "c.jsonl", make_texts(200, seed=2))
+    whole = (folder / "b.parquet").read_bytes()
+    (tmp_path / "whole").write_bytes(whole)
+    (folder / "b.parquet").write_bytes(whole[: len(whole) // 2])
+    return folder
+
+
+def mend(sources: Path) -> None:
+    (sources / "b.parquet").write_bytes((sources.parent / "whole").read_bytes())
+
+
+def remove(sources: Path) -> None:
+    (sources / "b.parquet").unlink()
+
+
+def add(sources: Path) -> None:
+    mend(sources)
+    write_jsonl(sources / "0.jsonl", make_texts(100, seed=3))
+
+
+def fail(sources: Path, out: Path) -> None:
+    with pytest.raises(BuildError, match=r"1 of .* units failed, the others are done") as caught:
+        tokenmill.prepare(sources, out, **OPTIONS)
+    assert "--update" in caught.value.hint
+
+
+def resumed(sources: Path, out: Path, **options: Any) -> tuple[int, int]:
+    """Go on; gives how many units were trusted at once, and how many were done then."""
+    told: list[dict[str, Any]] = []
+    tokenmill.prepare(sources, out, watch=told.append, **OPTIONS, **options)
+    kept = [event["trusted"] for event in told if event["kind"] == "resume"]
+    return (kept or [0])[0], sum(event["kind"] == "done" for event in told)
+
+
+@pytest.mark.parametrize("change", [mend, remove, add])
+def test_an_update_keeps_what_was_made_of_the_others_and_gives_the_bytes_of_a_build(
+    sources: Path, tmp_path: Path, change: Callable[[Path], None]
+) -> None:
+    out = tmp_path / "out"
+    fail(sources, out)
+    done = len(list((out / ".build/receipts").glob("*.json")))
+    assert done > 4
+    change(sources)
+    with pytest.raises(TokenmillError) as caught:
+        tokenmill.prepare(sources, out, **OPTIONS)
+    assert "--update" in caught.value.hint
+    before = tokenmill.plan(sources, out, update=True, **OPTIONS)
+    assert before.units_done == done
+    assert resumed(sources, out, update=True) == (done, before.units - done)
+    assert not (out / ".build/kept").exists()
+    tokenmill.prepare(sources, tmp_path / "right", **OPTIONS)
+    assert tree(out) == tree(tmp_path / "right")
+    assert tokenmill.verify(out, source="all").ok
+
+
+def test_after_an_update_was_cut_off_the_plain_command_goes_on(sources: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    fail(sources, out)
+    done = len(list((out / ".build/receipts").glob("*.json")))
+    mend(sources)
+    write_jsonl(sources / "c.jsonl", ["{"])
+
+    class Stop(Exception):
+        pass
+
+    def stop(event: dict[str, Any]) -> None:
+        if event["kind"] == "resume":
+            raise Stop
+
+    with pytest.raises(Stop):
+        tokenmill.prepare(sources, out, watch=stop, update=True, **OPTIONS)
+    trusted, _ = resumed(sources, out)
+    assert 0 < trusted < done
+    tokenmill.prepare(sources, tmp_path / "right", **OPTIONS)
+    assert tree(out) == tree(tmp_path / "right")
+
+
+def test_a_source_that_was_touched_is_done_again_and_no_other(tmp_path: Path) -> None:
+    sources, out = tmp_path / "sources", tmp_path / "out"
+    sources.mkdir()
+    for name in "abc":
+        write_jsonl(sources / f"{name}.jsonl", make_texts(100, seed=ord(name)))
+    write_parquet(sources / "d.parquet", make_texts(10))
+    (sources / "d.parquet").write_bytes(b"PAR1")
+    with pytest.raises(BuildError):
+        tokenmill.prepare(sources, out, **OPTIONS)
+    (sources / "b.jsonl").touch()
+    write_parquet(sources / "d.parquet", make_texts(10))
+    with pytest.raises((OutputError, SourceChangedError)):
+        tokenmill.prepare(sources, out, **OPTIONS)
+    units = tokenmill.plan(sources / "b.jsonl", **OPTIONS).units + 1
+    assert resumed(sources, out, update=True)[1] == units
+
+
+def test_an_update_of_nothing_is_refused_and_leaves_all_as_it_was(sources: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    fail(sources, out)
+    receipts = tree(out / ".build/receipts")
+    for name in ("a.jsonl", "b.parquet", "c.jsonl"):
+        (sources / name).unlink()
+    write_jsonl(sources / "d.jsonl", make_texts(10))
+    with pytest.raises(OutputError, match=r"nothing in .* can be kept"):
+        tokenmill.prepare(sources, out, update=True, **OPTIONS)
+    assert tree(out / ".build/receipts") == receipts
+
+
+def test_another_recipe_is_no_update(sources: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    fail(sources, out)
+    mend(sources)
+    with pytest.raises(OutputError, match="min_chars: was 0, now 5") as caught:
+        tokenmill.prepare(sources, out, update=True, min_chars=5, **OPTIONS)
+    assert "--update" not in caught.value.hint
+
+
+def test_what_an_update_cannot_go_with_is_refused(sources: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="--restart keeps nothing"):
+        tokenmill.prepare(sources, tmp_path / "out", update=True, restart=True, **OPTIONS)
+    options = {**OPTIONS, "split": "nanogpt"}
+    with pytest.raises(SourceError):  # it reads all sources first
+        tokenmill.prepare(sources, tmp_path / "out", **options)
+    mend(sources)
+    with pytest.raises(RecipeError, match="--split nanogpt"):
+        tokenmill.prepare(sources, tmp_path / "out", update=True, **options)
+
+
+def test_an_update_where_nothing_changed_goes_on_as_ever(sources: Path, tmp_path: Path) -> None:
+    mend(sources)
+    tokenmill.prepare(sources, tmp_path / "out", update=True, **OPTIONS)
+    assert tokenmill.prepare(sources, tmp_path / "out", update=True, **OPTIONS).already_complete
