@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -126,6 +127,18 @@ def test_an_update_of_nothing_is_refused_and_leaves_all_as_it_was(sources: Path,
     with pytest.raises(OutputError, match=r"nothing in .* can be kept"):
         tokenmill.prepare(sources, out, update=True, **OPTIONS)
     assert tree(out / ".build/receipts") == receipts
+
+
+def test_where_nothing_was_done_yet_there_is_nothing_to_lose(tmp_path: Path) -> None:
+    source, out = tmp_path / "a.txt.gz", tmp_path / "out"
+    whole = gzip.compress("\n".join(make_texts(100)).encode())
+    source.write_bytes(whole[:-100])
+    with pytest.raises(BuildError):
+        tokenmill.prepare(source, out, **OPTIONS)
+    assert (out / ".build/plan.json").exists()
+    source.write_bytes(whole)
+    tokenmill.prepare(source, out, update=True, **OPTIONS)
+    assert tokenmill.verify(out).ok
 
 
 def test_another_recipe_is_no_update(sources: Path, tmp_path: Path) -> None:

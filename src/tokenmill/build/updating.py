@@ -30,9 +30,7 @@ _CLEAN = f"{KEPT}/clean.json"
 def update(folder: Folder, plan: Plan) -> None:
     """Make the unfinished build in a folder one of this plan, if it is of the same recipe. The lock is held."""
     finish(folder)
-    if not folder.exists(state.PLAN):
-        return
-    if state.is_stored(folder, plan):
+    if not folder.exists(state.PLAN) or state.is_stored(folder, plan):
         return
     old = state.load_plan(folder)
     if old.identity != plan.identity:
@@ -42,7 +40,7 @@ def update(folder: Folder, plan: Plan) -> None:
             "--update does not go with --split nanogpt: which documents it holds out depends on all of them",
             hint="start over with --restart",
         )
-    if not _gather(folder, old, plan):
+    if not _gather(folder, old, plan) and state.num_receipts(folder):
         raise OutputError(
             f"nothing in {folder.path} can be kept: no unit that is done would be one of the new plan",
             hint="choose another output, or start this one over with --restart",
