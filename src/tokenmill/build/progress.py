@@ -13,6 +13,7 @@ Event = dict[str, Any]
 Watcher = Callable[[Event], None]
 
 LOG_SECONDS = 1.0
+_COUNTS = ("documents", "tokens", "bytes")
 
 
 @dataclass(slots=True)
@@ -29,6 +30,11 @@ class Tally:
     done_tokens: int = 0
     tokens: int = 0
     started: float = 0.0
+
+    def add(self, documents: int, tokens: int, planned_bytes: int) -> None:
+        self.documents += documents
+        self.tokens += tokens
+        self.bytes += planned_bytes
 
     def snapshot(self) -> Event:
         seconds = max(time.monotonic() - self.started, 1e-6)
@@ -56,6 +62,7 @@ class Progress:
         self._watch = watch
         self._log: EventLog | None = None
         self._logged = 0.0
+        self._counted: dict[int, tuple[int, int, int]] = {}  # of each unit that has begun and is not done
         self.tally = Tally(total_bytes=0, total_units=0, workers=0)
 
     def log_to(self, log: EventLog) -> None:
@@ -77,12 +84,13 @@ class Progress:
     def hear(self, message: Event) -> None:
         """What an executor tells."""
         if message["kind"] == "progress":
-            self.tally.bytes += message["bytes"]
-            self.tally.documents += message["documents"]
-            self.tally.tokens += message["tokens"]
+            self._count(message["unit"], *(message[name] for name in _COUNTS))
         else:
+            counted = self._counted.pop(message["unit"], (0, 0, 0))
             if message["kind"] == "done":
                 self.tally.done_units += 1
+            else:  # all of it is done again, or was for nothing
+                self.tally.add(*(-count for count in counted))
             self.tell(message["kind"], **{key: value for key, value in message.items() if key != "kind"})
         event = self.tally.snapshot()
         if self._log is not None and time.monotonic() - self._logged >= LOG_SECONDS:
@@ -90,3 +98,8 @@ class Progress:
             self._log.add({"time": round(time.time(), 3), **event})
         if self._watch is not None:
             self._watch(event)
+
+    def _count(self, unit: int, documents: int, tokens: int, planned_bytes: int) -> None:
+        self.tally.add(documents, tokens, planned_bytes)
+        before = self._counted.get(unit, (0, 0, 0))
+        self._counted[unit] = (before[0] + documents, before[1] + tokens, before[2] + planned_bytes)
