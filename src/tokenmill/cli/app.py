@@ -16,6 +16,7 @@ import typer
 from tokenmill import __version__
 from tokenmill.cli import INTERRUPTED, hosts, layouts, moving, show
 from tokenmill.cli.options import OPTIONS, PREPARE_OPTIONS, library_arguments, with_modules_here, with_options
+from tokenmill.cli.watching import Watcher
 from tokenmill.errors import TokenmillError
 from tokenmill.redaction import redact
 
@@ -118,7 +119,7 @@ def prepare(options: dict[str, Any]) -> int:
     quiet, progress = options["quiet"], not options["no_progress"]
     # Ray prints what goes wrong in a cluster to the output by itself; the watcher tells it as well.
     hushed = contextlib.redirect_stdout(io.StringIO()) if options["executor"] == "ray" else contextlib.nullcontext()
-    with show.Watcher(quiet=quiet, verbose=options["verbose"], progress=progress) as watcher, hushed:
+    with Watcher(quiet=quiet, verbose=options["verbose"], progress=progress) as watcher, hushed:
         result = prepare(watch=watcher, wait=options["wait"], **library_arguments(options))
     export = result.export
     if options["as_json"]:

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from tokenmill.cli import show
+from tokenmill.cli.watching import Watcher
 
 _EXPORT = """
 Write a dataset as the files of a trainer's layout. Killed? Run the same command again: it goes on where it stopped.
@@ -116,7 +117,7 @@ def export(
         "seed": seed,
         "templar_compat": templar_compat or None,
     }
-    with show.Watcher(quiet=quiet, verbose=False, progress=not no_progress) as watcher:
+    with Watcher(quiet=quiet, verbose=False, progress=not no_progress) as watcher:
         result = export(
             dataset,
             output,
@@ -155,7 +156,7 @@ def import_(
 ) -> int:
     from tokenmill.layouts.importing import import_
 
-    with show.Watcher(quiet=quiet, verbose=False, progress=not no_progress) as watcher:
+    with Watcher(quiet=quiet, verbose=False, progress=not no_progress) as watcher:
         result = import_(
             path,
             output,
@@ -197,7 +198,7 @@ def consolidate(
     from tokenmill.layouts.expecting import read_expected
 
     expected = {} if skip_validation else read_expected(expect or (), checksums)
-    with show.Watcher(quiet=quiet, verbose=False, progress=not no_progress) as watcher:
+    with Watcher(quiet=quiet, verbose=False, progress=not no_progress) as watcher:
         result = consolidate(
             data_root, seq_len, expected=expected, compat=templar_compat, workers=workers, watch=watcher
         )

@@ -1,23 +1,18 @@
-"""What the user sees: progress while a build runs, and results as a few lines.
+"""What the user sees in the end: results as a few lines, or as JSON.
 
-On a terminal a bar; elsewhere a line every half minute. Texts from outside are printed with their
-control characters escaped.
+Texts from outside are printed with their control characters escaped.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import sys
-import time
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tokenmill.sizes import format_bytes, format_count, format_seconds
 from tokenmill.storage import open_folder
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
     from tokenmill.build.prepare import Result
     from tokenmill.build.preview import Preview
     from tokenmill.layouts.exporting import Exported
@@ -26,117 +21,10 @@ if TYPE_CHECKING:
     from tokenmill.placement import Nodes
     from tokenmill.verifying import Problem, Report
 
-LINE_SECONDS = 30.0
-Event = dict[str, Any]
-
 
 def printable(text: str) -> str:
     """A text whose control characters cannot act on a terminal."""
     return "".join(char if char.isprintable() or char in "\n\t" else f"\\x{ord(char):02x}" for char in text)
-
-
-class Watcher:
-    """Shows the events of a build on standard error."""
-
-    def __init__(self, *, quiet: bool, verbose: bool, progress: bool) -> None:
-        self._quiet = quiet
-        self._verbose = verbose
-        self._bar: Progress | None = None
-        self._wants_bar = progress and not quiet and sys.stderr.isatty()
-        self._wants_lines = progress and not quiet and not sys.stderr.isatty()
-        self._last_line = time.monotonic()
-        self._node = ""  # who speaks, where nodes build parts of their own
-        self._failures: set[str] = set()
-
-    def __enter__(self) -> Watcher:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._end_bar()
-
-    def __call__(self, event: Event) -> None:
-        kind = event["kind"]
-        self._node = event.get("node", "")
-        if kind == "progress":
-            self._show_progress(event)
-        elif kind == "start":
-            if self._wants_bar:
-                self._start_bar(event)
-        elif kind == "resume":
-            unchecked = event["units"] - event["trusted"]
-            checks = f"; {unchecked} are hashed again first, as the last run was cut off" if unchecked else ""
-            self._say(f"going on: {event['units']} of {event['total_units']} units are done{checks}")
-        elif kind in ("note", "waiting"):
-            self._say(event["message"])
-        elif kind == "parity":
-            self._say(
-                f"parity: {event['documents']} documents ({format_bytes(event['bytes'])}) of your sources encode "
-                f"the same with {event['reference']}",
-                only_verbose=True,
-            )
-        elif kind == "retry":
-            self._say(f"unit {event['unit']} is tried again: {event['error']}")
-        elif kind == "failed":
-            # A source that is gone fails each of its units for the same reason.
-            self._say(f"unit {event['unit']} failed: {event['error']}", only_verbose=event["error"] in self._failures)
-            self._failures.add(event["error"])
-        elif kind == "done":
-            self._say(f"unit {event['unit']} done", only_verbose=True)
-        elif kind == "commit":
-            self._end_bar()
-
-    def _say(self, text: str, *, only_verbose: bool = False) -> None:
-        text = f"{self._node}: {text}" if self._node else text
-        if self._quiet or (only_verbose and not self._verbose):
-            return
-        if self._bar is not None:
-            self._bar.console.print(printable(text), markup=False, highlight=False)
-        else:
-            print(printable(text), file=sys.stderr, flush=True)
-
-    def _show_progress(self, event: Event) -> None:
-        if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=event["bytes"], info=progress_line(event))
-        elif self._wants_lines and time.monotonic() - self._last_line >= LINE_SECONDS:
-            self._last_line = time.monotonic()
-            share = event["bytes"] / max(event["total_bytes"], 1)
-            print(f"{share:4.0%}  {progress_line(event)}", file=sys.stderr, flush=True)
-
-    def _start_bar(self, event: Event) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
-
-        columns = (BarColumn(bar_width=24), TaskProgressColumn(), TextColumn("{task.fields[info]}"))
-        self._bar = Progress(*columns, console=Console(stderr=True))
-        self._bar.add_task("", total=max(event["total_bytes"], 1), completed=event["bytes"], info="")
-        self._bar.start()
-
-    def _end_bar(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
-
-
-def progress_line(event: Event) -> str:
-    left = event["seconds_left"]
-    return "  ".join(
-        [
-            f"{format_bytes(event['bytes'])} of {format_bytes(event['total_bytes'])}",
-            *_encoded(event),
-            f"{format_bytes(event['bytes_per_second'])}/s",
-            f"ETA {format_seconds(left) if left is not None else '?'}",
-            f"{event['workers']} worker{'s' if event['workers'] != 1 else ''}",
-        ]
-    )
-
-
-def _encoded(event: Event) -> list[str]:
-    """What a build has encoded; an export encodes nothing."""
-    if "documents" not in event:
-        return []
-    return [f"{format_count(event['documents'])} documents", f"{format_count(event['tokens_per_second'])} tokens/s"]
 
 
 def error(message: str, hint: str) -> None:
