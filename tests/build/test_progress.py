@@ -126,3 +126,18 @@ def test_what_a_unit_reported_before_it_failed_is_taken_back(
     found = [(event["documents"], event["bytes"]) for event in told if event["kind"] == "progress"]
     assert max(found) > (200, 10_000)
     assert found[-1] == (0, 0)
+
+
+@pytest.mark.parametrize("budget", [1_000, 9_000, 10**9])
+def test_a_build_with_a_budget_ends_at_all_of_what_it_takes(tmp_path: Path, budget: int) -> None:
+    write_jsonl(tmp_path / "a.jsonl", TEXTS)
+    told: list[dict[str, Any]] = []
+    options: dict[str, Any] = {"tokenizer": "byte", "unit_bytes": "3KB", "workers": 1, "max_tokens": budget}
+    tokenmill.prepare(str(tmp_path / "a.jsonl"), tmp_path / "out", watch=told.append, **options)
+    start = next(event for event in told if event["kind"] == "start")
+    last = [event for event in told if event["kind"] == "progress"][-1]
+    assert last["bytes"] == last["total_bytes"] > 0
+    assert last["units"] == last["total_units"]
+    assert last["seconds_left"] == 0
+    # The budget is taken into account from the beginning on.
+    assert start["total_bytes"] == pytest.approx(last["total_bytes"], rel=1, abs=6_000)

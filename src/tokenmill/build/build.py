@@ -19,6 +19,7 @@ from tokenmill.build.budget import Budget
 from tokenmill.build.commit import commit
 from tokenmill.build.crew import Crew, needs_crew
 from tokenmill.build.early import linking_early
+from tokenmill.build.estimate import Estimate
 from tokenmill.build.executor import Executor, Failure
 from tokenmill.build.packs import packing
 from tokenmill.build.pool import Pool
@@ -131,7 +132,7 @@ def _build(setup: Setup, folder: Folder, local: Folder | None, hire: Hire, progr
         job = state.Job(work=work, tokenizer=setup.spec.describe(), parity=checked.parity)
         state.save_job(folder, job)
         linked: set[str] = set()
-        receipts = _run_units(setup, folder, executor, progress, linked)
+        receipts = _run_units(setup, folder, executor, progress, linked, checked.estimate)
         if checked.unread:  # whatever it was, it has passed, and the manifest must not tell of it
             job = replace(job, parity=_check_again(setup, executor, len(receipts)))
             state.save_job(folder, job)
@@ -174,9 +175,8 @@ def _check_first(setup: Setup, folder: Folder, executor: Executor, progress: Pro
     """Before the work: the engine against its reference, and the disk against the estimate."""
     checked = executor.check(make_request(setup.plan))
     progress.tell("parity", **checked.parity)
-    expected, limit = checked.estimate, setup.recipe.max_tokens
-    share = min(1.0, limit / expected.tokens) if limit and expected.tokens else 1.0
-    check_space(folder, round(expected.output_bytes * share))
+    expected = checked.estimate
+    check_space(folder, round(expected.output_bytes * expected.share(setup.recipe.max_tokens)))
     return checked
 
 
@@ -203,7 +203,7 @@ def check_space(folder: Folder, whole: int) -> None:
 
 
 def _run_units(
-    setup: Setup, folder: Folder, executor: Executor, progress: Progress, linked: set[str]
+    setup: Setup, folder: Folder, executor: Executor, progress: Progress, linked: set[str], expected: Estimate
 ) -> Sequence[Receipt]:
     """Receipts of all units that the dataset consists of, in order. Shards that stand already are put to `linked`."""
     plan = setup.plan
@@ -217,7 +217,7 @@ def _run_units(
         progress.tell("resume", units=before, total_units=len(plan.units), trusted=len(known))
     progress.start(
         Tally(
-            total_bytes=plan.text_bytes(),
+            total_bytes=round(plan.text_bytes() * expected.share(setup.recipe.max_tokens)),
             total_units=len(plan.units),
             workers=executor.workers,
             done_bytes=sum(plan.units[index].text_bytes for index in known),
@@ -254,6 +254,8 @@ def _run_units(
             failures = executor.run(leading, listen)
         _raise_failures(failures, setup)
         cut = budget.cut(plan)
+        if budget.is_spent():
+            progress.settle([cut.unit] if cut else [])
         if cut is not None:
             with _stopping(executor):
                 failures = executor.run(iter([cut]), progress.hear)

@@ -33,6 +33,10 @@ class Estimate:
     output_bytes: int
     seconds: float
 
+    def share(self, max_tokens: int | None) -> float:
+        """How much of the whole a budget of tokens takes."""
+        return min(1.0, max_tokens / self.tokens) if max_tokens and self.tokens else 1.0
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:

@@ -36,7 +36,7 @@ _NO_BESIDES = "each part is on a disk of its node already; tokenmill export is r
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """A finished dataset, and whether there was anything left to do.
+    """A finished dataset, and whether there was anything left to do. `seconds` are without those of waiting.
 
     If it is in parts on `nodes`, `output` is as it was given, and the manifest says what they come to.
     """
@@ -136,30 +136,34 @@ def prepare(
 
             hire = partial(Ray, address=ray_address, workers=workers)
 
-        def attempt(heed: Callable[[], None] = lambda: None) -> tuple[Manifest, bool, Exported | None]:
+        loading = time.monotonic() - begin
+
+        def attempt(heed: Callable[[], None] = lambda: None) -> Result:
+            begin = time.monotonic()
             place = None if scratch is None else local_folder(scratch).path
-            done = build(wanted, folder, Manner(hire=hire, scratch=place, restart=restart, watch=watch, heed=heed))
-            if layout is None:
-                return *done, None
-            return *done, export_beside(
-                folder.path, layout, workers=count, scratch=scratch, restart=restart, watch=watch
+            manner = Manner(hire=hire, scratch=place, restart=restart, watch=watch, heed=heed)
+            found, already_complete = build(wanted, folder, manner)
+            exported = None
+            if layout is not None:
+                exported = export_beside(
+                    folder.path, layout, workers=count, scratch=scratch, restart=restart, watch=watch
+                )
+            return Result(
+                output=folder.path,
+                manifest=found,
+                already_complete=already_complete,
+                seconds=loading + time.monotonic() - begin,
+                export=exported,
             )
 
         def tell(message: str) -> None:
             if watch is not None:
                 watch({"kind": "waiting", "message": message})
 
-        found, already_complete, exported = wait_for(folder, attempt, timeout=timeout, tell=tell) if wait else attempt()
+        return wait_for(folder, attempt, timeout=timeout, tell=tell) if wait else attempt()
     finally:
         if crew is not None:
             crew.stop()
-    return Result(
-        output=folder.path,
-        manifest=found,
-        already_complete=already_complete,
-        seconds=time.monotonic() - begin,
-        export=exported,
-    )
 
 
 def _prepare_on_nodes(

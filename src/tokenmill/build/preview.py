@@ -68,7 +68,7 @@ def plan(
     count = resolve_workers(workers)
     work = make_work(setup, scratch=None, only_look=True)
     expected = check(_make_request(setup), work, setup.spec, open_engine(setup.spec)).estimate
-    share = min(1.0, wanted.max_tokens / expected.tokens) if wanted.max_tokens and expected.tokens else 1.0
+    share = expected.share(wanted.max_tokens)
     standing = (0, False, ()) if folder is None or restart else _standing(folder, setup.plan.fingerprint)
     done, finished, conflict = standing
     needed = 0 if finished else round(expected.output_bytes * share)

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tokenmill.planning import Unit
 from tokenmill.storage.log import EventLog
 
 Event = dict[str, Any]
@@ -81,6 +82,12 @@ class Progress:
         self.tally.started = time.monotonic()
         self.tell("start", **{key: value for key, value in tally.snapshot().items() if key != "kind"})
 
+    def settle(self, left: Sequence[Unit]) -> None:
+        """These units are all that is left: a budget of tokens takes more or less of the plan than was expected."""
+        self.tally.total_bytes = self.tally.done_bytes + self.tally.bytes + sum(unit.text_bytes for unit in left)
+        self.tally.total_units = self.tally.done_units + len(left)
+        self._show()
+
     def hear(self, message: Event) -> None:
         """What an executor tells."""
         if message["kind"] == "progress":
@@ -92,6 +99,9 @@ class Progress:
             else:  # all of it is done again, or was for nothing
                 self.tally.add(*(-count for count in counted))
             self.tell(message["kind"], **{key: value for key, value in message.items() if key != "kind"})
+        self._show()
+
+    def _show(self) -> None:
         event = self.tally.snapshot()
         if self._log is not None and time.monotonic() - self._logged >= LOG_SECONDS:
             self._logged = time.monotonic()
