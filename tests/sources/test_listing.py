@@ -13,6 +13,7 @@ import pytest
 from tokenmill.errors import RecipeError, SourceChangedError, SourceError
 from tokenmill.planning import Unit
 from tokenmill.recipe import make_recipe
+from tokenmill.sizes import format_time
 from tokenmill.sources.listing import Listing, list_sources
 from tokenmill.sources.places import check_unchanged
 from tokenmill.sources.reading import read_unit
@@ -291,7 +292,8 @@ def test_a_source_of_the_same_size_that_was_written_again_is_an_error_that_shows
     listing = listed(tmp_path / "a.txt")
     before = listing.sources[0].modified
     os.utime(tmp_path / "a.txt", ns=(before, before + 1_000_000_000))
-    with pytest.raises(SourceChangedError, match=rf"time {before}, now .* time {before + 1_000_000_000}"):
+    both = f"time {format_time(before)}, now .* time {format_time(before + 1_000_000_000)}"
+    with pytest.raises(SourceChangedError, match=both):
         list(unit_of(listing))
 
 

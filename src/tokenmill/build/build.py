@@ -42,6 +42,7 @@ from tokenmill.errors import BuildError, DamagedPieceError, DatasetError, DiskFu
 from tokenmill.manifest import Manifest
 from tokenmill.planning import Plan
 from tokenmill.recipe import Recipe
+from tokenmill.sizes import few
 from tokenmill.storage import Folder
 from tokenmill.storage.lock import locked
 from tokenmill.storage.log import open_log
@@ -326,10 +327,10 @@ def _raise_failures(failures: Sequence[Failure], setup: Setup) -> None:
         units: dict[str, list[str]] = {}
         for failure in failures:
             units.setdefault(failure.error.message, []).append(_place(failure.task))
-        lines = [f"{_few(found)}: {message}" for message, found in units.items()]
+        lines = [f"{few(found)}: {message}" for message, found in units.items()]
         others = ", the others are done" if len(failures) < total else ""
         raise BuildError(
-            f"{len(failures)} of {total} units failed{others}:\n  " + _few(lines, "\n  "),
+            f"{len(failures)} of {total} units failed{others}:\n  " + few(lines, "\n  "),
             hint=failures[0].error.hint or "the same command tries them again and keeps what is done",
         )
 
@@ -339,9 +340,3 @@ def _place(task: Task) -> str:
     names = [source.name for source in task.sources]
     where = f"{names[0]} from {task.unit.start} on" if len(names) == 1 else f"{len(names)} files from {names[0]} on"
     return f"unit {task.unit.index} ({where})"
-
-
-def _few(texts: Sequence[str], between: str = ", ") -> str:
-    """The first ten of some texts, and how many there are besides."""
-    more = [f"and {len(texts) - 10} more"] if len(texts) > 10 else []
-    return between.join([*texts[:10], *more])

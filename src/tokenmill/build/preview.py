@@ -6,14 +6,14 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from tokenmill import manifest as manifests
 from tokenmill.build import state
 from tokenmill.build.check import check
 from tokenmill.build.estimate import Estimate
 from tokenmill.build.setup import Setup, make_work, set_up
 from tokenmill.build.visits import Request, make_request
 from tokenmill.cores import MEMORY_BUDGET, resolve_workers
-from tokenmill.errors import DatasetError
+from tokenmill.errors import DatasetError, OutputError, SourceChangedError
+from tokenmill.planning import Plan
 from tokenmill.recipe import Sources, make_recipe
 from tokenmill.storage import Folder, local_folder, open_folder
 from tokenmill.storage.urls import is_url
@@ -69,7 +69,7 @@ def plan(
     work = make_work(setup, scratch=None, only_look=True)
     expected = check(_make_request(setup), work, setup.spec, open_engine(setup.spec)).estimate
     share = expected.share(wanted.max_tokens)
-    standing = (0, False, ()) if folder is None or restart else _standing(folder, setup.plan.fingerprint)
+    standing = (0, False, ()) if folder is None or restart else _standing(folder, setup.plan)
     done, finished, conflict = standing
     needed = 0 if finished else round(expected.output_bytes * share)
     if folder is not None and not restart:
@@ -78,7 +78,7 @@ def plan(
         files=len(setup.listing.sources),
         source_bytes=sum(source.bytes for source in setup.listing.sources),
         units=len(setup.plan.units),
-        units_done=len(setup.plan.units) if finished else done,
+        units_done=done,
         workers=count,
         estimate=expected,
         seconds=expected.seconds * share / count,
@@ -104,20 +104,13 @@ def _make_request(setup: Setup) -> Request:
     )
 
 
-def _standing(folder: Folder, fingerprint: str) -> tuple[int, bool, tuple[str, ...]]:
-    """Units done, whether the dataset stands, and what else is in the way."""
+def _standing(folder: Folder, plan: Plan) -> tuple[int, bool, tuple[str, ...]]:
+    """Units done, whether the dataset stands, and what a build would refuse to go on with."""
     state.check_ours(folder)
     try:
-        if folder.exists(manifests.NAME):
-            same = manifests.load(folder).fingerprint == fingerprint
-            return 0, same, () if same else (f"{folder.path} holds a dataset of another recipe",)
-        if folder.exists(state.PLAN):
-            same = state.load_plan(folder).fingerprint == fingerprint
-            return (
-                state.num_receipts(folder) if same else 0,
-                False,
-                () if same else (f"{folder.path} holds a build of another recipe",),
-            )
-    except DatasetError as error:
+        if state.finished(folder, plan) is not None:
+            return len(plan.units), True, ()
+        state.check_begun(folder, plan)
+    except (OutputError, SourceChangedError, DatasetError) as error:
         return 0, False, (error.message,)
-    return 0, False, ()
+    return state.num_receipts(folder), False, ()

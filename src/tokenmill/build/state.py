@@ -30,6 +30,7 @@ from tokenmill.errors import DatasetError, LockedError, OutputError, SourceChang
 from tokenmill.manifest import Manifest
 from tokenmill.planning import Plan, Source, check_plan, differences
 from tokenmill.shards.structure import wrong_structure
+from tokenmill.sizes import few
 from tokenmill.storage import Digest, Folder, hub
 from tokenmill.storage.lock import LOCK, locked
 from tokenmill.storage.output import TEMP_SUFFIX, is_temp
@@ -115,7 +116,7 @@ def finished(folder: Folder, plan: Plan) -> Manifest | None:
     found = manifests.load(folder)
     if found.fingerprint != plan.fingerprint:
         raise OutputError(
-            f"{folder.path} holds a dataset of another recipe:\n  " + "\n  ".join(_differences(found, plan)),
+            f"{folder.path} holds a dataset of another recipe:\n  " + few(_differences(found, plan), "\n  "),
             hint=_WAYS_OUT,
         )
     if folder.exists(PLAN) and not _is_stored(folder, plan):
@@ -148,12 +149,18 @@ def enter(folder: Folder, setup: Setup, *, restart: bool) -> None:
         folder.remove(placement.NAME)
         folder.write_parts(PLAN, records.sealed_parts(plan))
         return
-    if _is_stored(folder, plan):
+    check_begun(folder, plan)
+
+
+def check_begun(folder: Folder, plan: Plan) -> None:
+    """Refuse an unfinished build of another plan, or of sources that changed since."""
+    if not folder.exists(PLAN) or _is_stored(folder, plan):
         return
     found = load_plan(folder)
     if found.fingerprint != plan.fingerprint:
+        of = "other sources" if found.identity == plan.identity else "another recipe"
         raise OutputError(
-            f"{folder.path} holds an unfinished build of another recipe:\n  " + "\n  ".join(differences(found, plan)),
+            f"{folder.path} holds an unfinished build of {of}:\n  " + few(differences(found, plan), "\n  "),
             hint=_WAYS_OUT,
         )
     _check_pins(found.sources, plan.sources)
@@ -314,9 +321,12 @@ def _differences(found: Manifest, plan: Plan) -> list[str]:
 
 
 def _check_pins(before: Sequence[Source], now: Sequence[Source]) -> None:
-    for was, found in zip(before, now, strict=True):
-        if (was.modified, was.etag) != (found.modified, found.etag):
-            raise SourceChangedError(
-                f"source {was.name} changed since the plan was made: it had {was.pin()}, now {found.pin()}",
-                hint="put the old file back, or start over with --restart",
-            )
+    changed = [
+        f"source {was.name} changed since the plan was made: it had {was.pin()}, now {found.pin()}"
+        for was, found in zip(before, now, strict=True)
+        if (was.modified, was.etag) != (found.modified, found.etag)
+    ]
+    if changed:
+        raise SourceChangedError(
+            few(changed, "\n  "), hint="put the old files back as they were, or start over with --restart"
+        )

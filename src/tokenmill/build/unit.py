@@ -55,7 +55,7 @@ def begin_unit(
     if done is not None:
         report(done.documents_read, done.tokens, unit.text_bytes)
         return lambda: done
-    run = _Run(work, task, folder)
+    run = Run(work, task, folder)
     come = 0
     try:
         for batch in read_batches(work, task):
@@ -82,7 +82,7 @@ def _come(task: Task, batch: Batch, before: int) -> int:
     return max(before, min(now, unit.text_bytes))
 
 
-class _Run:
+class Run:
     """The state of a unit while it streams."""
 
     def __init__(self, work: Work, task: Task, folder: Folder) -> None:
