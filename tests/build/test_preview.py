@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +13,12 @@ import pytest
 import tokenmill as library
 from conftest import Command, make_texts, write_jsonl
 from tokenmill.build.preview import Preview, plan
+from tokenmill.build.rehearsal import START_SECONDS, elapsed, rehearse
+from tokenmill.build.setup import make_work, set_up
 from tokenmill.errors import DatasetError
+from tokenmill.recipe import make_recipe
 from tokenmill.sizes import format_time
+from tokenmill.tokenizer.engine import open_engine
 
 BYTES: dict[str, Any] = {"tokenizer": "byte", "unit_bytes": "3KB", "workers": 1}
 
@@ -97,3 +103,72 @@ def test_a_finished_dataset_that_is_damaged_is_told(sources: list[Path], tmp_pat
         library.prepare(sources, tmp_path / "out", **BYTES)
     (told,) = preview(sources, tmp_path / "out").conflict
     assert "00000.bin" in told
+
+
+def test_a_rehearsal_measures_the_work_of_some_units_and_leaves_nothing(
+    sources: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "temporary").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
+    setup = set_up(make_recipe({"sources": sources, "tokenizer": "byte", "unit_bytes": "1MB", "on_bad": "fail"}))
+    ticks = itertools.count()
+    work = make_work(setup, scratch=None, only_look=True)
+    cost = rehearse(setup.plan, work, open_engine(setup.spec), clock=lambda: float(next(ticks)))
+    text_bytes = sum(len(text.encode()) for text in make_texts(50, seed=1)) * len(sources)
+    # The one unit is one batch: a tick before it, one after it, one in the end.
+    assert cost == pytest.approx(2 / text_bytes, rel=0.1)
+    assert os.listdir(tmp_path / "temporary") == []
+
+
+def test_what_cannot_be_read_or_written_is_not_rehearsed(
+    sources: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup = set_up(make_recipe({"sources": sources, "tokenizer": "byte"}))
+    work, engine = make_work(setup, scratch=None, only_look=True), open_engine(setup.spec)
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "nowhere"))
+    assert rehearse(setup.plan, work, engine) is None
+    monkeypatch.undo()
+    for source in sources:
+        source.unlink()
+    assert rehearse(setup.plan, work, engine) is None
+
+
+def test_workers_share_the_time_but_not_that_of_the_longest_unit() -> None:
+    assert elapsed(80.0, 10.0, 1) == START_SECONDS + 80.0
+    assert elapsed(80.0, 10.0, 4) == START_SECONDS + 20.0
+    assert elapsed(80.0, 10.0, 16) == START_SECONDS + 10.0
+    assert elapsed(0.0, 10.0, 4) == 0.0
+
+
+def test_only_what_is_left_to_do_takes_time(
+    sources: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tokenmill.build.preview.rehearse", lambda *_: 1.0)
+    whole = preview(sources, tmp_path / "out")
+    assert whole.seconds_alone == START_SECONDS + whole.estimate.text_bytes
+    begin(sources, tmp_path / "out")
+    begun = preview(sources, tmp_path / "out")
+    assert begun.seconds_alone == pytest.approx(START_SECONDS + whole.estimate.text_bytes * (1 - 1 / whole.units))
+    library.prepare(sources, tmp_path / "out", **BYTES)
+    assert preview(sources, tmp_path / "out").seconds == 0
+
+
+def test_the_time_is_told_for_all_workers_and_for_one(tokenmill: Command, sources: list[Path]) -> None:
+    told = tokenmill("plan", *sources, "--tokenizer", "byte", "-j", 2).stdout
+    assert re.search(r"time +about \d+s with 2 workers, \d+s with one: an estimate from a short trial\n", told)
+    assert "for 2 workers" in told
+    alone = tokenmill("plan", *sources, "--tokenizer", "byte", "-j", 1).stdout
+    assert re.search(r"time +about \d+s with 1 worker: an estimate", alone)
+    assert "for 1 worker\n" in alone
+
+
+def test_the_uncertainty_of_the_tokens_is_told_in_words(tokenmill: Command, sources: list[Path]) -> None:
+    told = tokenmill("plan", *sources, "--tokenizer", "byte").stdout
+    assert re.search(r"tokens +about \S+, and in 19 of 20 cases no more than \S+ off\n", told)
+
+
+def test_a_layout_is_checked_before_the_work(tokenmill: Command, sources: list[Path]) -> None:
+    asked = ("plan", *sources, "-o", "out", "--tokenizer", "byte", "--layout")
+    assert "note: nanogpt has the tokens once more" in tokenmill(*asked, "nanogpt").stdout
+    refused = [tokenmill(command, *asked[1:], "nowhere", code=2).stderr for command in ("plan", "prepare")]
+    assert refused[0] == refused[1]

@@ -17,7 +17,7 @@ from tokenmill.build.crew import Crew, needs_crew
 from tokenmill.cores import num_cores, resolve_workers
 from tokenmill.errors import RecipeError
 from tokenmill.manifest import Manifest
-from tokenmill.storage import local_folder, open_folder
+from tokenmill.storage import Folder, local_folder, open_folder
 from tokenmill.storage.urls import is_url
 
 if TYPE_CHECKING:
@@ -111,9 +111,8 @@ def prepare(
             watch=watch,
         )
     folder = open_folder(output, spool=scratch)
-    if layout is not None and not folder.is_local:
-        hint = f"export it afterwards: tokenmill export {folder.path} --to {layout.partition(':')[0]} DIR"
-        raise RecipeError("--layout writes files on this machine, beside a dataset in a folder", hint=hint)
+    if layout is not None:
+        check_place(layout, folder)
     # On a cluster they are not of this machine.
     count = resolve_workers(workers) if executor == "local" else num_cores()
     # Who only waits needs no workers; who builds in the end hires them then.
@@ -183,6 +182,13 @@ def _prepare_on_nodes(
         seconds=time.monotonic() - begin,
         nodes=nodes,
     )
+
+
+def check_place(layout: str, folder: Folder | None) -> None:
+    """Refuse a layout beside a dataset that is not in a folder of this machine."""
+    if folder is not None and not folder.is_local:
+        hint = f"export it afterwards: tokenmill export {folder.path} --to {layout.partition(':')[0]} DIR"
+        raise RecipeError("--layout writes files on this machine, beside a dataset in a folder", hint=hint)
 
 
 def _check_executor(executor: str, ray_address: str | None, placement: str) -> None:

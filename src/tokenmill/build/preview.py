@@ -1,4 +1,4 @@
-"""plan: what a build would do, without doing any of it. Writes nothing."""
+"""plan: what a build would do, without doing any of it. The output stays as it is."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ from typing import Any
 from tokenmill.build import state
 from tokenmill.build.check import check
 from tokenmill.build.estimate import Estimate
+from tokenmill.build.export import check_layout
+from tokenmill.build.prepare import check_place
+from tokenmill.build.rehearsal import elapsed, rehearse
 from tokenmill.build.setup import Setup, make_work, set_up
 from tokenmill.build.visits import Request, make_request
-from tokenmill.cores import MEMORY_BUDGET, resolve_workers
+from tokenmill.cores import MEMORY_BUDGET, num_cores, resolve_workers
 from tokenmill.errors import DatasetError, OutputError, SourceChangedError
 from tokenmill.planning import Plan
 from tokenmill.recipe import Sources, make_recipe
@@ -29,7 +32,11 @@ STORE_READ_BYTES = 4_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
-    """What a build would read, write and take."""
+    """What a build would read, write and take.
+
+    `seconds` are an estimate for all workers, `seconds_alone` for a single one. They are those of encoding alone, the
+    least that it takes, unless some of the work `was_rehearsed`.
+    """
 
     files: int
     source_bytes: int
@@ -38,6 +45,8 @@ class Preview:
     workers: int
     estimate: Estimate
     seconds: float
+    seconds_alone: float
+    was_rehearsed: bool
     max_tokens: int | None
     disk_needed: int
     disk_free: int | None
@@ -57,23 +66,37 @@ def plan(
     workers: int | None = None,
     scratch: str | os.PathLike[str] | None = None,
     restart: bool = False,
+    layout: str | None = None,
     **recipe: Any,
 ) -> Preview:
     """Files, units, tokens with an error bar, disk, memory and time of a build that is not started."""
     wanted = make_recipe({"sources": sources, **recipe}, config=config)
     folder = open_folder(output) if output is not None else None
+    notes: list[str] = []
+    if layout is not None:
+        check_place(layout, folder)
+        check_layout(layout, wanted)
+        notes.append(
+            f"{layout.partition(':')[0]} has the tokens once more: disk and time are those of the dataset alone"
+        )
     if folder is not None and not restart:
         wanted = state.as_before(folder, wanted)
     setup = set_up(wanted, output=None if folder is None else folder.path)
     count = resolve_workers(workers)
     work = make_work(setup, scratch=None, only_look=True)
-    expected = check(_make_request(setup), work, setup.spec, open_engine(setup.spec)).estimate
+    engine = open_engine(setup.spec)
+    expected = check(_make_request(setup), work, setup.spec, engine).estimate
     share = expected.share(wanted.max_tokens)
     standing = (0, False, ()) if folder is None or restart else _standing(folder, setup.plan)
     done, finished, conflict = standing
     needed = 0 if finished else round(expected.output_bytes * share)
     if folder is not None and not restart:
         needed -= state.bytes_done(folder)
+    # A store is not read from for its speed: it would be asked for much, and at another time be another one.
+    cost = None if is_url(setup.listing.root) else rehearse(setup.plan, work, engine)
+    seconds = expected.encode_seconds if cost is None else expected.text_bytes * cost
+    longest = seconds * max(unit.text_bytes for unit in setup.plan.units) / max(1, setup.plan.text_bytes())
+    left = seconds * max(0.0, share - done / len(setup.plan.units))
     return Preview(
         files=len(setup.listing.sources),
         source_bytes=sum(source.bytes for source in setup.listing.sources),
@@ -81,7 +104,9 @@ def plan(
         units_done=done,
         workers=count,
         estimate=expected,
-        seconds=expected.seconds * share / count,
+        seconds=elapsed(left, longest, min(count, num_cores())),
+        seconds_alone=elapsed(left, longest, 1),
+        was_rehearsed=cost is not None,
         max_tokens=wanted.max_tokens,
         disk_needed=max(0, needed),
         disk_free=folder.free_bytes() if folder is not None else None,
@@ -90,7 +115,7 @@ def plan(
         fingerprint=setup.plan.fingerprint,
         finished=finished,
         conflict=conflict,
-        notes=setup.notes,
+        notes=(*setup.notes, *notes),
     )
 
 

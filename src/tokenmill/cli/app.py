@@ -47,7 +47,7 @@ Exit codes: 0 done, 1 failed, 2 usage or recipe, 3 done with quarantined
 documents, 4 verification failed, 5 locked by another build, 130 interrupted.
 """
 _PLAN = """
-Tell what prepare would do with the same arguments: files, units, tokens, disk, memory, time. Writes nothing.
+Tell what prepare would do with the same arguments: files, units, tokens, disk, memory, time. OUT stays as it is.
 
 \b
 Example:

@@ -100,6 +100,13 @@ OPTIONS: dict[str, Any] = {
             callback=with_modules_here,
         ),
     ],
+    "layout": Annotated[
+        _TEXT,
+        _option(
+            metavar="LAYOUT",
+            help="export as well, to OUT/LAYOUT: nanogpt, or with options templar:seq_len=2048,shard_size=1Gi",
+        ),
+    ],
     "restart": Annotated[_FLAG, _option("--restart", help="throw away what OUT holds, and start over")],
     "as_json": Annotated[_FLAG, _option("--json", help="print the result as JSON")],
     "quiet": Annotated[_FLAG, _option("-q", "--quiet", help="print nothing but errors")],
@@ -108,13 +115,6 @@ OPTIONS: dict[str, Any] = {
 }
 PREPARE_OPTIONS = {
     **OPTIONS,
-    "layout": Annotated[
-        _TEXT,
-        _option(
-            metavar="LAYOUT",
-            help="export as well, to OUT/LAYOUT: nanogpt, or with options templar:seq_len=2048,shard_size=1Gi",
-        ),
-    ],
     "executor": Annotated[
         _TEXT,
         _option(

@@ -118,12 +118,12 @@ def preview(preview: Preview) -> None:
         (
             "tokens",
             f"about {format_count(total)}"
-            + (f" +- {format_count(estimate.error)}" if total == estimate.tokens else " (--max-tokens)"),
+            + (f", {_within(estimate.error)}" if total == estimate.tokens else " (--max-tokens)"),
         ),
         ("documents", f"about {format_count(estimate.documents)} in all"),
         ("disk", f"about {format_bytes(preview.disk_needed)} needed{_free(preview.disk_free)}"),
-        ("memory", f"at most {format_bytes(preview.memory)} for {preview.workers} workers"),
-        ("time", f"about {format_seconds(max(1, preview.seconds))}"),
+        ("memory", f"at most {format_bytes(preview.memory)} for {_count(preview.workers, 'worker')}"),
+        ("time", _time(preview)),
     ]
     if preview.scratch_free is not None:
         rows.append(("scratch", f"{format_bytes(preview.scratch_free)} free"))
@@ -133,6 +133,22 @@ def preview(preview: Preview) -> None:
         _print(f"  note: {note}")
     if preview.finished:
         _print("  the dataset is complete already")
+
+
+def _within(error: int) -> str:
+    """What an interval of 95 % means."""
+    return f"and in 19 of 20 cases no more than {format_count(error)} off"
+
+
+def _time(preview: Preview) -> str:
+    """For all workers, and for one; with where it is from, so that nobody takes it for more than it is."""
+    if not preview.seconds:
+        return "nothing is left to do"
+    alone = f", {format_seconds(preview.seconds_alone)} with one" if preview.workers > 1 else ""
+    seconds, workers = format_seconds(preview.seconds), _count(preview.workers, "worker")
+    if preview.was_rehearsed:
+        return f"about {seconds} with {workers}{alone}: an estimate from a short trial"
+    return f"{seconds} or more with {workers}{alone}: encoding alone, without reading and writing"
 
 
 def _free(free: int | None) -> str:
