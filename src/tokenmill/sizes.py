@@ -78,6 +78,11 @@ def format_count(number: float) -> str:
     return f"{number:.2e}"
 
 
+def count(number: int, what: str) -> str:
+    """`count(1, "unit") == "1 unit"`, and `count(1000, "unit") == "1,000 units"`."""
+    return f"{number:,} {what}{'s' if number != 1 else ''}"
+
+
 def format_bytes(number: float) -> str:
     """`format_bytes(1_234_567) == "1.23 MB"`."""
     text = format_count(number)

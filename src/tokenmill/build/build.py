@@ -42,7 +42,7 @@ from tokenmill.errors import BuildError, DamagedPieceError, DatasetError, DiskFu
 from tokenmill.manifest import Manifest
 from tokenmill.planning import Plan
 from tokenmill.recipe import Recipe
-from tokenmill.sizes import few
+from tokenmill.sizes import count, few
 from tokenmill.storage import Folder
 from tokenmill.storage.lock import locked
 from tokenmill.storage.log import open_log
@@ -134,6 +134,7 @@ def _build(setup: Setup, folder: Folder, local: Folder | None, hire: Hire, progr
         state.save_job(folder, job)
         linked: set[str] = set()
         receipts = _run_units(setup, folder, executor, progress, linked, checked.estimate)
+        _tell_of_damage(folder, progress)
         if checked.unread:  # whatever it was, it has passed, and the manifest must not tell of it
             job = replace(job, parity=_check_again(setup, executor, len(receipts)))
             state.save_job(folder, job)
@@ -159,6 +160,15 @@ def _build(setup: Setup, folder: Folder, local: Folder | None, hire: Hire, progr
     state.clean_up(folder, local)
     progress.tell("finished", tokens=result.tokens, documents=result.documents)
     return result
+
+
+def _tell_of_damage(folder: Folder, progress: Progress) -> None:
+    """What was wrong is done again by now; but somebody should look at a drive that loses what it was given."""
+    units, files = state.quarantined(folder)
+    if units:
+        done = f"{count(units, 'unit')} {'was' if units == 1 else 'were'} damaged and done again"
+        kept = f"{count(files, 'file')} of {'it' if units == 1 else 'them'} as found"
+        progress.tell("note", message=f"{done}; {folder.at(state.QUARANTINE)} keeps {kept}")
 
 
 def make_executor(workers: int, crew: Crew | None, folder: Folder, work: Work, spec: TokenizerSpec) -> Executor:

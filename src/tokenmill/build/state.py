@@ -43,15 +43,17 @@ PLAN = ".build/plan.json"
 JOB = ".build/job.json"
 CLEAN = ".build/clean.json"
 TOKENIZER_COPY = ".build/tokenizer"
+QUARANTINE = ".build/quarantine"
 PROVENANCE_SUFFIX = ".provenance.parquet"
 # A build may have left millions of pieces.
 REMOVED_AT_ONCE = 1 << 16
 SWEPT = ("", ".build", PIECES, RECEIPTS, PACKS, REJECTS, "provenance")
 # What there is before the plan, and what is left without it when a build that is started over is killed.
 _BEGUN = (
-    LOCK, ".build/events.jsonl", PIECES, RECEIPTS, PACKS, REJECTS, ".build/quarantine", JOB, CLEAN, NOTE, FETCHED,
+    LOCK, ".build/events.jsonl", PIECES, RECEIPTS, PACKS, REJECTS, QUARANTINE, JOB, CLEAN, NOTE, FETCHED,
     TOKENIZER_COPY,
 )  # fmt: skip
+_OF_A_UNIT = re.compile(r"\.build-(?:receipts|pieces|rejects)-(\d+)\..*")
 _SHARD_FILE = re.compile(r"\d{5,}\.(bin|idx|parquet)|.*\.tmp")
 _WAYS_OUT = "choose another output, or start this one over with --restart"
 
@@ -249,6 +251,12 @@ def trusted_receipts(folder: Folder, plan: Plan) -> Iterator[Receipt]:
 def num_receipts(folder: Folder) -> int:
     """How many whole units have a receipt, whether or not it will hold."""
     return sum(name.count(".") == 1 for name in folder.names(RECEIPTS))
+
+
+def quarantined(folder: Folder) -> tuple[int, int]:
+    """Units of which a file did not hold since the build began, and how many files are kept of them."""
+    found = [match for name in folder.names(QUARANTINE) if (match := _OF_A_UNIT.fullmatch(name))]
+    return len({match[1] for match in found}), len(found)
 
 
 def note_clean_stop(folder: Folder, plan: Plan, known: Iterable[int]) -> None:
