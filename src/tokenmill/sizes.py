@@ -78,8 +78,8 @@ def format_count(number: float) -> str:
     return f"{number:.2e}"
 
 
-def count(number: int, what: str) -> str:
-    """`count(1, "unit") == "1 unit"`, and `count(1000, "unit") == "1,000 units"`."""
+def counted(number: int, what: str) -> str:
+    """`counted(1, "unit") == "1 unit"`, and `counted(1000, "unit") == "1,000 units"`."""
     return f"{number:,} {what}{'s' if number != 1 else ''}"
 
 

@@ -121,7 +121,7 @@ def test_what_a_unit_reported_before_it_failed_is_taken_back(
     whole = gzip.compress((tmp_path / "in/a.jsonl").read_bytes())
     (tmp_path / "in/b.jsonl.gz").write_bytes(whole[: len(whole) * 3 // 4])
     told: list[dict[str, Any]] = []
-    with pytest.raises(tokenmill.TokenmillError, match="1 of 1 units failed"):
+    with pytest.raises(tokenmill.TokenmillError, match="1 of 1 unit failed"):
         tokenmill.prepare(str(tmp_path / "in"), tmp_path / "out", tokenizer="byte", workers=workers, watch=told.append)
     found = [(event["documents"], event["bytes"]) for event in told if event["kind"] == "progress"]
     assert max(found) > (200, 10_000)

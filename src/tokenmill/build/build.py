@@ -42,7 +42,7 @@ from tokenmill.errors import BuildError, DamagedPieceError, DatasetError, DiskFu
 from tokenmill.manifest import Manifest
 from tokenmill.planning import Plan
 from tokenmill.recipe import Recipe
-from tokenmill.sizes import count, few
+from tokenmill.sizes import counted, few
 from tokenmill.storage import Folder
 from tokenmill.storage.lock import locked
 from tokenmill.storage.log import open_log
@@ -166,8 +166,8 @@ def _tell_of_damage(folder: Folder, progress: Progress) -> None:
     """What was wrong is done again by now; but somebody should look at a drive that loses what it was given."""
     units, files = state.quarantined(folder)
     if units:
-        done = f"{count(units, 'unit')} {'was' if units == 1 else 'were'} damaged and done again"
-        kept = f"{count(files, 'file')} of {'it' if units == 1 else 'them'} as found"
+        done = f"{counted(units, 'unit')} {'was' if units == 1 else 'were'} damaged and done again"
+        kept = f"{counted(files, 'file')} of {'it' if units == 1 else 'them'} as found"
         progress.tell("note", message=f"{done}; {folder.at(state.QUARANTINE)} keeps {kept}")
 
 
@@ -273,7 +273,7 @@ def _run_units(
             _raise_failures(failures, setup)
     except KeyboardInterrupt:
         raise Interrupted(
-            f"stopped; {len(known)} of {len(plan.units)} units are done and kept",
+            f"stopped; {len(known):,} of {counted(len(plan.units), 'unit')} done and kept",
             hint="run the same command again: it goes on from there",
         ) from None
     finally:
@@ -340,7 +340,7 @@ def _raise_failures(failures: Sequence[Failure], setup: Setup) -> None:
         lines = [f"{few(found)}: {message}" for message, found in units.items()]
         others = ", the others are done" if len(failures) < total else ""
         raise BuildError(
-            f"{len(failures)} of {total} units failed{others}:\n  " + few(lines, "\n  "),
+            f"{len(failures):,} of {counted(total, 'unit')} failed{others}:\n  " + few(lines, "\n  "),
             hint=failures[0].error.hint or "the same command tries them again and keeps what is done",
         )
 

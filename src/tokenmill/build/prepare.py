@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from tokenmill import manifest as manifests
 from tokenmill.build.crew import Crew, needs_crew
 from tokenmill.cores import num_cores, resolve_workers
-from tokenmill.errors import RecipeError
+from tokenmill.errors import LockedError, RecipeError
 from tokenmill.manifest import Manifest
 from tokenmill.storage import Folder, local_folder, open_folder
 from tokenmill.storage.urls import is_url
@@ -31,6 +31,7 @@ EXECUTORS = ("local", "ray")
 PLACEMENTS = ("shared", "node-local")
 # How long a build of the same part may take to end that was stopped a moment ago.
 ENDING_SECONDS = 30.0
+_TAKE_OVER = "stop it and run the same command again"
 _NO_BESIDES = "each part is on a disk of its node already; tokenmill export is run on each"
 
 
@@ -159,7 +160,12 @@ def prepare(
             if watch is not None:
                 watch({"kind": "waiting", "message": message})
 
-        return wait_for(folder, attempt, timeout=timeout, tell=tell) if wait else attempt()
+        if wait:
+            return wait_for(folder, attempt, timeout=timeout, tell=tell)
+        try:
+            return attempt()
+        except LockedError as error:
+            raise LockedError(error.message, hint=f"add --wait to wait for it, or {_TAKE_OVER}") from None
     finally:
         if crew is not None:
             crew.stop()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -130,7 +129,7 @@ def export(
             **options,
         )
     if as_json:
-        _print_json(show.export_record(result))
+        show.as_json(show.export_record(result))
     elif not quiet:
         show.exported(result)
     return 0
@@ -170,7 +169,7 @@ def import_(
             watch=watcher,
         )
     if as_json:
-        _print_json({**show.result_record(result), "layout": result.layout, "notes": list(result.notes)})
+        show.as_json({**show.result_record(result), "layout": result.layout, "notes": list(result.notes)})
     elif not quiet:
         show.result(result)
     return 0
@@ -203,13 +202,9 @@ def consolidate(
             data_root, seq_len, expected=expected, compat=templar_compat, workers=workers, watch=watcher
         )
     if as_json:
-        _print_json(show.export_record(result))
+        show.as_json(show.export_record(result))
     elif not quiet:
         show.exported(result)
         if not expected and not skip_validation:
             print("  compared with nothing: --expect or --checksums say what the files must be")
     return 0
-
-
-def _print_json(record: dict[str, Any]) -> None:
-    print(json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import Annotated
 
 import typer
@@ -89,7 +88,7 @@ def _run(
     with Watcher(quiet=quiet, verbose=False, progress=not no_progress) as watcher:
         moved = move(source, target, split=split, shards=shards, workers=workers, watch=watcher)
     if as_json:
-        print(json.dumps(dataclasses.asdict(moved), indent=2, sort_keys=True))
+        show.as_json(dataclasses.asdict(moved))
     elif not quiet:
         show.moved(moved)
     return 0

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import inspect
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from tokenmill.errors import RecipeError
 
 
 def _option(*names: str, metavar: str | None = None, help: str, callback: Callable[..., Any] | None = None) -> Any:
@@ -177,6 +180,20 @@ def library_arguments(given: dict[str, Any]) -> dict[str, Any]:
         if given.get(name) is None:
             arguments.pop(name, None)
     return arguments
+
+
+@contextlib.contextmanager
+def naming_options() -> Iterator[None]:
+    """Errors of a recipe begin with its field, which is an option here. Those of a file begin with the file's name."""
+    try:
+        yield
+    except RecipeError as error:
+        field, _, what = error.message.partition(": ")
+        name = "val_source" if field == "val_sources" else field
+        if not what or name not in OPTIONS:
+            raise
+        option = "SOURCE" if name == "sources" else f"--{name.replace('_', '-')}"
+        raise type(error)(f"{option}: {what}", hint=error.hint) from None
 
 
 def unescape(text: str | None) -> str | None:

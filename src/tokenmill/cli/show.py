@@ -6,10 +6,13 @@ Texts from outside are printed with their control characters escaped.
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
 import sys
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from tokenmill.sizes import format_bytes, format_count, format_seconds
+from tokenmill.sizes import counted, format_bytes, format_count, format_seconds
 from tokenmill.storage import open_folder
 
 if TYPE_CHECKING:
@@ -21,6 +24,8 @@ if TYPE_CHECKING:
     from tokenmill.placement import Nodes
     from tokenmill.verifying import Problem, Report
 
+T = TypeVar("T")
+
 
 def printable(text: str) -> str:
     """A text whose control characters cannot act on a terminal."""
@@ -31,6 +36,14 @@ def error(message: str, hint: str) -> None:
     print(f"error: {printable(message)}", file=sys.stderr)
     if hint:
         print(f"hint: {printable(hint)}", file=sys.stderr)
+
+
+def as_json(record: Mapping[str, Any]) -> None:
+    """A result for a program to read, in characters that the output can hold."""
+    is_unicode = (sys.stdout.encoding or "utf-8").lower().startswith("utf")  # a text in memory has none
+    text = json.dumps(record, indent=2, sort_keys=True, ensure_ascii=not is_unicode)
+    # What JSON leaves as it is, and a terminal might not; and halves of characters, as names of files may have them.
+    print(re.sub("[\x7f-\x9f\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
 def result_record(result: Result | Imported) -> dict[str, Any]:
@@ -54,20 +67,21 @@ def result_record(result: Result | Imported) -> dict[str, Any]:
     }
 
 
-def result(result: Result | Imported) -> None:
+def result(result: Result | Imported, *, tokens_per_second: int = 0) -> None:
     manifest = result.manifest
     if result.already_complete:
         _print(f"{result.output} is complete already: sizes and structure checked in {result.seconds:.1f} s")
     else:
-        _print(f"{result.output} is done in {format_seconds(result.seconds)}")
-    for name, split in manifest.splits.items():
-        shards = _count(len(split.shards), "shard")
-        _print(f"  {name:<6} {split.tokens:>16,} tokens  {split.documents:>12,} documents  {shards:>12}")
+        rate = f", {format_count(tokens_per_second)} tokens/s" if tokens_per_second else ""
+        _print(f"{result.output} is done in {format_seconds(result.seconds)}{rate}")
+    for name, split in _train_first(manifest.splits):
+        tokens, documents = counted(split.tokens, "token"), counted(split.documents, "document")
+        _print(f"  {name:<6} {tokens:>23}  {documents:>22}  {counted(len(split.shards), 'shard'):>12}")
     if manifest.dropped:
         dropped = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in manifest.dropped.items())
         _print(f"  dropped {dropped}")
     if manifest.quarantined:
-        bad = _count(manifest.quarantined, "bad document")
+        bad = counted(manifest.quarantined, "bad document")
         _print(f"  {bad}, listed in {result.output}/.build/rejects")
 
 
@@ -78,7 +92,9 @@ def nodes_record(nodes: Nodes | None) -> dict[str, Any]:
 def nodes(record: dict[str, Any]) -> None:
     """Which node has what."""
     for number, place in enumerate(record.get("nodes", ())):
-        tokens = ", ".join(f"{totals['tokens']:,} tokens of {name}" for name, totals in place["splits"].items())
+        tokens = ", ".join(
+            f"{counted(totals['tokens'], 'token')} of {name}" for name, totals in _train_first(place["splits"])
+        )
         _print(f"  part {number:<5} {place['host']}:{place['path']}  {tokens}")
 
 
@@ -94,7 +110,7 @@ def export_record(result: Exported) -> dict[str, Any]:
 
 
 def exported(result: Exported) -> None:
-    size = f"{len(result.files):,} files, {format_bytes(result.num_bytes)}"
+    size = f"{counted(len(result.files), 'file')}, {format_bytes(result.num_bytes)}"
     if result.already_complete:
         _print(f"{result.output} is complete already: {size} hashed in {result.seconds:.1f} s")
     else:
@@ -102,7 +118,7 @@ def exported(result: Exported) -> None:
 
 
 def moved(moved: Moved) -> None:
-    whole = f"{moved.files:,} files, {format_bytes(moved.num_bytes)}"
+    whole = f"{counted(moved.files, 'file')}, {format_bytes(moved.num_bytes)}"
     did = (
         f"{moved.moved_files:,} of them, {format_bytes(moved.moved_bytes)}, moved" if moved.moved_files else "all there"
     )
@@ -114,7 +130,7 @@ def preview(preview: Preview) -> None:
     total = estimate.tokens if preview.max_tokens is None else min(preview.max_tokens, estimate.tokens)
     rows = [
         ("files", f"{preview.files:,} ({format_bytes(preview.source_bytes)})"),
-        ("units", f"{preview.units:,}, of which {preview.units_done:,} are done"),
+        ("units", f"{preview.units:,}, {preview.units_done:,} done already"),
         (
             "tokens",
             f"about {format_count(total)}"
@@ -122,7 +138,7 @@ def preview(preview: Preview) -> None:
         ),
         ("documents", f"about {format_count(estimate.documents)} in all"),
         ("disk", f"about {format_bytes(preview.disk_needed)} needed{_free(preview.disk_free)}"),
-        ("memory", f"at most {format_bytes(preview.memory)} for {_count(preview.workers, 'worker')}"),
+        ("memory", f"at most {format_bytes(preview.memory)} for {counted(preview.workers, 'worker')}"),
         ("time", _time(preview)),
     ]
     if preview.scratch_free is not None:
@@ -145,7 +161,7 @@ def _time(preview: Preview) -> str:
     if not preview.seconds:
         return "nothing is left to do"
     alone = f", {format_seconds(preview.seconds_alone)} with one" if preview.workers > 1 else ""
-    seconds, workers = format_seconds(preview.seconds), _count(preview.workers, "worker")
+    seconds, workers = format_seconds(preview.seconds), counted(preview.workers, "worker")
     if preview.was_rehearsed:
         return f"about {seconds} with {workers}{alone}: an estimate from a short trial"
     return f"{seconds} or more with {workers}{alone}: encoding alone, without reading and writing"
@@ -158,21 +174,21 @@ def _free(free: int | None) -> str:
 def report(report: Report) -> None:
     if report.ok:
         hashed = f", {format_bytes(report.bytes_hashed)} hashed" if report.bytes_hashed else ""
-        units = f", {report.units_checked} units tokenised again" if report.units_checked else ""
-        _print(f"ok: {report.files} files{hashed}{units} in {report.seconds:.1f} s")
+        units = f", {counted(report.units_checked, 'unit')} tokenised again" if report.units_checked else ""
+        _print(f"ok: {counted(report.files, 'file')}{hashed}{units} in {report.seconds:.1f} s")
     else:
         for problem in report.problems:
             _print(f"bad: {problem.file}: {problem.what}")
         can_repair = open_folder(report.path).exists(".build")
         hint = "tokenmill repair restores the files" if can_repair else "prepare it again with --restart"
-        error(f"{_count(len(report.problems), 'problem')} in {report.path}", hint)
+        error(f"{counted(len(report.problems), 'problem')} in {report.path}", hint)
 
 
 def repaired(problems: tuple[Problem, ...], after: Report) -> None:
     for problem in problems:
         _print(f"was bad: {problem.file}: {problem.what}")
     if after.ok:
-        _print(f"ok: {_count(len(problems), 'problem')} mended" if problems else "ok: nothing to mend")
+        _print(f"ok: {counted(len(problems), 'problem')} mended" if problems else "ok: nothing to mend")
     else:
         report(after)
 
@@ -185,10 +201,10 @@ def dataset(record: dict[str, Any], split: str, texts: list[str]) -> None:
     tokenizer = record["tokenizer"]
     _print(f"{record['path']}: {format_count(record['tokens'])} tokens, {format_bytes(record['bytes'])}")
     _print(f"  tokenizer  {tokenizer['name']} (vocabulary {tokenizer['vocab_size']:,}), stored as {record['dtype']}")
-    for name, totals in record["splits"].items():
-        shards = _count(totals["shards"], "shard")
-        _print(f"  {name:<10} {totals['tokens']:,} tokens, {totals['documents']:,} documents, {shards}")
-    _print(f"  sources    {record['sources']:,}, {record['documents_read']:,} documents read")
+    for name, totals in _train_first(record["splits"]):
+        parts = [counted(totals[f"{what}s"], what) for what in ("token", "document", "shard")]
+        _print(f"  {name:<10} {', '.join(parts)}")
+    _print(f"  sources    {record['sources']:,}, {counted(record['documents_read'], 'document')} read")
     for reason, count in record["dropped"].items():
         _print(f"  dropped    {count:,} {reason.replace('_', ' ')}")
     nodes(record)
@@ -201,13 +217,15 @@ def dataset(record: dict[str, Any], split: str, texts: list[str]) -> None:
 
 def rates(record: dict[str, Any]) -> None:
     shape = f"{record['batch_size']} x {record['seq_len']}"
-    _print(f"{record['path']}: batches of {shape} from {record['samples']:,} samples of {record['split']}, shuffled")
+    samples = counted(record["samples"], "sample")
+    _print(f"{record['path']}: batches of {shape} from {samples} of {record['split']}, shuffled")
     _print(f"  {format_count(record['tokens_per_second'])} tokens/s, {record['batches_per_second']:,.0f} batches/s")
     _print(f"  first batch {record['first_batch_ms']:.1f} ms after opening")
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+def _train_first(splits: Mapping[str, T]) -> list[tuple[str, T]]:
+    """Records have their names in alphabetical order."""
+    return sorted(splits.items(), key=lambda split: (split[0] != "train", split[0]))
 
 
 def _print(text: str) -> None:

@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from tokenmill.cli.show import printable
-from tokenmill.sizes import format_bytes, format_count, format_seconds
+from tokenmill.sizes import counted, format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -48,6 +48,11 @@ class Watcher:
     ) -> None:
         self._end_live()
 
+    @property
+    def tokens_per_second(self) -> int:
+        """Of all that a build has encoded in this run; 0 if it has encoded nothing."""
+        return int(self._event.get("tokens_per_second", 0))
+
     def __call__(self, event: Event) -> None:
         kind = event["kind"]
         self._node = event.get("node", "")
@@ -58,14 +63,14 @@ class Watcher:
                 self._start_live(event)
         elif kind == "resume":
             unchecked = event["units"] - event["trusted"]
-            checks = f"; {unchecked} are hashed again first, as the last run was cut off" if unchecked else ""
-            self._say(f"going on: {event['units']} of {event['total_units']} units are done{checks}")
+            checks = f"; {unchecked:,} to be hashed again first, as the last run was cut off" if unchecked else ""
+            self._say(f"going on: {event['units']:,} of {counted(event['total_units'], 'unit')} done{checks}")
         elif kind in ("note", "waiting"):
             self._say(event["message"])
         elif kind == "parity":
             self._say(
-                f"parity: {event['documents']} documents ({format_bytes(event['bytes'])}) of your sources encode "
-                f"the same with {event['reference']}",
+                f"parity: {counted(event['documents'], 'document')} ({format_bytes(event['bytes'])}) of your sources: "
+                f"the same tokens with {event['reference']}",
                 only_verbose=True,
             )
         elif kind == "retry":
@@ -124,7 +129,7 @@ def pieces(event: Event) -> dict[str, str]:
         left = event["seconds_left"]
         found["speed"] = f"{format_bytes(event['bytes_per_second'])}/s"
         found["left"] = f"ETA {format_seconds(left) if left is not None else '?'}"
-        found["workers"] = f"{event['workers']} worker{'s' if event['workers'] != 1 else ''}"
+        found["workers"] = counted(event["workers"], "worker")
     return found
 
 
