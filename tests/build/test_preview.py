@@ -15,7 +15,7 @@ from conftest import Command, make_texts, write_jsonl
 from tokenmill.build.preview import Preview, plan
 from tokenmill.build.rehearsal import START_SECONDS, elapsed, rehearse
 from tokenmill.build.setup import make_work, set_up
-from tokenmill.errors import DatasetError
+from tokenmill.errors import DatasetError, RecipeError
 from tokenmill.recipe import make_recipe
 from tokenmill.sizes import format_time
 from tokenmill.tokenizer.engine import open_engine
@@ -172,3 +172,15 @@ def test_a_layout_is_checked_before_the_work(tokenmill: Command, sources: list[P
     assert "note: nanogpt has the tokens once more" in tokenmill(*asked, "nanogpt").stdout
     refused = [tokenmill(command, *asked[1:], "nowhere", code=2).stderr for command in ("plan", "prepare")]
     assert refused[0] == refused[1]
+
+
+def test_workers_of_a_cluster_are_not_bound_by_the_cores_of_this_machine(sources: list[Path], tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="too many"):
+        preview(sources, tmp_path / "out", workers=5000)
+    found = preview(sources, tmp_path / "out", workers=5000, executor="ray")
+    assert found.workers == 5000
+    assert found.notes == ()
+    (note,) = preview(sources, tmp_path / "out", workers=None, executor="ray").notes
+    assert "the cluster is not asked" in note
+    with pytest.raises(RecipeError, match="'slurm' is no executor"):
+        preview(sources, tmp_path / "out", executor="slurm")

@@ -96,7 +96,7 @@ def prepare(
         raise RecipeError("no output is given", hint="add -o OUT")
     if wait and restart:
         raise RecipeError("each one who waits would start the build over", hint="start it over first, without waiting")
-    _check_executor(executor, ray_address, placement)
+    check_executor(executor, ray_address, placement)
     fields = {"sources": sources, **recipe}
     if placement == "node-local":
         if layout is not None or scratch is not None:
@@ -197,7 +197,8 @@ def check_place(layout: str, folder: Folder | None) -> None:
         raise RecipeError("--layout writes files on this machine, beside a dataset in a folder", hint=hint)
 
 
-def _check_executor(executor: str, ray_address: str | None, placement: str) -> None:
+def check_executor(executor: str, ray_address: str | None = None, placement: str = "shared") -> None:
+    """Refuse what is not known, or does not go together."""
     if executor not in EXECUTORS:
         raise RecipeError(f"{executor!r} is no executor", hint=f"one of {', '.join(EXECUTORS)}")
     if placement not in PLACEMENTS:

@@ -10,7 +10,7 @@ from tokenmill.build import state
 from tokenmill.build.check import check
 from tokenmill.build.estimate import Estimate
 from tokenmill.build.export import check_layout
-from tokenmill.build.prepare import check_place
+from tokenmill.build.prepare import check_executor, check_place
 from tokenmill.build.rehearsal import elapsed, rehearse
 from tokenmill.build.setup import Setup, make_work, set_up
 from tokenmill.build.visits import Request, make_request
@@ -67,9 +67,14 @@ def plan(
     scratch: str | os.PathLike[str] | None = None,
     restart: bool = False,
     layout: str | None = None,
+    executor: str = "local",
     **recipe: Any,
 ) -> Preview:
-    """Files, units, tokens with an error bar, disk, memory and time of a build that is not started."""
+    """Files, units, tokens with an error bar, disk, memory and time of a build that is not started.
+
+    With `executor="ray"` the workers are those of a cluster, which is not asked: as many as given, or as this machine's.
+    """
+    check_executor(executor)
     wanted = make_recipe({"sources": sources, **recipe}, config=config)
     folder = open_folder(output) if output is not None else None
     notes: list[str] = []
@@ -82,7 +87,9 @@ def plan(
     if folder is not None and not restart:
         wanted = state.as_before(folder, wanted)
     setup = set_up(wanted, output=None if folder is None else folder.path)
-    count = resolve_workers(workers)
+    count, at_once = _num_workers(workers, executor)
+    if executor == "ray" and workers is None:
+        notes.append("the cluster is not asked for its workers: memory and time are for as many as fit here")
     work = make_work(setup, scratch=None, only_look=True)
     engine = open_engine(setup.spec)
     expected = check(_make_request(setup), work, setup.spec, engine).estimate
@@ -104,7 +111,7 @@ def plan(
         units_done=done,
         workers=count,
         estimate=expected,
-        seconds=elapsed(left, longest, min(count, num_cores())),
+        seconds=elapsed(left, longest, at_once),
         seconds_alone=elapsed(left, longest, 1),
         was_rehearsed=cost is not None,
         max_tokens=wanted.max_tokens,
@@ -117,6 +124,15 @@ def plan(
         conflict=conflict,
         notes=(*setup.notes, *notes),
     )
+
+
+def _num_workers(workers: int | None, executor: str) -> tuple[int, int]:
+    """How many workers there are, and how many of them have a core."""
+    if executor == "ray":
+        count = workers if workers is not None and workers > 0 else num_cores()
+        return count, count
+    count = resolve_workers(workers)
+    return count, min(count, num_cores())
 
 
 def _make_request(setup: Setup) -> Request:

@@ -110,6 +110,13 @@ OPTIONS: dict[str, Any] = {
             help="export as well, to OUT/LAYOUT: nanogpt, or with options templar:seq_len=2048,shard_size=1Gi",
         ),
     ],
+    "executor": Annotated[
+        _TEXT,
+        _option(
+            metavar="WHAT",
+            help="what runs the units: local (worker processes, the default), or ray (tasks of a cluster)",
+        ),
+    ],
     "restart": Annotated[_FLAG, _option("--restart", help="throw away what OUT holds, and start over")],
     "as_json": Annotated[_FLAG, _option("--json", help="print the result as JSON")],
     "quiet": Annotated[_FLAG, _option("-q", "--quiet", help="print nothing but errors")],
@@ -118,13 +125,6 @@ OPTIONS: dict[str, Any] = {
 }
 PREPARE_OPTIONS = {
     **OPTIONS,
-    "executor": Annotated[
-        _TEXT,
-        _option(
-            metavar="WHAT",
-            help="what runs the units: local (worker processes, the default), or ray (tasks of a cluster)",
-        ),
-    ],
     "ray_address": Annotated[
         _TEXT,
         _option(
