@@ -72,7 +72,7 @@ def plan(
 ) -> Preview:
     """Files, units, tokens with an error bar, disk, memory and time of a build that is not started.
 
-    With `executor="ray"` the workers are those of a cluster, which is not asked: as many as given, or as this machine's.
+    With `executor="ray"` the workers are those of a cluster, which is not asked: as many as given, or as are here.
     """
     check_executor(executor)
     wanted = make_recipe({"sources": sources, **recipe}, config=config)
