@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenmill.errors import RecipeError
-from tokenmill.sizes import format_bytes, format_count, format_seconds, parse_fraction, parse_size
+from tokenmill.sizes import few, format_bytes, format_count, format_seconds, format_time, parse_fraction, parse_size
 
 
 @pytest.mark.parametrize(
@@ -184,3 +184,15 @@ def test_times_are_written_with_two_units(seconds: float, text: str) -> None:
 def test_a_number_too_large_for_a_share_is_an_error_of_ours() -> None:
     with pytest.raises(RecipeError, match="not a share"):
         parse_fraction(10**400)
+
+
+def test_times_are_told_in_utc_as_exactly_as_they_are_known() -> None:
+    assert format_time(1_700_000_000 * 10**9) == "2023-11-14 22:13:20 UTC"
+    assert format_time(1_700_000_000 * 10**9 + 1) == "2023-11-14 22:13:20.000000001 UTC"
+    assert format_time(-(10**9)) == "1969-12-31 23:59:59 UTC"
+    assert format_time(10**30) == f"{10**30} ns"
+
+
+def test_of_many_texts_the_first_ten_are_told() -> None:
+    assert few(["a", "b"]) == "a, b"
+    assert few([str(number) for number in range(1011)], " ") == "0 1 2 3 4 5 6 7 8 9 and 1,001 more"

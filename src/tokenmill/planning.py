@@ -19,7 +19,7 @@ from typing import Any
 
 from tokenmill import records
 from tokenmill.errors import DatasetError, RecipeError
-from tokenmill.sizes import format_bytes
+from tokenmill.sizes import format_bytes, format_time
 
 FORMAT = 1
 MIN_UNIT_BYTES = 32_000_000
@@ -46,7 +46,7 @@ class Source:
 
     def pin(self) -> str:
         """What must not change between the plan and the reading, in words."""
-        return f"{self.bytes} bytes and {f'etag {self.etag}' if self.etag else f'time {self.modified}'}"
+        return f"{self.bytes} bytes and {f'etag {self.etag}' if self.etag else f'time {format_time(self.modified)}'}"
 
     def identity(self) -> dict[str, Any]:
         """Source without what a copy of the same file would not share."""

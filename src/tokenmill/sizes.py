@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import contextlib
 import re
+from collections.abc import Sequence
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Literal, TypeGuard
 
@@ -76,6 +78,11 @@ def format_count(number: float) -> str:
     return f"{number:.2e}"
 
 
+def counted(number: int, what: str) -> str:
+    """`counted(1, "unit") == "1 unit"`, and `counted(1000, "unit") == "1,000 units"`."""
+    return f"{number:,} {what}{'s' if number != 1 else ''}"
+
+
 def format_bytes(number: float) -> str:
     """`format_bytes(1_234_567) == "1.23 MB"`."""
     text = format_count(number)
@@ -90,3 +97,19 @@ def format_seconds(seconds: float) -> str:
     if whole < 3600:
         return f"{whole // 60}m{whole % 60:02d}s"
     return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
+
+
+def format_time(nanoseconds: int) -> str:
+    """`format_time(1_500_000_000) == "1970-01-01 00:00:01.5 UTC"`: as exact as the clock that it comes from."""
+    seconds, rest = divmod(nanoseconds, 10**9)
+    fraction = f".{rest:09d}".rstrip("0").rstrip(".")
+    try:
+        return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M:%S}{fraction} UTC"
+    except (ValueError, OverflowError, OSError):  # a record may hold any number
+        return f"{nanoseconds} ns"
+
+
+def few(texts: Sequence[str], between: str = ", ") -> str:
+    """The first ten of some texts, and how many there are besides."""
+    more = [f"and {len(texts) - 10:,} more"] if len(texts) > 10 else []
+    return between.join([*texts[:10], *more])

@@ -20,7 +20,7 @@ def survey(*tokens: float, weights: tuple[float, ...] = (), counts: tuple[Count,
 
 def test_the_whole_is_the_mean_of_the_places() -> None:
     found = estimate(survey(0.2, 0.3, 0.4))
-    assert (found.tokens, found.documents, found.seconds) == (300, 10, 5.0)
+    assert (found.tokens, found.documents, found.encode_seconds) == (300, 10, 5.0)
     assert 0 < found.error < 300
 
 

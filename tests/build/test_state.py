@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -117,3 +118,34 @@ def test_a_note_of_a_failure_is_removed_when_the_dataset_stands(corpus: Path, tm
         tokenmill.prepare(str(corpus), tmp_path / "out", tokenizer="byte", workers=1)
         assert not (tmp_path / "out" / NOTE).exists()
         (tmp_path / "out" / NOTE).write_bytes(b"an older failure")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("is_clean", [True, False])
+def test_units_that_were_damaged_are_told_of_with_the_place_where_they_are_kept(
+    corpus: Path, tmp_path: Path, workers: int, is_clean: bool
+) -> None:
+    told: list[dict[str, Any]] = []
+
+    def stop(event: dict[str, Any]) -> None:
+        if event["kind"] == "done" and event["unit"] >= 3:
+            raise KeyboardInterrupt
+
+    options: dict[str, Any] = {"tokenizer": "byte", "unit_bytes": "5KB", "workers": 1}
+    with pytest.raises(tokenmill.TokenmillError, match="stopped"):
+        tokenmill.prepare(corpus, tmp_path / "out", watch=stop, **options)
+    build = tmp_path / "out/.build"
+    if not is_clean:
+        (build / "clean.json").unlink()
+    (build / "pieces/000001.train.bin").write_bytes(b"shorter")
+    (build / "receipts/000002.json").write_bytes(b"{}")
+    tokenmill.prepare(corpus, tmp_path / "out", watch=told.append, **{**options, "workers": workers})
+    (note,) = (event["message"] for event in told if event["kind"] == "note" and "damaged" in event["message"])
+    assert note == f"2 units were damaged and done again; {build}/quarantine keeps 3 files of them as found"
+    assert len([name for name in os.listdir(build / "quarantine") if "packs" not in name]) == 3
+
+
+def test_a_build_that_lost_nothing_tells_of_no_damage(corpus: Path, tmp_path: Path) -> None:
+    told: list[dict[str, Any]] = []
+    tokenmill.prepare(corpus, tmp_path / "out", tokenizer="byte", workers=1, watch=told.append)
+    assert not [event for event in told if "damaged" in event.get("message", "")]

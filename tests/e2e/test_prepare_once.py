@@ -161,3 +161,34 @@ def test_waiting_has_an_end_if_one_is_given(tmp_path: Path, source: Path) -> Non
 def test_waiting_and_starting_over_do_not_go_together(tmp_path: Path, source: Path) -> None:
     with pytest.raises(RecipeError, match="start the build over"):
         tokenmill.prepare(str(source), tmp_path / "out", wait=True, restart=True)
+
+
+class Clock:
+    """A clock that stands still while somebody works; a sleep takes an hour, and ends what was waited for."""
+
+    def __init__(self, wake: contextlib.ExitStack) -> None:
+        self._now, self._wake = 0.0, wake
+
+    def monotonic(self) -> float:
+        return self._now
+
+    def sleep(self, seconds: float) -> None:
+        self._now += 3600.0
+        self._wake.close()
+
+
+def test_the_time_that_is_told_is_not_that_of_waiting(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Folder(str(tmp_path / "out"))
+    folder.make(".build")
+    told = []
+    with contextlib.ExitStack() as other:
+        other.enter_context(locked(folder))
+        clock = Clock(other)
+        monkeypatch.setattr("tokenmill.build.prepare.time", clock)
+        monkeypatch.setattr("tokenmill.build.waiting.time", clock)
+        result = tokenmill.prepare(source, folder.path, tokenizer="byte", workers=1, wait=True, watch=told.append)
+    assert "waiting" in [event["kind"] for event in told]
+    assert clock.monotonic() == 3600.0
+    assert result.seconds == 0.0

@@ -19,6 +19,7 @@ from tokenmill.build.budget import Budget
 from tokenmill.build.commit import commit
 from tokenmill.build.crew import Crew, needs_crew
 from tokenmill.build.early import linking_early
+from tokenmill.build.estimate import Estimate
 from tokenmill.build.executor import Executor, Failure
 from tokenmill.build.packs import packing
 from tokenmill.build.pool import Pool
@@ -49,7 +50,7 @@ from tokenmill.errors import (
 from tokenmill.manifest import Manifest
 from tokenmill.planning import Plan
 from tokenmill.recipe import Recipe
-from tokenmill.sizes import format_bytes
+from tokenmill.sizes import counted, few, format_bytes
 from tokenmill.storage import Folder
 from tokenmill.storage.lock import locked
 from tokenmill.storage.log import open_log
@@ -148,7 +149,8 @@ def _build(setup: Setup, folder: Folder, local: Folder | None, hire: Hire, progr
         state.save_job(folder, job)
         linked: set[str] = set()
         with _telling_what_is_missing(folder, _output_bytes(setup, checked)):
-            receipts = _run_units(setup, folder, executor, progress, linked)
+            receipts = _run_units(setup, folder, executor, progress, linked, checked.estimate)
+        _tell_of_damage(folder, progress)
         if checked.unread:  # whatever it was, it has passed, and the manifest must not tell of it
             job = replace(job, parity=_check_again(setup, executor, len(receipts)))
             state.save_job(folder, job)
@@ -176,6 +178,15 @@ def _build(setup: Setup, folder: Folder, local: Folder | None, hire: Hire, progr
     return result
 
 
+def _tell_of_damage(folder: Folder, progress: Progress) -> None:
+    """What was wrong is done again by now; but somebody should look at a drive that loses what it was given."""
+    units, files = state.quarantined(folder)
+    if units:
+        done = f"{counted(units, 'unit')} {'was' if units == 1 else 'were'} damaged and done again"
+        kept = f"{counted(files, 'file')} of {'it' if units == 1 else 'them'} as found"
+        progress.tell("note", message=f"{done}; {folder.at(state.QUARANTINE)} keeps {kept}")
+
+
 def make_executor(workers: int, crew: Crew | None, folder: Folder, work: Work, spec: TokenizerSpec) -> Executor:
     """A pool, of a `crew` that loads already if there is one; this process where no crew is needed."""
     if needs_crew(workers, folder):
@@ -197,9 +208,7 @@ def _check_first(setup: Setup, folder: Folder, executor: Executor, progress: Pro
 
 def _output_bytes(setup: Setup, checked: Checked) -> int:
     """How large the dataset will be, about."""
-    expected, limit = checked.estimate, setup.recipe.max_tokens
-    share = min(1.0, limit / expected.tokens) if limit and expected.tokens else 1.0
-    return round(expected.output_bytes * share)
+    return round(checked.estimate.output_bytes * checked.estimate.share(setup.recipe.max_tokens))
 
 
 def _check_again(setup: Setup, executor: Executor, num_units: int) -> dict[str, Any]:
@@ -238,7 +247,7 @@ def _telling_what_is_missing(folder: Folder, whole: int) -> Iterator[None]:
 
 
 def _run_units(
-    setup: Setup, folder: Folder, executor: Executor, progress: Progress, linked: set[str]
+    setup: Setup, folder: Folder, executor: Executor, progress: Progress, linked: set[str], expected: Estimate
 ) -> Sequence[Receipt]:
     """Receipts of all units that the dataset consists of, in order. Shards that stand already are put to `linked`."""
     plan = setup.plan
@@ -252,7 +261,7 @@ def _run_units(
         progress.tell("resume", units=before, total_units=len(plan.units), trusted=len(known))
     progress.start(
         Tally(
-            total_bytes=plan.text_bytes(),
+            total_bytes=round(plan.text_bytes() * expected.share(setup.recipe.max_tokens)),
             total_units=len(plan.units),
             workers=executor.workers,
             done_bytes=sum(plan.units[index].text_bytes for index in known),
@@ -289,13 +298,15 @@ def _run_units(
             failures = executor.run(leading, listen)
         _raise_failures(failures, setup)
         cut = budget.cut(plan)
+        if budget.is_spent():
+            progress.settle([cut.unit] if cut else [])
         if cut is not None:
             with _stopping(executor, folder):
                 failures = executor.run(iter([cut]), progress.hear)
             _raise_failures(failures, setup)
     except KeyboardInterrupt:
         raise Interrupted(
-            f"stopped; {len(known)} of {len(plan.units)} units are done and kept",
+            f"stopped; {len(known):,} of {counted(len(plan.units), 'unit')} done and kept",
             hint="run the same command again: it goes on from there",
         ) from None
     finally:
@@ -361,10 +372,10 @@ def _raise_failures(failures: Sequence[Failure], setup: Setup) -> None:
         units: dict[str, list[str]] = {}
         for failure in failures:
             units.setdefault(failure.error.message, []).append(_place(failure.task))
-        lines = [f"{_few(found)}: {message}" for message, found in units.items()]
+        lines = [f"{few(found)}: {message}" for message, found in units.items()]
         others = ", the others are done" if len(failures) < total else ""
         raise BuildError(
-            f"{len(failures)} of {total} units failed{others}:\n  " + _few(lines, "\n  "),
+            f"{len(failures):,} of {counted(total, 'unit')} failed{others}:\n  " + few(lines, "\n  "),
             hint=failures[0].error.hint or "the same command tries them again and keeps what is done",
         )
 
@@ -374,9 +385,3 @@ def _place(task: Task) -> str:
     names = [source.name for source in task.sources]
     where = f"{names[0]} from {task.unit.start} on" if len(names) == 1 else f"{len(names)} files from {names[0]} on"
     return f"unit {task.unit.index} ({where})"
-
-
-def _few(texts: Sequence[str], between: str = ", ") -> str:
-    """The first ten of some texts, and how many there are besides."""
-    more = [f"and {len(texts) - 10} more"] if len(texts) > 10 else []
-    return between.join([*texts[:10], *more])

@@ -13,7 +13,7 @@ from tokenmill.build.check import check
 from tokenmill.build.crew import Message
 from tokenmill.build.executor import MAX_TRIES, Failure, Listener, is_final
 from tokenmill.build.task import Task, Work
-from tokenmill.build.unit import Report, run_unit
+from tokenmill.build.unit import run_unit
 from tokenmill.build.visits import Checked, Request
 from tokenmill.cores import MEMORY_BUDGET
 from tokenmill.storage import Folder
@@ -42,10 +42,8 @@ class Inline:
     def run(self, tasks: Iterator[Task], listener: Listener) -> list[Failure]:
         """One unit after the other."""
         failures: list[Failure] = []
-        reporter = Reporter(listener)
         for task in tasks:
-            error = self._attempt(task, reporter, listener)
-            reporter.flush()
+            error = self._attempt(task, listener)
             if error is None:
                 listener({"kind": "done", "unit": task.unit.index})
             else:
@@ -53,10 +51,11 @@ class Inline:
                 listener({"kind": "failed", "unit": task.unit.index, "error": error.message})
         return failures
 
-    def _attempt(self, task: Task, report: Report, listener: Listener) -> errors.TokenmillError | None:
+    def _attempt(self, task: Task, listener: Listener) -> errors.TokenmillError | None:
         for attempt in range(1, MAX_TRIES + 1):
             try:
-                run_unit(self._folder, self._work, task, self._engine, report)
+                with Reporter(listener, task.unit.index) as report:
+                    run_unit(self._folder, self._work, task, self._engine, report)
                 return None
             except Exception as error:  # whatever a unit dies of, the other units go on
                 failure = errors.from_record(errors.to_record(error))
@@ -70,22 +69,30 @@ class Inline:
 
 
 class Reporter:
-    """Gathers progress, and passes it on a few times a second."""
+    """Gathers the progress of a unit, and passes it on a few times a second; the last of it where its `with` ends."""
 
-    def __init__(self, say: Callable[[Message], None]) -> None:
+    def __init__(self, say: Callable[[Message], None], unit: int) -> None:
         self._say = say
+        self._unit = unit
         self._counts = (0, 0, 0)
         self._last = time.monotonic()
 
-    def __call__(self, documents: int, tokens: int, text_bytes: int) -> None:
-        now = (documents, tokens, text_bytes)
+    def __enter__(self) -> Reporter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._flush()
+
+    def __call__(self, documents: int, tokens: int, planned_bytes: int) -> None:
+        now = (documents, tokens, planned_bytes)
         self._counts = tuple(a + b for a, b in zip(self._counts, now, strict=True))  # type: ignore[assignment]  # three
         if time.monotonic() - self._last >= _REPORT_SECONDS:
-            self.flush()
+            self._flush()
 
-    def flush(self) -> None:
-        documents, tokens, text_bytes = self._counts
-        self._say({"kind": "progress", "documents": documents, "tokens": tokens, "bytes": text_bytes})
+    def _flush(self) -> None:
+        documents, tokens, planned_bytes = self._counts
+        counts = {"documents": documents, "tokens": tokens, "bytes": planned_bytes}
+        self._say({"kind": "progress", "unit": self._unit, **counts})
         self._counts, self._last = (0, 0, 0), time.monotonic()
 
 

@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 from tokenmill import manifest as manifests
 from tokenmill.build.crew import Crew, needs_crew
 from tokenmill.cores import num_cores, resolve_workers
-from tokenmill.errors import RecipeError
+from tokenmill.errors import LockedError, RecipeError
 from tokenmill.manifest import Manifest
-from tokenmill.storage import local_folder, open_folder
+from tokenmill.storage import Folder, local_folder, open_folder
 from tokenmill.storage.urls import is_url
 
 if TYPE_CHECKING:
@@ -31,12 +31,13 @@ EXECUTORS = ("local", "ray")
 PLACEMENTS = ("shared", "node-local")
 # How long a build of the same part may take to end that was stopped a moment ago.
 ENDING_SECONDS = 30.0
+_TAKE_OVER = "stop it and run the same command again"
 _NO_BESIDES = "each part is on a disk of its node already; tokenmill export is run on each"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Result:
-    """A finished dataset, and whether there was anything left to do.
+    """A finished dataset, and whether there was anything left to do. `seconds` are without those of waiting.
 
     If it is in parts on `nodes`, `output` is as it was given, and the manifest says what they come to.
     """
@@ -96,11 +97,8 @@ def prepare(
     begin = time.monotonic()
     if not output:
         raise RecipeError("no output is given", hint="add -o OUT")
-    if restart and update:
-        raise RecipeError("--restart keeps nothing, --update what it can", hint="drop one of the two")
-    if wait and restart:
-        raise RecipeError("each one who waits would start the build over", hint="start it over first, without waiting")
-    _check_executor(executor, ray_address, placement)
+    _check_flags(wait=wait, restart=restart, update=update)
+    check_executor(executor, ray_address, placement)
     fields = {"sources": sources, **recipe}
     if placement == "node-local":
         if layout is not None or scratch is not None:
@@ -118,9 +116,8 @@ def prepare(
             watch=watch,
         )
     folder = open_folder(output, spool=scratch)
-    if layout is not None and not folder.is_local:
-        hint = f"export it afterwards: tokenmill export {folder.path} --to {layout.partition(':')[0]} DIR"
-        raise RecipeError("--layout writes files on this machine, beside a dataset in a folder", hint=hint)
+    if layout is not None:
+        check_place(layout, folder)
     # On a cluster they are not of this machine.
     count = resolve_workers(workers) if executor == "local" else num_cores()
     # Who only waits needs no workers; who builds in the end hires them then.
@@ -143,31 +140,39 @@ def prepare(
 
             hire = partial(Ray, address=ray_address, workers=workers)
 
-        def attempt(heed: Callable[[], None] = lambda: None) -> tuple[Manifest, bool, Exported | None]:
+        loading = time.monotonic() - begin
+
+        def attempt(heed: Callable[[], None] = lambda: None) -> Result:
+            begin = time.monotonic()
             place = None if scratch is None else local_folder(scratch).path
             manner = Manner(hire=hire, scratch=place, restart=restart, update=update, watch=watch, heed=heed)
-            done = build(wanted, folder, manner)
-            if layout is None:
-                return *done, None
-            return *done, export_beside(
-                folder.path, layout, workers=count, scratch=scratch, restart=restart, watch=watch
+            found, already_complete = build(wanted, folder, manner)
+            exported = None
+            if layout is not None:
+                exported = export_beside(
+                    folder.path, layout, workers=count, scratch=scratch, restart=restart, watch=watch
+                )
+            return Result(
+                output=folder.path,
+                manifest=found,
+                already_complete=already_complete,
+                seconds=loading + time.monotonic() - begin,
+                export=exported,
             )
 
         def tell(message: str) -> None:
             if watch is not None:
                 watch({"kind": "waiting", "message": message})
 
-        found, already_complete, exported = wait_for(folder, attempt, timeout=timeout, tell=tell) if wait else attempt()
+        if wait:
+            return wait_for(folder, attempt, timeout=timeout, tell=tell)
+        try:
+            return attempt()
+        except LockedError as error:
+            raise LockedError(error.message, hint=f"add --wait to wait for it, or {_TAKE_OVER}") from None
     finally:
         if crew is not None:
             crew.stop()
-    return Result(
-        output=folder.path,
-        manifest=found,
-        already_complete=already_complete,
-        seconds=time.monotonic() - begin,
-        export=exported,
-    )
 
 
 def _prepare_on_nodes(
@@ -189,7 +194,22 @@ def _prepare_on_nodes(
     )
 
 
-def _check_executor(executor: str, ray_address: str | None, placement: str) -> None:
+def check_place(layout: str, folder: Folder | None) -> None:
+    """Refuse a layout beside a dataset that is not in a folder of this machine."""
+    if folder is not None and not folder.is_local:
+        hint = f"export it afterwards: tokenmill export {folder.path} --to {layout.partition(':')[0]} DIR"
+        raise RecipeError("--layout writes files on this machine, beside a dataset in a folder", hint=hint)
+
+
+def _check_flags(*, wait: bool, restart: bool, update: bool) -> None:
+    if restart and update:
+        raise RecipeError("--restart keeps nothing, --update what it can", hint="drop one of the two")
+    if wait and restart:
+        raise RecipeError("each one who waits would start the build over", hint="start it over first, without waiting")
+
+
+def check_executor(executor: str, ray_address: str | None = None, placement: str = "shared") -> None:
+    """Refuse what is not known, or does not go together."""
     if executor not in EXECUTORS:
         raise RecipeError(f"{executor!r} is no executor", hint=f"one of {', '.join(EXECUTORS)}")
     if placement not in PLACEMENTS:

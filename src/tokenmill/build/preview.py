@@ -1,4 +1,4 @@
-"""plan: what a build would do, without doing any of it. Writes nothing."""
+"""plan: what a build would do, without doing any of it. The output stays as it is."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-from tokenmill import manifest as manifests
 from tokenmill.build import state
 from tokenmill.build.check import check
 from tokenmill.build.estimate import Estimate
+from tokenmill.build.export import check_layout
+from tokenmill.build.prepare import check_executor, check_place
+from tokenmill.build.rehearsal import elapsed, rehearse
 from tokenmill.build.setup import Setup, make_work, set_up
 from tokenmill.build.updating import num_kept
 from tokenmill.build.visits import Request, make_request
-from tokenmill.cores import MEMORY_BUDGET, resolve_workers
-from tokenmill.errors import DatasetError
+from tokenmill.cores import MEMORY_BUDGET, num_cores, resolve_workers
+from tokenmill.errors import DatasetError, OutputError, SourceChangedError
 from tokenmill.planning import Plan
 from tokenmill.recipe import Sources, make_recipe
 from tokenmill.storage import Folder, local_folder, open_folder
@@ -31,7 +33,11 @@ STORE_READ_BYTES = 4_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Preview:
-    """What a build would read, write and take."""
+    """What a build would read, write and take.
+
+    `seconds` are an estimate for all workers, `seconds_alone` for a single one. They are those of encoding alone, the
+    least that it takes, unless some of the work `was_rehearsed`.
+    """
 
     files: int
     source_bytes: int
@@ -40,6 +46,8 @@ class Preview:
     workers: int
     estimate: Estimate
     seconds: float
+    seconds_alone: float
+    was_rehearsed: bool
     max_tokens: int | None
     disk_needed: int
     disk_free: int | None
@@ -60,31 +68,54 @@ def plan(
     scratch: str | os.PathLike[str] | None = None,
     restart: bool = False,
     update: bool = False,
+    layout: str | None = None,
+    executor: str = "local",
     **recipe: Any,
 ) -> Preview:
-    """Files, units, tokens with an error bar, disk, memory and time of a build that is not started."""
+    """Files, units, tokens with an error bar, disk, memory and time of a build that is not started.
+
+    With `executor="ray"` the workers are those of a cluster, which is not asked: as many as given, or as are here.
+    """
+    check_executor(executor)
     wanted = make_recipe({"sources": sources, **recipe}, config=config)
     folder = open_folder(output) if output is not None else None
+    notes: list[str] = []
+    if layout is not None:
+        check_place(layout, folder)
+        check_layout(layout, wanted)
+        notes.append(
+            f"{layout.partition(':')[0]} has the tokens once more: disk and time are those of the dataset alone"
+        )
     if folder is not None and not restart and not update:
         wanted = state.as_before(folder, wanted)
     setup = set_up(wanted, output=None if folder is None else folder.path)
-    count = resolve_workers(workers)
+    count, at_once = _num_workers(workers, executor)
+    if executor == "ray" and workers is None:
+        notes.append("the cluster is not asked for its workers: memory and time are for as many as fit here")
     work = make_work(setup, scratch=None, only_look=True)
-    expected = check(_make_request(setup), work, setup.spec, open_engine(setup.spec)).estimate
-    share = min(1.0, wanted.max_tokens / expected.tokens) if wanted.max_tokens and expected.tokens else 1.0
+    engine = open_engine(setup.spec)
+    expected = check(_make_request(setup), work, setup.spec, engine).estimate
+    share = expected.share(wanted.max_tokens)
     standing = (0, False, ()) if folder is None or restart else _standing(folder, setup.plan, update=update)
     done, finished, conflict = standing
     needed = 0 if finished else round(expected.output_bytes * share)
     if folder is not None and not restart:
         needed -= state.bytes_done(folder)
+    # A store is not read from for its speed: it would be asked for much, and at another time be another one.
+    cost = None if is_url(setup.listing.root) else rehearse(setup.plan, work, engine)
+    seconds = expected.encode_seconds if cost is None else expected.text_bytes * cost
+    longest = seconds * max(unit.text_bytes for unit in setup.plan.units) / max(1, setup.plan.text_bytes())
+    left = seconds * max(0.0, share - done / len(setup.plan.units))
     return Preview(
         files=len(setup.listing.sources),
         source_bytes=sum(source.bytes for source in setup.listing.sources),
         units=len(setup.plan.units),
-        units_done=len(setup.plan.units) if finished else done,
+        units_done=done,
         workers=count,
         estimate=expected,
-        seconds=expected.seconds * share / count,
+        seconds=elapsed(left, longest, at_once),
+        seconds_alone=elapsed(left, longest, 1),
+        was_rehearsed=cost is not None,
         max_tokens=wanted.max_tokens,
         disk_needed=max(0, needed),
         disk_free=folder.free_bytes() if folder is not None else None,
@@ -93,8 +124,17 @@ def plan(
         fingerprint=setup.plan.fingerprint,
         finished=finished,
         conflict=conflict,
-        notes=setup.notes,
+        notes=(*setup.notes, *notes),
     )
+
+
+def _num_workers(workers: int | None, executor: str) -> tuple[int, int]:
+    """How many workers there are, and how many of them have a core."""
+    if executor == "ray":
+        count = workers if workers is not None and workers > 0 else num_cores()
+        return count, count
+    count = resolve_workers(workers)
+    return count, min(count, num_cores())
 
 
 def _make_request(setup: Setup) -> Request:
@@ -108,19 +148,14 @@ def _make_request(setup: Setup) -> Request:
 
 
 def _standing(folder: Folder, plan: Plan, *, update: bool) -> tuple[int, bool, tuple[str, ...]]:
-    """Units done, whether the dataset stands, and what else is in the way."""
+    """Units done, whether the dataset stands, and what a build would refuse to go on with."""
     state.check_ours(folder)
     try:
-        if folder.exists(manifests.NAME):
-            same = manifests.load(folder).fingerprint == plan.fingerprint
-            return 0, same, () if same else (f"{folder.path} holds a dataset of another recipe",)
-        if folder.exists(state.PLAN):
-            found = state.load_plan(folder)
-            if found.fingerprint == plan.fingerprint:
-                return state.num_receipts(folder), False, ()
-            if update and found.identity == plan.identity:
-                return num_kept(folder, found, plan), False, ()
-            return 0, False, (f"{folder.path} holds a build of another recipe",)
-    except DatasetError as error:
+        if state.finished(folder, plan) is not None:
+            return len(plan.units), True, ()
+        if update and folder.exists(state.PLAN) and (found := state.load_plan(folder)).identity == plan.identity:
+            return num_kept(folder, found, plan), False, ()
+        state.check_begun(folder, plan)
+    except (OutputError, SourceChangedError, DatasetError) as error:
         return 0, False, (error.message,)
-    return 0, False, ()
+    return state.num_receipts(folder), False, ()

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tokenmill.planning import Unit
 from tokenmill.storage.log import EventLog
 
 Event = dict[str, Any]
 Watcher = Callable[[Event], None]
 
 LOG_SECONDS = 1.0
+_COUNTS = ("documents", "tokens", "bytes")
 
 
 @dataclass(slots=True)
@@ -29,6 +31,11 @@ class Tally:
     done_tokens: int = 0
     tokens: int = 0
     started: float = 0.0
+
+    def add(self, documents: int, tokens: int, planned_bytes: int) -> None:
+        self.documents += documents
+        self.tokens += tokens
+        self.bytes += planned_bytes
 
     def snapshot(self) -> Event:
         seconds = max(time.monotonic() - self.started, 1e-6)
@@ -56,6 +63,7 @@ class Progress:
         self._watch = watch
         self._log: EventLog | None = None
         self._logged = 0.0
+        self._counted: dict[int, tuple[int, int, int]] = {}  # of each unit that has begun and is not done
         self.tally = Tally(total_bytes=0, total_units=0, workers=0)
 
     def log_to(self, log: EventLog) -> None:
@@ -74,19 +82,34 @@ class Progress:
         self.tally.started = time.monotonic()
         self.tell("start", **{key: value for key, value in tally.snapshot().items() if key != "kind"})
 
+    def settle(self, left: Sequence[Unit]) -> None:
+        """These units are all that is left: a budget of tokens takes more or less of the plan than was expected."""
+        self.tally.total_bytes = self.tally.done_bytes + self.tally.bytes + sum(unit.text_bytes for unit in left)
+        self.tally.total_units = self.tally.done_units + len(left)
+        self._show()
+
     def hear(self, message: Event) -> None:
         """What an executor tells."""
         if message["kind"] == "progress":
-            self.tally.bytes += message["bytes"]
-            self.tally.documents += message["documents"]
-            self.tally.tokens += message["tokens"]
+            self._count(message["unit"], *(message[name] for name in _COUNTS))
         else:
+            counted = self._counted.pop(message["unit"], (0, 0, 0))
             if message["kind"] == "done":
                 self.tally.done_units += 1
+            else:  # all of it is done again, or was for nothing
+                self.tally.add(*(-count for count in counted))
             self.tell(message["kind"], **{key: value for key, value in message.items() if key != "kind"})
+        self._show()
+
+    def _show(self) -> None:
         event = self.tally.snapshot()
         if self._log is not None and time.monotonic() - self._logged >= LOG_SECONDS:
             self._logged = time.monotonic()
             self._log.add({"time": round(time.time(), 3), **event})
         if self._watch is not None:
             self._watch(event)
+
+    def _count(self, unit: int, documents: int, tokens: int, planned_bytes: int) -> None:
+        self.tally.add(documents, tokens, planned_bytes)
+        before = self._counted.get(unit, (0, 0, 0))
+        self._counted[unit] = (before[0] + documents, before[1] + tokens, before[2] + planned_bytes)

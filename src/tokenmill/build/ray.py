@@ -108,7 +108,7 @@ class Ray:
                 if task is None:
                     self._welcome(answer)
                 elif answer["kind"] == "done":
-                    listener({**answer["counts"], "kind": "progress"})
+                    listener({"kind": "progress", "unit": task.unit.index, **answer["counts"]})
                     listener({"kind": "done", "unit": task.unit.index})
                 else:
                     judge(task, errors.from_record(answer["error"]), tries, again, failures, listener)

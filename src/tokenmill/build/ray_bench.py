@@ -85,8 +85,8 @@ class Bench:
         task = records.convert(Task, told, where="task")
         counts = Counter(documents=0, tokens=0, bytes=0)
 
-        def report(documents: int, tokens: int, text_bytes: int) -> None:
-            counts.update(documents=documents, tokens=tokens, bytes=text_bytes)
+        def report(documents: int, tokens: int, planned_bytes: int) -> None:
+            counts.update(documents=documents, tokens=tokens, bytes=planned_bytes)
 
         with self._computing:
             finish = begin_unit(self._folder, self._work, task, self._engine, report)

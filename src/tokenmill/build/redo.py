@@ -14,6 +14,7 @@ from tokenmill.errors import BuildError, DatasetError
 from tokenmill.filters import check_filter
 from tokenmill.layouts.transfer import REQUEST
 from tokenmill.planning import Plan
+from tokenmill.sizes import counted
 from tokenmill.storage import Folder
 
 _PREPARE_AGAIN = "prepare it again, with --restart here or into another folder, and compare the two manifests"
@@ -91,5 +92,6 @@ def run_tasks(executor: Executor, tasks: Iterable[Task]) -> None:
     failures = executor.run(iter(tasks), lambda message: None)
     if failures:
         raise BuildError(
-            f"{len(failures)} units cannot be done again: {failures[0].error.message}", hint=failures[0].error.hint
+            f"{counted(len(failures), 'unit')} cannot be done again: {failures[0].error.message}",
+            hint=failures[0].error.hint,
         )

@@ -13,6 +13,7 @@ from tokenmill.errors import SourceError, TokenizerError
 from tokenmill.planning import Plan, make_plan
 from tokenmill.recipe import Recipe
 from tokenmill.shards.layout import dtype_for
+from tokenmill.sizes import counted
 from tokenmill.sources.listing import Listing, list_sources
 from tokenmill.tokenizer.spec import TokenizerSpec, char_spec, resolve
 
@@ -59,7 +60,7 @@ def set_up(recipe: Recipe, *, output: str | None = None) -> Setup:
     notes = [*([note] if note else []), *listing.notes]
     if recipe.sample is not None:
         share = plan.text_bytes() / max(1, sum(extent.text_bytes for extent in listing.extents))
-        notes.append(f"the sample is {len(plan.units)} whole units, {share:.1%} of the text")
+        notes.append(f"the sample is {counted(len(plan.units), 'whole unit')}, {share:.1%} of the text")
     if 65_500 <= spec.vocab_size <= 65_536:
         notes.append(
             f"a vocabulary of {spec.vocab_size} is read as uint16 by some of Megatron's tools and as int32 by others"

@@ -31,6 +31,7 @@ from tokenmill.errors import DatasetError, LockedError, OutputError, SourceChang
 from tokenmill.manifest import Manifest
 from tokenmill.planning import Plan, Source, check_plan, differences
 from tokenmill.shards.structure import wrong_structure
+from tokenmill.sizes import few
 from tokenmill.storage import Digest, Folder, hub
 from tokenmill.storage.lock import LOCK, locked
 from tokenmill.storage.output import TEMP_SUFFIX, is_temp
@@ -46,15 +47,16 @@ CLEAN = ".build/clean.json"
 KEPT = ".build/kept"
 KEPT_PLAN = f"{KEPT}/plan.json"
 TOKENIZER_COPY = ".build/tokenizer"
+QUARANTINE = ".build/quarantine"
 PROVENANCE_SUFFIX = ".provenance.parquet"
 # A build may have left millions of pieces.
 REMOVED_AT_ONCE = 1 << 16
 SWEPT = ("", ".build", PIECES, RECEIPTS, PACKS, REJECTS, "provenance")
 # What there is before the plan, and what is left without it when a build that is started over is killed.
 _BEGUN = (
-    LOCK, EVENTS, PIECES, RECEIPTS, PACKS, REJECTS, ".build/quarantine", JOB, CLEAN, NOTE, FETCHED,
-    TOKENIZER_COPY, KEPT,
+    LOCK, EVENTS, PIECES, RECEIPTS, PACKS, REJECTS, QUARANTINE, JOB, CLEAN, NOTE, FETCHED, TOKENIZER_COPY, KEPT,
 )  # fmt: skip
+_OF_A_UNIT = re.compile(r"\.build-(?:receipts|pieces|rejects)-(\d+)\..*")
 _SHARD_FILE = re.compile(r"\d{5,}\.(bin|idx|parquet)|.*\.tmp")
 _WAYS_OUT = "choose another output, or start this one over with --restart"
 _OTHER_SOURCES = "--update keeps what was made of the others, --restart starts over; or put the old files back"
@@ -120,7 +122,7 @@ def finished(folder: Folder, plan: Plan) -> Manifest | None:
     found = manifests.load(folder)
     if found.fingerprint != plan.fingerprint:
         raise OutputError(
-            f"{folder.path} holds a dataset of another recipe:\n  " + "\n  ".join(_differences(found, plan)),
+            f"{folder.path} holds a dataset of another recipe:\n  " + few(_differences(found, plan), "\n  "),
             hint=_WAYS_OUT,
         )
     if folder.exists(PLAN) and not is_stored(folder, plan):
@@ -153,12 +155,18 @@ def enter(folder: Folder, setup: Setup, *, restart: bool) -> None:
         folder.remove(placement.NAME)
         folder.write_parts(PLAN, records.sealed_parts(plan))
         return
-    if is_stored(folder, plan):
+    check_begun(folder, plan)
+
+
+def check_begun(folder: Folder, plan: Plan) -> None:
+    """Refuse an unfinished build of another plan, or of sources that changed since."""
+    if not folder.exists(PLAN) or is_stored(folder, plan):
         return
     found = load_plan(folder)
     if found.fingerprint != plan.fingerprint:
+        of = "other sources" if found.identity == plan.identity else "another recipe"
         raise OutputError(
-            f"{folder.path} holds an unfinished build of another recipe:\n  " + "\n  ".join(differences(found, plan)),
+            f"{folder.path} holds an unfinished build of {of}:\n  " + few(differences(found, plan), "\n  "),
             hint=_OTHER_SOURCES if found.identity == plan.identity else _WAYS_OUT,
         )
     _check_pins(found.sources, plan.sources, hint=_OTHER_SOURCES)
@@ -267,6 +275,12 @@ def num_receipts(folder: Folder) -> int:
     return sum(name.count(".") == 1 for name in folder.names(RECEIPTS))
 
 
+def quarantined(folder: Folder) -> tuple[int, int]:
+    """Units of which a file did not hold since the build began, and how many files are kept of them."""
+    found = [match for name in folder.names(QUARANTINE) if (match := _OF_A_UNIT.fullmatch(name))]
+    return len({match[1] for match in found}), len(found)
+
+
 def note_clean_stop(folder: Folder, plan: Plan, known: Iterable[int]) -> None:
     """Write down which units need no rehash at the next start."""
     if units := tuple(sorted(known)):
@@ -338,9 +352,10 @@ def _differences(found: Manifest, plan: Plan) -> list[str]:
 
 
 def _check_pins(before: Sequence[Source], now: Sequence[Source], *, hint: str) -> None:
-    for was, found in zip(before, now, strict=True):
-        if (was.modified, was.etag) != (found.modified, found.etag):
-            raise SourceChangedError(
-                f"source {was.name} changed since the plan was made: it had {was.pin()}, now {found.pin()}",
-                hint=hint,
-            )
+    changed = [
+        f"source {was.name} changed since the plan was made: it had {was.pin()}, now {found.pin()}"
+        for was, found in zip(before, now, strict=True)
+        if (was.modified, was.etag) != (found.modified, found.etag)
+    ]
+    if changed:
+        raise SourceChangedError(few(changed, "\n  "), hint=hint)

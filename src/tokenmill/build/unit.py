@@ -30,6 +30,7 @@ from tokenmill.build.receipt import (
 )
 from tokenmill.build.task import Task, Work
 from tokenmill.build.trust import load_receipt
+from tokenmill.build.visits import TABLES
 from tokenmill.filters import load_filter
 from tokenmill.manifest import BAD, SourceTotal
 from tokenmill.shards.writer import ShardWriter
@@ -41,7 +42,7 @@ Report = Callable[[int, int, int], None]
 
 
 def run_unit(folder: Folder, work: Work, task: Task, engine: Callable[[], Engine], report: Report) -> Receipt:
-    """Do a unit, or find that it is done. `report` hears of documents, tokens and text bytes."""
+    """Do a unit, or find that it is done. `report` hears of documents, tokens and planned bytes, in the end of all."""
     return begin_unit(folder, work, task, engine, report)()
 
 
@@ -54,18 +55,34 @@ def begin_unit(
     if done is not None:
         report(done.documents_read, done.tokens, unit.text_bytes)
         return lambda: done
-    run = _Run(work, task, folder)
+    run = Run(work, task, folder)
+    come = 0
     try:
         for batch in read_batches(work, task):
             tokens = run.add(batch, engine())
-            report(batch.num_read, tokens, batch.text.nbytes)
+            before, come = come, _come(task, batch, come)
+            report(batch.num_read, tokens, come - before)
     except BaseException:
         run.discard()
         raise
+    report(0, 0, unit.text_bytes - come)
     return run.finish
 
 
-class _Run:
+def _come(task: Task, batch: Batch, before: int) -> int:
+    """How many of its planned bytes a unit has come through with a batch.
+
+    The last document of a plain file tells where it stands; of any other source, the size of the text has to.
+    """
+    unit, source = task.unit, task.sources[0]
+    if unit.num_sources == 1 and source.kind not in TABLES and not source.compression:
+        now = int(batch.positions[-1]) - unit.start if len(batch.positions) else before
+    else:
+        now = before + batch.text.nbytes
+    return max(before, min(now, unit.text_bytes))
+
+
+class Run:
     """The state of a unit while it streams."""
 
     def __init__(self, work: Work, task: Task, folder: Folder) -> None:

@@ -94,7 +94,11 @@ def _serve(line: _Line) -> None:
     except errors.TokenmillError as error:
         line.say({"kind": "failed", "unit": None, "error": errors.to_record(error)})
         return
-    report = Reporter(line.say)
+
+    def begin(task: Task) -> Callable[[], Receipt]:
+        with Reporter(line.say, task.unit.index) as report:
+            return begin_unit(folder, work, task, engine, report)
+
     with ThreadPoolExecutor(1) as disk:
         before = disk.submit(lambda: None)
         line.say({"kind": "free"})
@@ -108,8 +112,7 @@ def _serve(line: _Line) -> None:
                 continue
             task = records.convert(Task, message, where="task")
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(_STOPPED))  # from here on there is
-            finish = line.attempt(task.unit.index, lambda: begin_unit(folder, work, task, engine, report))  # noqa: B023 - as above
-            report.flush()
+            finish = line.attempt(task.unit.index, lambda: begin(task))  # noqa: B023 - as above
             before.result()
             if finish is not None:
                 before = disk.submit(_publish, line, task.unit.index, finish)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import io
 import os
 import re
 import signal
@@ -50,6 +51,9 @@ def _have_streams() -> None:
             os.open(os.devnull, os.O_RDWR)
     sys.stdout = sys.stdout or os.fdopen(1, "w")
     sys.stderr = sys.stderr or os.fdopen(2, "w")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # where the output is plain ASCII, names and texts may be not
+            stream.reconfigure(errors="backslashreplace")
 
 
 def _interrupt(*_: object) -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
-import json
-import re
 import sys
 import traceback
 from typing import Annotated, Any, Literal
@@ -15,7 +13,15 @@ import typer
 
 from tokenmill import __version__
 from tokenmill.cli import INTERRUPTED, hosts, layouts, moving, show
-from tokenmill.cli.options import OPTIONS, PREPARE_OPTIONS, library_arguments, with_modules_here, with_options
+from tokenmill.cli.options import (
+    OPTIONS,
+    PREPARE_OPTIONS,
+    library_arguments,
+    naming_options,
+    with_modules_here,
+    with_options,
+)
+from tokenmill.cli.watching import Watcher
 from tokenmill.errors import TokenmillError
 from tokenmill.redaction import redact
 
@@ -118,14 +124,15 @@ def prepare(options: dict[str, Any]) -> int:
     quiet, progress = options["quiet"], not options["no_progress"]
     # Ray prints what goes wrong in a cluster to the output by itself; the watcher tells it as well.
     hushed = contextlib.redirect_stdout(io.StringIO()) if options["executor"] == "ray" else contextlib.nullcontext()
-    with show.Watcher(quiet=quiet, verbose=options["verbose"], progress=progress) as watcher, hushed:
+    with Watcher(quiet=quiet, verbose=options["verbose"], progress=progress) as watcher, hushed, naming_options():
         result = prepare(watch=watcher, wait=options["wait"], **library_arguments(options))
     export = result.export
     if options["as_json"]:
         beside = {"export": show.export_record(export)} if export else {}
-        _print_json(show.result_record(result) | show.nodes_record(result.nodes) | beside)
+        rate = {"tokens_per_second": watcher.tokens_per_second}
+        show.as_json(show.result_record(result) | rate | show.nodes_record(result.nodes) | beside)
     elif not quiet:
-        show.result(result)
+        show.result(result, tokens_per_second=watcher.tokens_per_second)
         show.nodes(show.nodes_record(result.nodes))
         if export is not None:
             show.exported(export)
@@ -137,9 +144,10 @@ def prepare(options: dict[str, Any]) -> int:
 def plan(options: dict[str, Any]) -> int:
     from tokenmill.build.preview import plan
 
-    preview = plan(**library_arguments(options))
+    with naming_options():
+        preview = plan(**library_arguments(options))
     if options["as_json"]:
-        _print_json(dataclasses.asdict(preview))
+        show.as_json(dataclasses.asdict(preview))
     elif not options["quiet"]:
         show.preview(preview)
     return 2 if preview.conflict else 0
@@ -160,7 +168,7 @@ def verify(
 
     report = verify(dataset, quick=quick, source=source, workers=workers, filter=filter)
     if as_json:
-        _print_json({"ok": report.ok, **dataclasses.asdict(report)})
+        show.as_json({"ok": report.ok, **dataclasses.asdict(report)})
     else:
         show.report(report)
     return 0 if report.ok else 4
@@ -174,7 +182,7 @@ def repair(dataset: Dataset, filter: Filter = None, workers: Workers = None, as_
     problems = repair(dataset, workers=workers, filter=filter)
     after = verify(dataset, workers=workers)
     if as_json:
-        _print_json({"ok": after.ok, "repaired": [dataclasses.asdict(problem) for problem in problems]})
+        show.as_json({"ok": after.ok, "repaired": [dataclasses.asdict(problem) for problem in problems]})
     else:
         show.repaired(problems, after)
     return 0 if after.ok else 4
@@ -192,7 +200,7 @@ def inspect(
     record = describe(dataset)
     texts = first_texts(dataset, split, documents) if "tokens" in record else []
     if as_json:
-        _print_json({**record, "texts": texts})
+        show.as_json({**record, "texts": texts})
     else:
         show.dataset(record, split, texts)
     return 0
@@ -211,7 +219,7 @@ def bench(
 
     record = measure(dataset, split=split, seq_len=seq_len, batch_size=batch_size, seconds=seconds)
     if as_json:
-        _print_json(record)
+        show.as_json(record)
     else:
         show.rates(record)
     return 0
@@ -250,9 +258,3 @@ def run() -> int:
             print(redact(traceback.format_exc()), file=sys.stderr)
         show.error(redact(f"unexpected {type(error).__name__}: {error}"), "please report this, with what -v prints")
         return 1
-
-
-def _print_json(record: dict[str, Any]) -> None:
-    text = json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False)
-    # What JSON leaves as it is, and a terminal might not.
-    print(re.sub("[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", text))

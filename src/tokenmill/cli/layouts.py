@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
 from tokenmill.cli import show
+from tokenmill.cli.watching import Watcher
 
 _EXPORT = """
 Write a dataset as the files of a trainer's layout. Killed? Run the same command again: it goes on where it stopped.
@@ -116,7 +116,7 @@ def export(
         "seed": seed,
         "templar_compat": templar_compat or None,
     }
-    with show.Watcher(quiet=quiet, verbose=False, progress=not no_progress) as watcher:
+    with Watcher(quiet=quiet, verbose=False, progress=not no_progress) as watcher:
         result = export(
             dataset,
             output,
@@ -129,7 +129,7 @@ def export(
             **options,
         )
     if as_json:
-        _print_json(show.export_record(result))
+        show.as_json(show.export_record(result))
     elif not quiet:
         show.exported(result)
     return 0
@@ -155,7 +155,7 @@ def import_(
 ) -> int:
     from tokenmill.layouts.importing import import_
 
-    with show.Watcher(quiet=quiet, verbose=False, progress=not no_progress) as watcher:
+    with Watcher(quiet=quiet, verbose=False, progress=not no_progress) as watcher:
         result = import_(
             path,
             output,
@@ -169,7 +169,7 @@ def import_(
             watch=watcher,
         )
     if as_json:
-        _print_json({**show.result_record(result), "layout": result.layout, "notes": list(result.notes)})
+        show.as_json({**show.result_record(result), "layout": result.layout, "notes": list(result.notes)})
     elif not quiet:
         show.result(result)
     return 0
@@ -197,18 +197,14 @@ def consolidate(
     from tokenmill.layouts.expecting import read_expected
 
     expected = {} if skip_validation else read_expected(expect or (), checksums)
-    with show.Watcher(quiet=quiet, verbose=False, progress=not no_progress) as watcher:
+    with Watcher(quiet=quiet, verbose=False, progress=not no_progress) as watcher:
         result = consolidate(
             data_root, seq_len, expected=expected, compat=templar_compat, workers=workers, watch=watcher
         )
     if as_json:
-        _print_json(show.export_record(result))
+        show.as_json(show.export_record(result))
     elif not quiet:
         show.exported(result)
         if not expected and not skip_validation:
             print("  compared with nothing: --expect or --checksums say what the files must be")
     return 0
-
-
-def _print_json(record: dict[str, Any]) -> None:
-    print(json.dumps(record, indent=2, sort_keys=True, ensure_ascii=False))

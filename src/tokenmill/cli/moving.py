@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 from typing import Annotated
 
 import typer
 
 from tokenmill.cli import show
+from tokenmill.cli.watching import Watcher
 
 _PUSH = """
 Put a dataset to an object store. Only what is missing or wrong there is moved. Killed? Run the same command again.
@@ -85,10 +85,10 @@ def _run(
     from tokenmill import moving
 
     move = moving.push if what == "push" else moving.pull
-    with show.Watcher(quiet=quiet, verbose=False, progress=not no_progress) as watcher:
+    with Watcher(quiet=quiet, verbose=False, progress=not no_progress) as watcher:
         moved = move(source, target, split=split, shards=shards, workers=workers, watch=watcher)
     if as_json:
-        print(json.dumps(dataclasses.asdict(moved), indent=2, sort_keys=True))
+        show.as_json(dataclasses.asdict(moved))
     elif not quiet:
         show.moved(moved)
     return 0

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import codecs
+import contextlib
 import inspect
 import os
 import re
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from tokenmill.errors import RecipeError
 
 
 def _option(*names: str, metavar: str | None = None, help: str, callback: Callable[..., Any] | None = None) -> Any:
@@ -103,17 +106,6 @@ OPTIONS: dict[str, Any] = {
             callback=with_modules_here,
         ),
     ],
-    "restart": Annotated[_FLAG, _option("--restart", help="throw away what OUT holds, and start over")],
-    "update": Annotated[
-        _FLAG, _option("--update", help="sources of an unfinished build changed: keep what was made of the others")
-    ],
-    "as_json": Annotated[_FLAG, _option("--json", help="print the result as JSON")],
-    "quiet": Annotated[_FLAG, _option("-q", "--quiet", help="print nothing but errors")],
-    "verbose": Annotated[_FLAG, _option("-v", "--verbose", help="tell of every unit; show tracebacks")],
-    "no_progress": Annotated[_FLAG, _option("--no-progress", help="no bar and no progress lines")],
-}
-PREPARE_OPTIONS = {
-    **OPTIONS,
     "layout": Annotated[
         _TEXT,
         _option(
@@ -128,6 +120,17 @@ PREPARE_OPTIONS = {
             help="what runs the units: local (worker processes, the default), or ray (tasks of a cluster)",
         ),
     ],
+    "restart": Annotated[_FLAG, _option("--restart", help="throw away what OUT holds, and start over")],
+    "update": Annotated[
+        _FLAG, _option("--update", help="sources of an unfinished build changed: keep what was made of the others")
+    ],
+    "as_json": Annotated[_FLAG, _option("--json", help="print the result as JSON")],
+    "quiet": Annotated[_FLAG, _option("-q", "--quiet", help="print nothing but errors")],
+    "verbose": Annotated[_FLAG, _option("-v", "--verbose", help="tell of every unit; show tracebacks")],
+    "no_progress": Annotated[_FLAG, _option("--no-progress", help="no bar and no progress lines")],
+}
+PREPARE_OPTIONS = {
+    **OPTIONS,
     "ray_address": Annotated[
         _TEXT,
         _option(
@@ -183,6 +186,20 @@ def library_arguments(given: dict[str, Any]) -> dict[str, Any]:
         if given.get(name) is None:
             arguments.pop(name, None)
     return arguments
+
+
+@contextlib.contextmanager
+def naming_options() -> Iterator[None]:
+    """Errors of a recipe begin with its field, which is an option here. Those of a file begin with the file's name."""
+    try:
+        yield
+    except RecipeError as error:
+        field, _, what = error.message.partition(": ")
+        name = "val_source" if field == "val_sources" else field
+        if not what or name not in OPTIONS:
+            raise
+        option = "SOURCE" if name == "sources" else f"--{name.replace('_', '-')}"
+        raise type(error)(f"{option}: {what}", hint=error.hint) from None
 
 
 def unescape(text: str | None) -> str | None:

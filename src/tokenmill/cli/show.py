@@ -1,23 +1,21 @@
-"""What the user sees: progress while a build runs, and results as a few lines.
+"""What the user sees in the end: results as a few lines, or as JSON.
 
-On a terminal a bar; elsewhere a line every half minute. Texts from outside are printed with their
-control characters escaped.
+Texts from outside are printed with their control characters escaped.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import json
+import re
 import sys
-import time
-from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
 
-from tokenmill.sizes import format_bytes, format_count, format_seconds
+from tokenmill.sizes import counted, format_bytes, format_count, format_seconds
 from tokenmill.storage import open_folder
 
 if TYPE_CHECKING:
-    from rich.progress import Progress
-
     from tokenmill.build.prepare import Result
     from tokenmill.build.preview import Preview
     from tokenmill.layouts.exporting import Exported
@@ -26,8 +24,7 @@ if TYPE_CHECKING:
     from tokenmill.placement import Nodes
     from tokenmill.verifying import Problem, Report
 
-LINE_SECONDS = 30.0
-Event = dict[str, Any]
+T = TypeVar("T")
 
 
 def printable(text: str) -> str:
@@ -35,114 +32,18 @@ def printable(text: str) -> str:
     return "".join(char if char.isprintable() or char in "\n\t" else f"\\x{ord(char):02x}" for char in text)
 
 
-class Watcher:
-    """Shows the events of a build on standard error."""
-
-    def __init__(self, *, quiet: bool, verbose: bool, progress: bool) -> None:
-        self._quiet = quiet
-        self._verbose = verbose
-        self._bar: Progress | None = None
-        self._wants_bar = progress and not quiet and sys.stderr.isatty()
-        self._wants_lines = progress and not quiet and not sys.stderr.isatty()
-        self._last_line = time.monotonic()
-        self._node = ""  # who speaks, where nodes build parts of their own
-        self._failures: set[str] = set()
-
-    def __enter__(self) -> Watcher:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._end_bar()
-
-    def __call__(self, event: Event) -> None:
-        kind = event["kind"]
-        self._node = event.get("node", "")
-        if kind == "progress":
-            self._show_progress(event)
-        elif kind == "start":
-            if self._wants_bar:
-                self._start_bar(event)
-        elif kind == "resume":
-            unchecked = event["units"] - event["trusted"]
-            checks = f"; {unchecked} are hashed again first, as the last run was cut off" if unchecked else ""
-            self._say(f"going on: {event['units']} of {event['total_units']} units are done{checks}")
-        elif kind in ("note", "waiting"):
-            self._say(event["message"])
-        elif kind == "parity":
-            self._say(
-                f"parity: {event['documents']} documents ({format_bytes(event['bytes'])}) of your sources encode "
-                f"the same with {event['reference']}",
-                only_verbose=True,
-            )
-        elif kind == "retry":
-            self._say(f"unit {event['unit']} is tried again: {event['error']}")
-        elif kind == "failed":
-            # A source that is gone fails each of its units for the same reason.
-            self._say(f"unit {event['unit']} failed: {event['error']}", only_verbose=event["error"] in self._failures)
-            self._failures.add(event["error"])
-        elif kind == "done":
-            self._say(f"unit {event['unit']} done", only_verbose=True)
-        elif kind == "commit":
-            self._end_bar()
-
-    def _say(self, text: str, *, only_verbose: bool = False) -> None:
-        text = f"{self._node}: {text}" if self._node else text
-        if self._quiet or (only_verbose and not self._verbose):
-            return
-        if self._bar is not None:
-            self._bar.console.print(printable(text), markup=False, highlight=False)
-        else:
-            print(printable(text), file=sys.stderr, flush=True)
-
-    def _show_progress(self, event: Event) -> None:
-        if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=event["bytes"], info=progress_line(event))
-        elif self._wants_lines and time.monotonic() - self._last_line >= LINE_SECONDS:
-            self._last_line = time.monotonic()
-            share = event["bytes"] / max(event["total_bytes"], 1)
-            print(f"{share:4.0%}  {progress_line(event)}", file=sys.stderr, flush=True)
-
-    def _start_bar(self, event: Event) -> None:
-        from rich.console import Console
-        from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
-
-        columns = (BarColumn(bar_width=24), TaskProgressColumn(), TextColumn("{task.fields[info]}"))
-        self._bar = Progress(*columns, console=Console(stderr=True))
-        self._bar.add_task("", total=max(event["total_bytes"], 1), completed=event["bytes"], info="")
-        self._bar.start()
-
-    def _end_bar(self) -> None:
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
-
-
-def progress_line(event: Event) -> str:
-    left = event["seconds_left"]
-    return "  ".join(
-        [
-            f"{format_bytes(event['bytes'])} of {format_bytes(event['total_bytes'])}",
-            *_encoded(event),
-            f"{format_bytes(event['bytes_per_second'])}/s",
-            f"ETA {format_seconds(left) if left is not None else '?'}",
-            f"{event['workers']} worker{'s' if event['workers'] != 1 else ''}",
-        ]
-    )
-
-
-def _encoded(event: Event) -> list[str]:
-    """What a build has encoded; an export encodes nothing."""
-    if "documents" not in event:
-        return []
-    return [f"{format_count(event['documents'])} documents", f"{format_count(event['tokens_per_second'])} tokens/s"]
-
-
 def error(message: str, hint: str) -> None:
     print(f"error: {printable(message)}", file=sys.stderr)
     if hint:
         print(f"hint: {printable(hint)}", file=sys.stderr)
+
+
+def as_json(record: Mapping[str, Any]) -> None:
+    """A result for a program to read, in characters that the output can hold."""
+    is_unicode = (sys.stdout.encoding or "utf-8").lower().startswith("utf")  # a text in memory has none
+    text = json.dumps(record, indent=2, sort_keys=True, ensure_ascii=not is_unicode)
+    # What JSON leaves as it is, and a terminal might not; and halves of characters, as names of files may have them.
+    print(re.sub("[\x7f-\x9f\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):04x}", text))
 
 
 def result_record(result: Result | Imported) -> dict[str, Any]:
@@ -166,20 +67,21 @@ def result_record(result: Result | Imported) -> dict[str, Any]:
     }
 
 
-def result(result: Result | Imported) -> None:
+def result(result: Result | Imported, *, tokens_per_second: int = 0) -> None:
     manifest = result.manifest
     if result.already_complete:
         _print(f"{result.output} is complete already: sizes and structure checked in {result.seconds:.1f} s")
     else:
-        _print(f"{result.output} is done in {format_seconds(result.seconds)}")
-    for name, split in manifest.splits.items():
-        shards = _count(len(split.shards), "shard")
-        _print(f"  {name:<6} {split.tokens:>16,} tokens  {split.documents:>12,} documents  {shards:>12}")
+        rate = f", {format_count(tokens_per_second)} tokens/s" if tokens_per_second else ""
+        _print(f"{result.output} is done in {format_seconds(result.seconds)}{rate}")
+    for name, split in _train_first(manifest.splits):
+        tokens, documents = counted(split.tokens, "token"), counted(split.documents, "document")
+        _print(f"  {name:<6} {tokens:>23}  {documents:>22}  {counted(len(split.shards), 'shard'):>12}")
     if manifest.dropped:
         dropped = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in manifest.dropped.items())
         _print(f"  dropped {dropped}")
     if manifest.quarantined:
-        bad = _count(manifest.quarantined, "bad document")
+        bad = counted(manifest.quarantined, "bad document")
         _print(f"  {bad}, listed in {result.output}/.build/rejects")
 
 
@@ -190,7 +92,9 @@ def nodes_record(nodes: Nodes | None) -> dict[str, Any]:
 def nodes(record: dict[str, Any]) -> None:
     """Which node has what."""
     for number, place in enumerate(record.get("nodes", ())):
-        tokens = ", ".join(f"{totals['tokens']:,} tokens of {name}" for name, totals in place["splits"].items())
+        tokens = ", ".join(
+            f"{counted(totals['tokens'], 'token')} of {name}" for name, totals in _train_first(place["splits"])
+        )
         _print(f"  part {number:<5} {place['host']}:{place['path']}  {tokens}")
 
 
@@ -206,7 +110,7 @@ def export_record(result: Exported) -> dict[str, Any]:
 
 
 def exported(result: Exported) -> None:
-    size = f"{len(result.files):,} files, {format_bytes(result.num_bytes)}"
+    size = f"{counted(len(result.files), 'file')}, {format_bytes(result.num_bytes)}"
     if result.already_complete:
         _print(f"{result.output} is complete already: {size} hashed in {result.seconds:.1f} s")
     else:
@@ -214,7 +118,7 @@ def exported(result: Exported) -> None:
 
 
 def moved(moved: Moved) -> None:
-    whole = f"{moved.files:,} files, {format_bytes(moved.num_bytes)}"
+    whole = f"{counted(moved.files, 'file')}, {format_bytes(moved.num_bytes)}"
     did = (
         f"{moved.moved_files:,} of them, {format_bytes(moved.moved_bytes)}, moved" if moved.moved_files else "all there"
     )
@@ -226,16 +130,16 @@ def preview(preview: Preview) -> None:
     total = estimate.tokens if preview.max_tokens is None else min(preview.max_tokens, estimate.tokens)
     rows = [
         ("files", f"{preview.files:,} ({format_bytes(preview.source_bytes)})"),
-        ("units", f"{preview.units:,}, of which {preview.units_done:,} are done"),
+        ("units", f"{preview.units:,}, {preview.units_done:,} done already"),
         (
             "tokens",
             f"about {format_count(total)}"
-            + (f" +- {format_count(estimate.error)}" if total == estimate.tokens else " (--max-tokens)"),
+            + (f", {_within(estimate.error)}" if total == estimate.tokens else " (--max-tokens)"),
         ),
         ("documents", f"about {format_count(estimate.documents)} in all"),
         ("disk", f"about {format_bytes(preview.disk_needed)} needed{_free(preview.disk_free)}"),
-        ("memory", f"at most {format_bytes(preview.memory)} for {preview.workers} workers"),
-        ("time", f"about {format_seconds(max(1, preview.seconds))}"),
+        ("memory", f"at most {format_bytes(preview.memory)} for {counted(preview.workers, 'worker')}"),
+        ("time", _time(preview)),
     ]
     if preview.scratch_free is not None:
         rows.append(("scratch", f"{format_bytes(preview.scratch_free)} free"))
@@ -247,6 +151,22 @@ def preview(preview: Preview) -> None:
         _print("  the dataset is complete already")
 
 
+def _within(error: int) -> str:
+    """What an interval of 95 % means."""
+    return f"and in 19 of 20 cases no more than {format_count(error)} off"
+
+
+def _time(preview: Preview) -> str:
+    """For all workers, and for one; with where it is from, so that nobody takes it for more than it is."""
+    if not preview.seconds:
+        return "nothing is left to do"
+    alone = f", {format_seconds(preview.seconds_alone)} with one" if preview.workers > 1 else ""
+    seconds, workers = format_seconds(preview.seconds), counted(preview.workers, "worker")
+    if preview.was_rehearsed:
+        return f"about {seconds} with {workers}{alone}: an estimate from a short trial"
+    return f"{seconds} or more with {workers}{alone}: encoding alone, without reading and writing"
+
+
 def _free(free: int | None) -> str:
     return "" if free is None else f", {format_bytes(free)} free"
 
@@ -254,21 +174,21 @@ def _free(free: int | None) -> str:
 def report(report: Report) -> None:
     if report.ok:
         hashed = f", {format_bytes(report.bytes_hashed)} hashed" if report.bytes_hashed else ""
-        units = f", {report.units_checked} units tokenised again" if report.units_checked else ""
-        _print(f"ok: {report.files} files{hashed}{units} in {report.seconds:.1f} s")
+        units = f", {counted(report.units_checked, 'unit')} tokenised again" if report.units_checked else ""
+        _print(f"ok: {counted(report.files, 'file')}{hashed}{units} in {report.seconds:.1f} s")
     else:
         for problem in report.problems:
             _print(f"bad: {problem.file}: {problem.what}")
         can_repair = open_folder(report.path).exists(".build")
         hint = "tokenmill repair restores the files" if can_repair else "prepare it again with --restart"
-        error(f"{_count(len(report.problems), 'problem')} in {report.path}", hint)
+        error(f"{counted(len(report.problems), 'problem')} in {report.path}", hint)
 
 
 def repaired(problems: tuple[Problem, ...], after: Report) -> None:
     for problem in problems:
         _print(f"was bad: {problem.file}: {problem.what}")
     if after.ok:
-        _print(f"ok: {_count(len(problems), 'problem')} mended" if problems else "ok: nothing to mend")
+        _print(f"ok: {counted(len(problems), 'problem')} mended" if problems else "ok: nothing to mend")
     else:
         report(after)
 
@@ -281,10 +201,10 @@ def dataset(record: dict[str, Any], split: str, texts: list[str]) -> None:
     tokenizer = record["tokenizer"]
     _print(f"{record['path']}: {format_count(record['tokens'])} tokens, {format_bytes(record['bytes'])}")
     _print(f"  tokenizer  {tokenizer['name']} (vocabulary {tokenizer['vocab_size']:,}), stored as {record['dtype']}")
-    for name, totals in record["splits"].items():
-        shards = _count(totals["shards"], "shard")
-        _print(f"  {name:<10} {totals['tokens']:,} tokens, {totals['documents']:,} documents, {shards}")
-    _print(f"  sources    {record['sources']:,}, {record['documents_read']:,} documents read")
+    for name, totals in _train_first(record["splits"]):
+        parts = [counted(totals[f"{what}s"], what) for what in ("token", "document", "shard")]
+        _print(f"  {name:<10} {', '.join(parts)}")
+    _print(f"  sources    {record['sources']:,}, {counted(record['documents_read'], 'document')} read")
     for reason, count in record["dropped"].items():
         _print(f"  dropped    {count:,} {reason.replace('_', ' ')}")
     nodes(record)
@@ -297,13 +217,15 @@ def dataset(record: dict[str, Any], split: str, texts: list[str]) -> None:
 
 def rates(record: dict[str, Any]) -> None:
     shape = f"{record['batch_size']} x {record['seq_len']}"
-    _print(f"{record['path']}: batches of {shape} from {record['samples']:,} samples of {record['split']}, shuffled")
+    samples = counted(record["samples"], "sample")
+    _print(f"{record['path']}: batches of {shape} from {samples} of {record['split']}, shuffled")
     _print(f"  {format_count(record['tokens_per_second'])} tokens/s, {record['batches_per_second']:,.0f} batches/s")
     _print(f"  first batch {record['first_batch_ms']:.1f} ms after opening")
 
 
-def _count(number: int, what: str) -> str:
-    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"
+def _train_first(splits: Mapping[str, T]) -> list[tuple[str, T]]:
+    """Records have their names in alphabetical order."""
+    return sorted(splits.items(), key=lambda split: (split[0] != "train", split[0]))
 
 
 def _print(text: str) -> None:

@@ -73,7 +73,7 @@ def check_unchanged(path: str, source: Source) -> None:
 
 
 def changed(path: str, source: Source, found: Pin) -> SourceChangedError:
-    now = f"{found.bytes} bytes and {f'etag {found.etag}' if found.etag else f'time {found.modified}'}"
+    now = replace(source, bytes=found.bytes, modified=found.modified, etag=found.etag).pin()
     return SourceChangedError(
         f"{path} changed since the plan was made: it had {source.pin()}, now {now}",
         hint="put the old file back, or go on with --update, which keeps what was made of the others",

@@ -1,0 +1,143 @@
+"""Progress is in planned bytes: it gets to all of them, whatever the sources are, and counts nothing twice."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import tokenmill
+from conftest import make_texts, write_jsonl, write_parquet
+from tokenmill.build.progress import Progress, Tally
+from tokenmill.build.receipt import PIECES, RECEIPTS
+from tokenmill.build.setup import make_work, set_up
+from tokenmill.build.task import make_task
+from tokenmill.build.unit import run_unit
+from tokenmill.recipe import make_recipe
+from tokenmill.storage import Folder
+from tokenmill.tokenizer.engine import open_engine
+
+TEXTS = make_texts(300, seed=4)
+
+
+def write_fat(path: Path) -> None:
+    """Lines of which a seventh is text."""
+    path.write_text("".join(json.dumps({"text": text, "html": 6 * text}) + "\n" for text in TEXTS))
+
+
+def write_compressed(path: Path, times: int) -> None:
+    """Text that expands to far more or less than was planned for it."""
+    line = json.dumps({"text": "a" * times + os.urandom(2000).hex()})
+    path.write_bytes(gzip.compress(f"{line}\n".encode() * 20))
+
+
+def write_corpus(folder: Path) -> None:
+    write_parquet(folder / "a.parquet", TEXTS)
+    write_jsonl(folder / "b.jsonl", TEXTS)
+    write_fat(folder / "c.jsonl")
+    write_compressed(folder / "d.jsonl.gz", 100_000)
+    write_compressed(folder / "e.jsonl.gz", 0)
+    (folder / "f.txt").write_text("\n".join(text.replace("\n", " ") for text in TEXTS))
+    (folder / "g.jsonl").write_text('{"text": "good"}\n' + "bad\n" * 500)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("unit_bytes", ["3KB", "10MB"])
+def test_a_build_ends_at_all_of_its_bytes(tmp_path: Path, workers: int, unit_bytes: str) -> None:
+    (tmp_path / "in").mkdir()
+    write_corpus(tmp_path / "in")
+    told: list[dict[str, Any]] = []
+    options: dict[str, Any] = {"tokenizer": "byte", "unit_bytes": unit_bytes, "workers": workers}
+    result = tokenmill.prepare(str(tmp_path / "in"), tmp_path / "out", watch=told.append, **options)
+    last = [event for event in told if event["kind"] == "progress"][-1]
+    assert last["bytes"] == last["total_bytes"] > 0
+    assert last["seconds_left"] == 0
+    assert (last["tokens"], last["documents"]) == (result.tokens, result.manifest.documents_read)
+
+
+def reports(path: Path, folder: Path, **recipe: str) -> tuple[list[tuple[int, int, int]], int]:
+    """What the only unit of a file reports, batch by batch, and the bytes that were planned for it."""
+    setup = set_up(make_recipe({"sources": (str(path),), "tokenizer": "byte", **recipe}))
+    out = Folder(str(folder))
+    for name in (PIECES, RECEIPTS):
+        out.make(name)
+    task, engine = make_task(setup.plan, 0), open_engine(setup.spec)
+    found: list[tuple[int, int, int]] = []
+    run_unit(out, make_work(setup, scratch=None), task, lambda: engine, lambda *counts: found.append(counts))
+    return found, task.unit.text_bytes
+
+
+def test_what_is_passed_over_in_a_plain_file_counts_as_progress(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATASET_BATCH_SIZE", "7")
+    write_fat(tmp_path / "a.jsonl")
+    found, planned = reports(tmp_path / "a.jsonl", tmp_path / "out")
+    assert len(found) > 20
+    half = found[: len(found) // 2]
+    assert 0.3 < sum(counts[2] for counts in half) / planned < 0.7
+    assert sum(counts[2] for counts in found) == planned
+
+
+def test_a_unit_never_reports_more_than_was_planned_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DATASET_BATCH_SIZE", "1")
+    for times in (0, 100_000):
+        write_compressed(tmp_path / "a.jsonl.gz", times)
+        found, planned = reports(tmp_path / "a.jsonl.gz", tmp_path / f"out{times}")
+        assert min(counts[2] for counts in found) >= 0
+        assert sum(counts[2] for counts in found) == planned
+
+
+def test_a_unit_that_is_found_done_reports_all_of_it(tmp_path: Path) -> None:
+    write_fat(tmp_path / "a.jsonl")
+    first, planned = reports(tmp_path / "a.jsonl", tmp_path / "out")
+    again, _ = reports(tmp_path / "a.jsonl", tmp_path / "out")
+    assert again == [(sum(counts[0] for counts in first), sum(counts[1] for counts in first), planned)]
+
+
+def test_what_is_tried_again_counts_once() -> None:
+    progress = Progress(None)
+    progress.start(Tally(total_bytes=100, total_units=2, workers=1))
+    step = {"kind": "progress", "documents": 3, "tokens": 30, "bytes": 25}
+    for unit, ends in ((0, "retry"), (1, "done"), (0, "failed"), (0, "done")):
+        for _ in range(2):
+            progress.hear({**step, "unit": unit})
+        progress.hear({"kind": ends, "unit": unit, "error": "broken"})
+    last = progress.tally.snapshot()
+    assert (last["documents"], last["tokens"], last["bytes"], last["units"]) == (12, 120, 100, 2)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_a_unit_reported_before_it_failed_is_taken_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, workers: int
+) -> None:
+    monkeypatch.setenv("DATASET_BATCH_SIZE", "5")
+    (tmp_path / "in").mkdir()
+    write_jsonl(tmp_path / "in/a.jsonl", TEXTS)
+    whole = gzip.compress((tmp_path / "in/a.jsonl").read_bytes())
+    (tmp_path / "in/b.jsonl.gz").write_bytes(whole[: len(whole) * 3 // 4])
+    told: list[dict[str, Any]] = []
+    with pytest.raises(tokenmill.TokenmillError, match="1 of 1 unit failed"):
+        tokenmill.prepare(str(tmp_path / "in"), tmp_path / "out", tokenizer="byte", workers=workers, watch=told.append)
+    found = [(event["documents"], event["bytes"]) for event in told if event["kind"] == "progress"]
+    assert max(found) > (200, 10_000)
+    assert found[-1] == (0, 0)
+
+
+@pytest.mark.parametrize("budget", [1_000, 9_000, 10**9])
+def test_a_build_with_a_budget_ends_at_all_of_what_it_takes(tmp_path: Path, budget: int) -> None:
+    write_jsonl(tmp_path / "a.jsonl", TEXTS)
+    told: list[dict[str, Any]] = []
+    options: dict[str, Any] = {"tokenizer": "byte", "unit_bytes": "3KB", "workers": 1, "max_tokens": budget}
+    tokenmill.prepare(str(tmp_path / "a.jsonl"), tmp_path / "out", watch=told.append, **options)
+    start = next(event for event in told if event["kind"] == "start")
+    last = [event for event in told if event["kind"] == "progress"][-1]
+    assert last["bytes"] == last["total_bytes"] > 0
+    assert last["units"] == last["total_units"]
+    assert last["seconds_left"] == 0
+    # The budget is taken into account from the beginning on.
+    assert start["total_bytes"] == pytest.approx(last["total_bytes"], rel=1, abs=6_000)
