@@ -13,11 +13,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from huggingface_hub import constants
 
 import tokenmill
 from conftest import tree
-from hub import COMMIT, LATER, Repository, serve
+from hub import COMMIT, LATER, Repository, lead_to, serve
 from tokenmill import records
 from tokenmill.build.ahead import Ahead, Fetched
 from tokenmill.build.setup import set_up
@@ -42,17 +41,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Repo
     """A hub with six files, to which the client of this process is led."""
     made = Repository({name: parquet(300 * number) for number, name in enumerate(NAMES)})
     with serve(made) as endpoint:
-        settings = {
-            "ENDPOINT": endpoint,
-            "HUGGINGFACE_CO_URL_TEMPLATE": f"{endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}",
-            "HF_HUB_CACHE": str(tmp_path / "cache"),
-            "HF_HUB_DISABLE_XET": True,
-            "HF_HUB_OFFLINE": False,
-        }
-        for name, value in settings.items():
-            monkeypatch.setattr(constants, name, value)
-        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-        hub._tree.cache_clear()
+        lead_to(endpoint, tmp_path, monkeypatch)
         yield made
 
 
