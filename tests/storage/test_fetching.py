@@ -18,6 +18,7 @@ import tokenmill
 from conftest import tree
 from hub import COMMIT, LATER, Repository, lead_to, serve
 from tokenmill import records
+from tokenmill.build import state
 from tokenmill.build.ahead import Ahead, Fetched
 from tokenmill.build.setup import set_up
 from tokenmill.build.task import make_task
@@ -171,3 +172,25 @@ def test_a_build_stays_at_its_commit_although_the_branch_moves_on(
         tokenmill.prepare(f"hf://datasets/org/name@{LATER}", tmp_path / "out", **RECIPE)
     moved = tokenmill.prepare("org/name", tmp_path / "out", restart=True, **RECIPE)
     assert moved.manifest.text_sum != right.manifest.text_sum
+
+
+@pytest.mark.parametrize("step", ["enter", "save_job"])
+def test_a_build_that_was_killed_before_its_first_unit_is_of_one_commit_although_the_branch_moves_on(
+    repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Killed between the listing and the plan, or between the plan and what says which commit it is of."""
+
+    def die(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(state, step, die)
+        with pytest.raises(KeyboardInterrupt):
+            tokenmill.prepare("org/name", tmp_path / "out", **RECIPE)
+    assert (tmp_path / "out" / state.PLAN).exists() == (step == "save_job")
+    repository.later = {name: parquet(9_000 + 300 * number) for number, name in enumerate(NAMES[:4])}
+    assert not tokenmill.plan("org/name", tmp_path / "out", tokenizer="byte", unit_bytes=20_000).conflict
+    tokenmill.prepare("org/name", tmp_path / "out", **RECIPE)
+    tokenmill.prepare(f"hf://datasets/org/name@{LATER}", tmp_path / "right", **RECIPE)
+    assert tree(tmp_path / "out") == tree(tmp_path / "right")
+    assert state.load_job(Folder(str(tmp_path / "out"))).work.root == f"hf://datasets/org/name@{LATER}"

@@ -111,7 +111,7 @@ def _standing(folder: Folder, fingerprint: str) -> tuple[int, bool, tuple[str, .
         if folder.exists(manifests.NAME):
             same = manifests.load(folder).fingerprint == fingerprint
             return 0, same, () if same else (f"{folder.path} holds a dataset of another recipe",)
-        if folder.exists(state.PLAN):
+        if folder.exists(state.PLAN) and state.has_work(folder):
             same = state.load_plan(folder).fingerprint == fingerprint
             return (
                 state.num_receipts(folder) if same else 0,

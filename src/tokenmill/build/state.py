@@ -150,6 +150,9 @@ def enter(folder: Folder, setup: Setup, *, restart: bool) -> None:
         return
     if _is_stored(folder, plan):
         return
+    if not has_work(folder):  # killed before its first unit; a branch of the hub may have moved on since
+        enter(folder, setup, restart=True)
+        return
     found = load_plan(folder)
     if found.fingerprint != plan.fingerprint:
         raise OutputError(
@@ -157,6 +160,11 @@ def enter(folder: Folder, setup: Setup, *, restart: bool) -> None:
             hint=_WAYS_OUT,
         )
     _check_pins(found.sources, plan.sources)
+
+
+def has_work(folder: Folder) -> bool:
+    """Whether a unit may have been begun. The job is written before the first of them."""
+    return folder.exists(JOB) or any(folder.names(name) for name in (RECEIPTS, PACKS))
 
 
 def _is_stored(folder: Folder, plan: Plan) -> bool:
