@@ -13,12 +13,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from huggingface_hub import constants
 
 import tokenmill
 from conftest import tree
-from hub import COMMIT, LATER, Repository, serve
+from hub import COMMIT, LATER, Repository, lead_to, serve
 from tokenmill import records
+from tokenmill.build import state
 from tokenmill.build.ahead import Ahead, Fetched
 from tokenmill.build.setup import set_up
 from tokenmill.build.task import make_task
@@ -42,17 +42,7 @@ def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Repo
     """A hub with six files, to which the client of this process is led."""
     made = Repository({name: parquet(300 * number) for number, name in enumerate(NAMES)})
     with serve(made) as endpoint:
-        settings = {
-            "ENDPOINT": endpoint,
-            "HUGGINGFACE_CO_URL_TEMPLATE": f"{endpoint}/{{repo_id}}/resolve/{{revision}}/{{filename}}",
-            "HF_HUB_CACHE": str(tmp_path / "cache"),
-            "HF_HUB_DISABLE_XET": True,
-            "HF_HUB_OFFLINE": False,
-        }
-        for name, value in settings.items():
-            monkeypatch.setattr(constants, name, value)
-        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
-        hub._tree.cache_clear()
+        lead_to(endpoint, tmp_path, monkeypatch)
         yield made
 
 
@@ -182,3 +172,25 @@ def test_a_build_stays_at_its_commit_although_the_branch_moves_on(
         tokenmill.prepare(f"hf://datasets/org/name@{LATER}", tmp_path / "out", **RECIPE)
     moved = tokenmill.prepare("org/name", tmp_path / "out", restart=True, **RECIPE)
     assert moved.manifest.text_sum != right.manifest.text_sum
+
+
+@pytest.mark.parametrize("step", ["enter", "save_job"])
+def test_a_build_that_was_killed_before_its_first_unit_is_of_one_commit_although_the_branch_moves_on(
+    repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
+) -> None:
+    """Killed between the listing and the plan, or between the plan and what says which commit it is of."""
+
+    def die(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(state, step, die)
+        with pytest.raises(KeyboardInterrupt):
+            tokenmill.prepare("org/name", tmp_path / "out", **RECIPE)
+    assert (tmp_path / "out" / state.PLAN).exists() == (step == "save_job")
+    repository.later = {name: parquet(9_000 + 300 * number) for number, name in enumerate(NAMES[:4])}
+    assert not tokenmill.plan("org/name", tmp_path / "out", tokenizer="byte", unit_bytes=20_000).conflict
+    tokenmill.prepare("org/name", tmp_path / "out", **RECIPE)
+    tokenmill.prepare(f"hf://datasets/org/name@{LATER}", tmp_path / "right", **RECIPE)
+    assert tree(tmp_path / "out") == tree(tmp_path / "right")
+    assert state.load_job(Folder(str(tmp_path / "out"))).work.root == f"hf://datasets/org/name@{LATER}"

@@ -51,6 +51,7 @@ from tokenmill.manifest import Manifest
 from tokenmill.planning import Plan
 from tokenmill.recipe import Recipe
 from tokenmill.sizes import counted, few, format_bytes
+from tokenmill.sources.places import ask
 from tokenmill.storage import Folder
 from tokenmill.storage.lock import locked
 from tokenmill.storage.log import open_log
@@ -280,7 +281,9 @@ def _run_units(
 
     def listen(message: dict[str, Any]) -> None:
         if message.pop("silent", False):
-            folder.exists(state.PLAN)  # raises if it does not answer us either: no other unit would fare better
+            # These raise if there is no answer for us either: no other unit would fare better.
+            folder.exists(state.PLAN)
+            ask(setup.listing.root)
         if message["kind"] == "done":  # a hint: all receipts are read in the end, side by side
             known[message["unit"]] = _num_tokens(folder, message["unit"]) if setup.recipe.max_tokens else 0
             look()

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 from tokenmill import errors
 from tokenmill.build.check import check
 from tokenmill.build.crew import Message
-from tokenmill.build.executor import MAX_TRIES, Failure, Listener, is_final
+from tokenmill.build.executor import MAX_TRIES, Failure, Listener, is_final, is_silent
 from tokenmill.build.task import Task, Work
 from tokenmill.build.unit import run_unit
 from tokenmill.build.visits import Checked, Request
@@ -48,7 +48,7 @@ class Inline:
                 listener({"kind": "done", "unit": task.unit.index})
             else:
                 failures.append(Failure(task, error))
-                listener({"kind": "failed", "unit": task.unit.index, "error": error.message})
+                listener(_message("failed", task, error))
         return failures
 
     def _attempt(self, task: Task, listener: Listener) -> errors.TokenmillError | None:
@@ -61,11 +61,15 @@ class Inline:
                 failure = errors.from_record(errors.to_record(error))
             if is_final(failure, attempt):
                 break
-            listener({"kind": "retry", "unit": task.unit.index, "error": failure.message})
+            listener(_message("retry", task, failure))
         return failure
 
     def stop(self) -> None:
         """Nothing runs but ourselves."""
+
+
+def _message(kind: str, task: Task, error: errors.TokenmillError) -> Message:
+    return {"kind": kind, "unit": task.unit.index, "error": error.message, "silent": is_silent(error)}
 
 
 class Reporter:

@@ -149,7 +149,8 @@ def quick_check(folder: Folder, found: Manifest) -> None:
 def enter(folder: Folder, setup: Setup, *, restart: bool) -> None:
     """Make the folder this plan's, or find that it is. The lock is held."""
     plan = setup.plan
-    if restart:
+    # One that was killed before its first unit gives way: a branch of the hub may have moved on since.
+    if restart or (folder.exists(PLAN) and not is_stored(folder, plan) and not has_work(folder)):
         start_over(folder)
     if not folder.exists(PLAN):
         folder.remove(placement.NAME)
@@ -159,8 +160,8 @@ def enter(folder: Folder, setup: Setup, *, restart: bool) -> None:
 
 
 def check_begun(folder: Folder, plan: Plan) -> None:
-    """Refuse an unfinished build of another plan, or of sources that changed since."""
-    if not folder.exists(PLAN) or is_stored(folder, plan):
+    """Refuse an unfinished build of another plan, or of sources that changed since, of which a unit was begun."""
+    if not folder.exists(PLAN) or is_stored(folder, plan) or not has_work(folder):
         return
     found = load_plan(folder)
     if found.fingerprint != plan.fingerprint:
@@ -170,6 +171,11 @@ def check_begun(folder: Folder, plan: Plan) -> None:
             hint=_OTHER_SOURCES if found.identity == plan.identity else _WAYS_OUT,
         )
     _check_pins(found.sources, plan.sources, hint=_OTHER_SOURCES)
+
+
+def has_work(folder: Folder) -> bool:
+    """Whether a unit may have been begun. The job is written before the first of them."""
+    return folder.exists(JOB) or any(folder.names(name) for name in (RECEIPTS, PACKS))
 
 
 def is_stored(folder: Folder, plan: Plan) -> bool:

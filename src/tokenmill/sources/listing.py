@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tokenmill.errors import RecipeError, SourceError
+from tokenmill.errors import RecipeError, SourceError, StorageError
 from tokenmill.planning import EXPANSION, Extent, Source
 from tokenmill.sources import arrow, jsonl, parquet, places, walking
 from tokenmill.sources.columns import Rule, find_rule, unseen_rule
@@ -75,6 +75,7 @@ def list_sources(recipe: Recipe, *, output: str | None = None) -> Listing:
     if not found:
         others = " but what lies in the output" if recipe.sources else ""
         raise RecipeError(f"there are no sources{others}", hint="give files, folders or globs, outside of the output")
+    places.require(found)
     root = _root(list(found))
     extents: list[Extent] = []
     unread: list[SourceError] = []
@@ -122,7 +123,11 @@ def _expand(
             matches = walking.matches(path)
             dataset = plain_name(argument)
             if not matches and dataset and not _is_a_path(argument):
-                yield from _expand_url(str(dataset), passed_over, any_ending=any_ending)
+                try:
+                    yield from list(_expand_url(str(dataset), passed_over, any_ending=any_ending))
+                except (SourceError, StorageError) as error:
+                    said = f"{argument!r} is no path here; as a dataset of the hub: {error.message}"
+                    raise type(error)(said, hint=error.hint) from None
             elif not matches:
                 on_hub = f"; {dataset} would be one on the hub" if dataset else ""
                 raise RecipeError(f"no source matches {argument!r}", hint=f"check the path; quote globs{on_hub}")
@@ -149,8 +154,7 @@ def _expand_url(argument: str, passed_over: Counter[str], *, any_ending: bool) -
         if not found:
             raise _no_files(argument)
     for path, pin in sorted(found.items(), key=lambda item: item[0]):
-        if not is_hub(argument):
-            places.check_name(path)
+        places.check_name(path)
         yield path, pin
 
 

@@ -2,14 +2,13 @@
 
 find    size and etag or time, which pin it        open_file   a file for Arrow, read at any place
 expand  a prefix or a pattern -> URLs              check_unchanged   is it still the one that was planned?
-bring   a file of the hub -> a verified copy
+bring   a file of the hub -> a verified copy       require, ask   can all of them be had? does the hub answer?
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
 import stat
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -22,12 +21,11 @@ from tokenmill.planning import Source
 from tokenmill.sources.batch import BATCH_BYTES
 from tokenmill.storage import hub
 from tokenmill.storage.hub import is_hub
+from tokenmill.storage.patterns import folder_of, is_pattern, matcher
 from tokenmill.storage.urls import Url, is_url, parse_url
 
 if TYPE_CHECKING:  # whoever has a store has loaded it
     from tokenmill.storage.store import Found, Store
-
-_PATTERN = re.compile(r"[*?[]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,25 +117,32 @@ def bring(path: str) -> None:
         hub.fetch(path)
 
 
+def ask(root: str) -> None:
+    """Raise `SilentStoreError` if sources are on the hub, and it does not answer."""
+    if is_hub(root):
+        hub.ask(root)
+
+
+def require(paths: Iterable[str]) -> None:
+    """Raise `SourceError` if files of the hub are not here and cannot be fetched. Others are asked for when read."""
+    hub.require(path for path in paths if is_hub(path))
+
+
 def expand(argument: str) -> tuple[dict[str, Pin], bool]:
     """The objects that a URL names, and whether it was a prefix, of which not everything need be a source."""
     if is_hub(argument):
         place = hub.pinned(hub.parse(argument))
         root = str(replace(place, config="", key=""))
         files = {f"{root}/{file.key}": Pin(file.size, 0, file.etag) for file in hub.files(place) if file.size}
-        return files, not _PATTERN.search(place.key)
+        return files, not is_pattern(place.key) and f"{root}/{place.key}" not in files
     url = parse_url(argument)
     store = _store(url)
     if url.key and (found := store.find(url.key)) is not None:
         return {str(url): Pin(found.size, 0, found.etag)}, False
-    if not _PATTERN.search(url.key):
+    if not is_pattern(url.key):
         return _pins(store, _outside_datasets(store.under(url.key))), True
-    fixed = _PATTERN.split(url.key)[0].rpartition("/")[0]
-    wanted = _regex(url.key)
-    matches = (found for found in store.under(fixed) if wanted.fullmatch(found.key))
-    return _pins(
-        store, (found for found in matches if "/." not in f"/{found.key[len(fixed) :].lstrip('/')}" or "/." in url.key)
-    ), False
+    matches = matcher(url.key)
+    return _pins(store, (found for found in store.under(folder_of(url.key)) if matches(found.key))), False
 
 
 def _pins(store: Store, objects: Iterable[Found]) -> dict[str, Pin]:
@@ -166,9 +171,9 @@ def _parents(key: str) -> Iterator[str]:
 
 
 def check_name(path: str) -> None:
-    """Refuse an object that a prefix or a pattern has found and that cannot be named by a URL."""
+    """Refuse an object or a file of the hub that a prefix or a pattern has found and that cannot be named by a URL."""
     try:
-        parse_url(path)
+        hub.parse(path) if is_hub(path) else parse_url(path)
     except RecipeError as error:
         raise RecipeError(
             f"{path} is an object that cannot be read: {error.message.partition(' holds ')[2]} in its name",
@@ -201,18 +206,3 @@ def _store(url: Url) -> Any:
     from tokenmill.storage.store import open_store
 
     return open_store(Url(url.scheme, url.bucket, ""))
-
-
-def _regex(pattern: str) -> re.Pattern[str]:
-    """A glob as a regular expression: `*` stays inside of a part of the key, `**` does not."""
-    text = ""
-    for part in re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]*\])", pattern):
-        known = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
-        if part.startswith("[") and part.endswith("]"):
-            text += f"[^{part[2:-1]}]" if part[1:2] == "!" else part
-        else:
-            text += known.get(part, re.escape(part))
-    try:
-        return re.compile(text, re.DOTALL)
-    except re.error as error:
-        raise RecipeError(f"{pattern!r} is no pattern: {error}", hint="brackets hold characters, like [a-z]") from None

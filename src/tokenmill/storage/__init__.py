@@ -16,6 +16,11 @@ urls      which URLs are taken              profile   keys that are not in the e
 store     single requests, retried          remote    ranges in order, fetched ahead
 expected  ranges that are known before      objects   a folder of objects
 download  one object here, verified         cache     copies of a remote dataset, shared by the processes of a machine
+
+Sources on the hub, which are only read:
+hub         what a URL names, and copies    hub_client    requests, and what their errors mean
+hub_listing the files of a commit, kept     hub_card      the files of a config
+patterns    globs, of the hub and of stores
 """
 
 from tokenmill.storage.folder import Folder

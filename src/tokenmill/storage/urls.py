@@ -60,12 +60,17 @@ def parse_url(place: str) -> Url:
     if found is None:
         raise RecipeError(f"a {scheme}:// URL names no bucket", hint=f"write it like {scheme}://bucket/prefix")
     key = (found["key"] or "").rstrip("/")
-    for what, is_there in {
-        "a second URL": "://" in key or "::" in place,
+    if what := wrong_key(key):
+        raise RecipeError(f"a {scheme}:// URL holds {what}", hint=f"write it like {scheme}://bucket/prefix")
+    return Url(scheme, found["bucket"], key)
+
+
+def wrong_key(key: str) -> str:
+    """What a key must not hold, if it does; else ""."""
+    wrong = {
+        "a second URL": "://" in key or "::" in key,
         "a query or a fragment": "#" in key or re.search(r"\?[\w.~-]+=", key) is not None,
         "a control character": not key.isprintable(),
         "an empty or a relative part": bool(key) and any(part in ("", ".", "..") for part in key.split("/")),
-    }.items():
-        if is_there:
-            raise RecipeError(f"a {scheme}:// URL holds {what}", hint=f"write it like {scheme}://bucket/prefix")
-    return Url(scheme, found["bucket"], key)
+    }
+    return next((what for what, is_there in wrong.items() if is_there), "")

@@ -1,0 +1,229 @@
+"""Requests to the hub, made by its own client, which honours HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE.
+
+Nobody is waited for longer than HF_HUB_DOWNLOAD_TIMEOUT, and what is lost on its way is asked for again a few times: a
+hub that stays silent is an error after a minute or so. Only this module and the tokenizers import the client.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from tokenmill.errors import SilentStoreError, SourceError, StorageError, TokenmillError
+
+T = TypeVar("T")
+
+# Seconds before something is asked for again.
+_WAITS = (1, 2, 4)
+_BLOCK = 1 << 16
+# What the client and Python raise about an answer, or about this machine. All else is of the client's http library,
+# whose errors have no public name: there was no answer, or none to the end.
+_NOT_OF_THE_NETWORK = (OSError, ValueError, LookupError, TypeError, AttributeError)
+
+
+@dataclass(frozen=True, slots=True)
+class HubFile:
+    """A file of a dataset at a commit. `etag` is what its bytes hash to."""
+
+    key: str
+    size: int
+    etag: str
+
+
+def is_offline() -> bool:
+    from huggingface_hub import constants
+
+    return bool(constants.is_offline_mode())
+
+
+def cache_folder(repo: str) -> str:
+    """Where the client keeps copies of a dataset's files."""
+    from huggingface_hub import constants
+
+    return os.path.join(constants.HF_HUB_CACHE, f"datasets--{repo.replace('/', '--')}")
+
+
+def assets_folder(repo: str) -> str:
+    """Where the hub's other programs keep what they know of a dataset, each in a folder of its own."""
+    from huggingface_hub import constants
+
+    return os.path.join(constants.HF_ASSETS_CACHE, "tokenmill", repo.replace("/", "--"))
+
+
+def commit_of(repo: str, revision: str) -> str:
+    """The commit that a branch or a tag means now."""
+    from huggingface_hub import HfApi
+
+    with _explained(repo, revision):
+        return str(_tried(partial(HfApi().dataset_info, repo, revision=revision, timeout=_patience())).sha)
+
+
+def list_files(repo: str, commit: str) -> list[HubFile]:
+    """All files of a commit."""
+    from huggingface_hub import constants
+    from huggingface_hub.utils import (  # type: ignore[attr-defined]  # they are documented there
+        build_hf_headers,
+        paginate,
+    )
+
+    # The client's own list_repo_tree would wait for ever.
+    url = f"{constants.ENDPOINT}/api/datasets/{repo}/tree/{commit}"
+    with _explained(repo, commit):
+        entries = paginate(url, params={"recursive": True}, headers=build_hf_headers(), timeout=_patience())
+        return [_file(entry) for entry in entries if entry["type"] == "file"]
+
+
+def _file(entry: dict[str, Any]) -> HubFile:
+    return HubFile(entry["path"], entry["size"], entry["lfs"]["oid"] if entry.get("lfs") else entry["oid"])
+
+
+def download(repo: str, commit: str, key: str) -> str:
+    """A copy of a file, which may have been there before."""
+    from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
+    from huggingface_hub.errors import HfHubHTTPError
+    from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]  # as above
+
+    disable_progress_bars()
+    there = find_copy(repo, commit, key)
+    if there is not None:
+        return there
+    url = hf_hub_url(repo, key, revision=commit, repo_type="dataset")
+    with _explained(repo, commit):
+        # What follows would wait six minutes for a hub that is silent from the first, whatever the settings say.
+        with contextlib.suppress(HfHubHTTPError):
+            get_hf_file_metadata(url, timeout=_patience(), retry_on_errors=True)
+        return str(hf_hub_download(repo, key, revision=commit, repo_type="dataset"))
+
+
+def find_copy(repo: str, commit: str, key: str) -> str | None:
+    """The copy of a file if there is one."""
+    from huggingface_hub import try_to_load_from_cache
+
+    found = try_to_load_from_cache(repo, key, revision=commit, repo_type="dataset")
+    return found if isinstance(found, str) else None
+
+
+def fetch_range(repo: str, commit: str, key: str, start: int, stop: int) -> bytes:
+    """Bytes [start, stop) of a file."""
+    with _explained(repo, commit):
+        return _tried(partial(_fetch_range, repo, commit, key, start, stop))
+
+
+def read_card(repo: str, commit: str, path: str) -> dict[str, Any]:
+    """What stands at the beginning of a dataset's card."""
+    from huggingface_hub import DatasetCard
+
+    with _explained(repo, commit):
+        return dict(DatasetCard.load(path, ignore_metadata_errors=True).data.to_dict())
+
+
+def _fetch_range(repo: str, commit: str, key: str, start: int, stop: int) -> bytes:
+    from huggingface_hub import hf_hub_url
+    from huggingface_hub.utils import (  # type: ignore[attr-defined]  # as above
+        build_hf_headers,
+        hf_raise_for_status,
+        http_stream_backoff,
+    )
+
+    url = hf_hub_url(repo, key, revision=commit, repo_type="dataset")
+    headers = {**build_hf_headers(), "Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
+    # Who leaves it before its end stops the transfer. It cannot begin again below us, so that errors are the caller's.
+    with http_stream_backoff("GET", url, headers=headers, timeout=_patience(), retry_on_exceptions=()) as answer:
+        hf_raise_for_status(answer)
+        # A server that ignores ranges sends all of the file.
+        skip = 0 if answer.status_code == 206 else start
+        data = _cut(answer.iter_bytes(_BLOCK), skip, stop - start)
+    if len(data) != stop - start:
+        raise StorageError(f"hf://datasets/{repo}@{commit}/{key}: {len(data)} bytes came for [{start}, {stop})")
+    return data
+
+
+def _cut(blocks: Iterable[bytes], skip: int, size: int) -> bytes:
+    """So many bytes behind those that are skipped; no block is asked for after the last of them."""
+    data = bytearray()
+    for block in blocks:
+        data += block[skip : skip + size - len(data)]
+        skip = max(0, skip - len(block))
+        if len(data) == size:
+            break
+    return bytes(data)
+
+
+def _tried(ask: Callable[[], T]) -> T:
+    """An answer. Who gets none asks again a few times."""
+    from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
+
+    for wait in _WAITS:
+        try:
+            return ask()
+        except (HfHubHTTPError, OfflineModeIsEnabled):
+            raise
+        except Exception:  # most have no public name
+            time.sleep(wait)
+    return ask()
+
+
+def _patience() -> float:
+    """Seconds that the hub may stay silent."""
+    from huggingface_hub import constants
+
+    return float(constants.HF_HUB_DOWNLOAD_TIMEOUT)
+
+
+@contextlib.contextmanager
+def _explained(repo: str, revision: str) -> Iterator[None]:
+    """The client's many errors as ours."""
+    try:
+        yield
+    except TokenmillError:
+        raise
+    except Exception as error:  # they share no class: those of the client, of its http library, of the system
+        raise _judged(error, repo, revision) from None
+
+
+def _judged(error: BaseException, repo: str, revision: str) -> TokenmillError:
+    """A `StorageError` if the hub may answer the next time, a `SourceError` if it has."""
+    from huggingface_hub import constants
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HfHubHTTPError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    if isinstance(error, LocalEntryNotFoundError) and error.__cause__ is not None:
+        error = error.__cause__
+    name, hub = f"hf://datasets/{repo}", constants.ENDPOINT
+    if isinstance(error, RevisionNotFoundError):
+        return SourceError(f"{name} has no revision {revision}", hint="check its branches and tags")
+    if isinstance(error, RepositoryNotFoundError) and not isinstance(error, GatedRepoError):
+        return SourceError(
+            f"{name} is not on {hub}, or is private", hint="check the name; a private one needs HF_TOKEN"
+        )
+    status = error.response.status_code if isinstance(error, HfHubHTTPError) else 0
+    if status == 429 or status >= 500:
+        return StorageError(f"{name}@{revision}: {hub} is at its limits: {_said(error)}", hint="run again later")
+    if not isinstance(error, _NOT_OF_THE_NETWORK):
+        return SilentStoreError(
+            f"{name}@{revision}: {hub} does not answer: {_said(error)}",
+            hint="check the network, and HF_ENDPOINT if it is set; then run the same command again",
+        )
+    return SourceError(
+        f"{name}@{revision}: {_said(error)}",
+        hint="check the name, the revision and the network; a gated dataset needs HF_TOKEN",
+    )
+
+
+def _said(error: BaseException) -> str:
+    """What an error says, in a line. Who answers may repeat what it was sent, and a token need not be a variable."""
+    from huggingface_hub import get_token
+
+    said = " ".join(str(error).split()) or type(error).__name__
+    token = get_token()
+    return (said.replace(token, "***") if token else said)[:300]
