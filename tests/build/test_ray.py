@@ -20,7 +20,7 @@ import pytest
 
 import tokenmill as library
 from conftest import Command, command, make_texts, tree, write_parquet
-from nodes import add_node, ray_cluster, unit_processes
+from nodes import add_node, listening, ray_cluster, unit_processes
 from tokenmill.errors import BuildError, RecipeError
 
 ray = pytest.importorskip("ray")
@@ -309,25 +309,61 @@ def test_ctrl_c_on_the_driver_stops_the_parts_of_the_nodes(
     assert len(list(tmp_path.glob("*/out/nodes.json"))) == 3
 
 
-def test_without_a_cluster_a_local_ray_is_started_and_stopped(
-    corpus: Path,
-    tmp_path: Path,
-    right: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
-) -> None:
-    # Whatever runs on this machine is not found there; names of sockets must be short.
-    place = tempfile.mkdtemp(prefix="r")
-    request.addfinalizer(lambda: shutil.rmtree(place, ignore_errors=True))
+@pytest.fixture
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An environment where no cluster is found, with a home where nothing is; that home."""
+    place = tempfile.mkdtemp(prefix="r")  # names of sockets must be short
+    home = tmp_path / "home"
+    home.mkdir()
     monkeypatch.setenv("RAY_TMPDIR", place)
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("HOME", str(home))
+    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"):
+        monkeypatch.delenv(name, raising=False)
+    yield home
+    shutil.rmtree(place, ignore_errors=True)
+
+
+def test_without_a_cluster_a_local_ray_is_started_and_stopped(
+    corpus: Path, tmp_path: Path, right: dict[str, str], alone: Path
+) -> None:
     assert find_cluster(None) is None
     done = subprocess.run(
         command("prepare", corpus, "-o", tmp_path / "out", *OPTIONS, "-j", 2), capture_output=True, text=True
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     assert tree(tmp_path / "out") == right
+    assert not (alone / ".ray").exists(), "no secret for the Ray programs to come"
+
+
+def test_a_local_ray_listens_on_the_loopback_alone_and_leaves_no_secret_in_its_program(alone: Path) -> None:
+    """Twice in one program: the second one has a secret of its own."""
+    code = """
+import os
+from tokenmill.build.ray_cluster import connect, leave, ray
+
+before = dict(os.environ)
+for _ in range(2):
+    connect(None, 1)
+    ray.get(ray.remote(lambda: 0).remote())
+    print({name for name in {*before, *os.environ} if before.get(name) != os.environ.get(name)}, flush=True)
+    input()
+    leave()
+print(ray._raylet.get_authentication_mode() == ray._raylet.AuthenticationMode.DISABLED)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    for _ in range(2):
+        assert process.stdout.readline() == "set()\n"
+        found = listening(process.pid)
+        assert len(found) >= 5, "its head, its node, its agent, a worker and the program"
+        assert set(found) == {"127.0.0.1"}
+        process.stdin.write("\n")
+        process.stdin.flush()
+    assert process.communicate() == ("True\n", "")
+    assert not (alone / ".ray").exists()
 
 
 def test_addresses_where_no_cluster_is_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ from tokenmill.build.crew import Message
 from tokenmill.build.executor import MAX_TRIES, Failure, Listener, judge
 from tokenmill.build.foreman import WORKER_ENVIRONMENT
 from tokenmill.build.ray_bench import CALLS, Bench
-from tokenmill.build.ray_cluster import LOOK_SECONDS, answered, connect, hear, num_cores, num_slots, ray
+from tokenmill.build.ray_cluster import LOOK_SECONDS, answered, connect, hear, leave, num_cores, num_slots, ray
 from tokenmill.build.task import Task, Work
 from tokenmill.build.versions import own_version
 from tokenmill.build.visits import Checked, Request
@@ -118,7 +118,7 @@ class Ray:
         ours, self._ours = self._ours, False
         self._calls.clear()
         if ours:
-            ray.shutdown()
+            leave()
             self._room.clear()
         for bench in list(self._room):
             self._dismiss(bench)

@@ -22,6 +22,8 @@ try:
 except ImportError:
     raise RecipeError("Ray is not installed", hint="pip install 'tokenmill[ray]', on every node") from None
 
+from tokenmill.build import ray_secret  # it needs Ray
+
 # How long a cluster may take to answer at all. Ray itself would try for ten minutes.
 ANSWER_SECONDS = 5.0
 # How often the size of the cluster is looked at: nodes come and go.
@@ -31,6 +33,7 @@ STORE_BYTES = 100_000_000
 ADDRESS = "RAY_ADDRESS"
 # Where `ray start` notes the cluster of a machine.
 NOTED = "ray/ray_current_cluster"
+_JOIN_HINT = "has it the same version of Ray? does it ask for a token? then set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN"
 
 
 def connect(address: str | None, workers: int | None) -> bool:
@@ -41,17 +44,47 @@ def connect(address: str | None, workers: int | None) -> bool:
             raise RecipeError(f"this program has joined the Ray cluster at {joined}", hint=f"leave {address} out")
         return False
     found = find_cluster(address)
-    options: dict[str, Any] = {"address": found}
+    options: dict[str, Any]
     if found is None:
-        os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # no traffic but to what the user named
         options = {"num_cpus": resolve_workers(workers), "include_dashboard": False, "object_store_memory": STORE_BYTES}
-        options["_node_ip_address"] = "127.0.0.1"
-    with _own_signals():
+        secret = ray_secret.of_our_own()
+    else:
+        options, secret = {"address": found}, ray_secret.of_the_user() if _is_noted(address) else {}
+    with _own_signals(), ray_secret.environment(secret), _at_home() if found is None else contextlib.nullcontext():
         try:
             ray.init(**options, log_to_driver=False, logging_level="error")
         except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-            raise BuildError(f"Ray does not start: {error}", hint="look at its logs in /tmp/ray") from None
+            leave()
+            if found is None:
+                raise BuildError(f"Ray does not start: {error}", hint="look at its logs in /tmp/ray") from None
+            raise BuildError(f"the Ray cluster at {found} cannot be joined: {error}", hint=_JOIN_HINT) from None
+        except BaseException:
+            leave()
+            raise
     return True
+
+
+def leave() -> None:
+    """Leave the cluster; a Ray of our own ends with it. Nothing of it stays in this program."""
+    ray.shutdown()
+    ray_secret.look_again()
+
+
+@contextlib.contextmanager
+def _at_home() -> Iterator[None]:
+    """Have a Ray that starts meanwhile listen on 127.0.0.1 alone. By itself it does so on the systems where it has no
+    clusters; on others it takes that address, even if it is given, for the one where other machines find it."""
+    constants = ray._private.ray_constants
+    before, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = before
+
+
+def _is_noted(address: str | None) -> bool:
+    """Whether the cluster to join is the one that `ray start` noted."""
+    return (address or os.environ.get(ADDRESS) or "auto") == "auto"
 
 
 def find_cluster(address: str | None) -> str | None:

@@ -25,7 +25,7 @@ from tokenmill.build import part, state
 from tokenmill.build.crew import Message
 from tokenmill.build.executor import MAX_TRIES
 from tokenmill.build.progress import Event, Watcher
-from tokenmill.build.ray_cluster import LOOK_SECONDS, connect, hear, num_slots, ray
+from tokenmill.build.ray_cluster import LOOK_SECONDS, connect, hear, leave, num_slots, ray
 from tokenmill.build.setup import Setup, set_up
 from tokenmill.errors import BuildError, Interrupted, RecipeError, TokenmillError
 from tokenmill.manifest import Manifest
@@ -214,7 +214,7 @@ def _leave(running: Iterable[Any], *, ours: bool) -> None:
     """Stop tasks at once, wherever they run, by leaving the cluster if it was us who joined it: it ends what a driver
     has left behind, while Ray's cancel can bring down a driver whose task gives its answer in that moment."""
     if ours:
-        ray.shutdown()
+        leave()
         return
     for task in running:
         with contextlib.suppress(ray.exceptions.RayError, ValueError):  # it is over already
