@@ -20,7 +20,7 @@ import pytest
 
 import tokenmill as library
 from conftest import Command, command, make_texts, tree, write_parquet
-from nodes import add_node, listening, ray_cluster, unit_processes
+from nodes import add_node, kill_node, listening, ray_cluster, unit_processes
 from tokenmill.errors import BuildError, RecipeError
 
 ray = pytest.importorskip("ray")
@@ -196,6 +196,35 @@ def test_a_node_that_is_lost_costs_what_was_in_flight(
         printed, said = process.communicate(timeout=300)
         assert (process.returncode, printed) == (0, ""), said
     assert tree(tmp_path / "out") == whole
+
+
+@pytest.mark.parametrize("placement", ["shared", "node-local"])
+def test_a_head_that_is_lost_ends_the_driver_with_a_sentence_and_another_cluster_goes_on(
+    cluster: Any, corpus: Path, tmp_path: Path, halting: tuple[Path, Path], whole: dict[str, str], placement: str
+) -> None:
+    go, halted = halting
+    out, hasty = tmp_path / "out", "from tokenmill.build import ray_cluster; ray_cluster.LOST_SECONDS = 3.0; "
+
+    def arguments(cluster: Any) -> list[str]:
+        words = [*halting_command(cluster, corpus, out), "--placement", placement]
+        return [hasty + word if words[at - 1] == "-c" else word for at, word in enumerate(words)]
+
+    with ray_cluster(nodes=0, head_slots=2) as short_lived:
+        process = subprocess.Popen(arguments(short_lived), stderr=subprocess.PIPE, text=True)
+        wait_for(lambda: halted.exists() or process.poll() is not None)
+        kill_node(short_lived.head_node)
+        _, said = process.communicate(timeout=50)  # Ray would end it after 60 s, with words of its own
+    assert process.returncode == 1
+    assert said.splitlines() == [
+        "error: the head of the Ray cluster was lost: it does not answer",
+        "hint: start the cluster again, then run the same command: what is done is kept",
+    ]
+    go.touch()
+    if placement == "shared":
+        kept = {file: file.stat().st_mtime_ns for file in (out / ".build/receipts").glob("*.json")}
+        subprocess.run(arguments(cluster), check=True)
+        assert tree(out) == whole
+        assert {file: file.stat().st_mtime_ns for file in kept} == kept
 
 
 def test_a_broken_source_fails_its_units_after_the_others_are_done(cluster: Any, corpus: Path, tmp_path: Path) -> None:

@@ -25,7 +25,17 @@ from tokenmill.build.crew import Message
 from tokenmill.build.executor import MAX_TRIES, Failure, Listener, judge
 from tokenmill.build.foreman import WORKER_ENVIRONMENT
 from tokenmill.build.ray_bench import CALLS, Bench
-from tokenmill.build.ray_cluster import LOOK_SECONDS, answered, connect, hear, leave, num_cores, num_slots, ray
+from tokenmill.build.ray_cluster import (
+    LOOK_SECONDS,
+    answered,
+    connect,
+    hear,
+    hear_from,
+    leave,
+    num_cores,
+    num_slots,
+    ray,
+)
 from tokenmill.build.task import Task, Work
 from tokenmill.build.versions import own_version
 from tokenmill.build.visits import Checked, Request
@@ -81,7 +91,7 @@ class Ray:
             while (bench := self._roomiest()) is None:
                 for _, answer in self._hear():
                     self._welcome(answer)
-            answer = hear(partial(ray.get, bench.do.remote(json.dumps(asdict(request)))))
+            answer = hear_from(bench.do.remote(json.dumps(asdict(request))))
             if answer["kind"] == "checked":
                 return records.convert(Checked, answer["checked"], where="checked")
             if answer["kind"] == "failed":

@@ -9,7 +9,9 @@ import signal
 import socket
 import threading
 from collections.abc import Callable, Iterator
-from typing import Any
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, TypeVar
 
 from tokenmill import errors
 from tokenmill.build.crew import Message
@@ -24,10 +26,14 @@ except ImportError:
 
 from tokenmill.build import ray_secret  # it needs Ray
 
+T = TypeVar("T")
+
 # How long a cluster may take to answer at all. Ray itself would try for ten minutes.
 ANSWER_SECONDS = 5.0
 # How often the size of the cluster is looked at: nodes come and go.
 LOOK_SECONDS = 5.0
+# How long the head may be silent. Some clusters start it again; after a minute Ray ends every program that has joined.
+LOST_SECONDS = 30.0
 # What is said is small; a local Ray needs no more room for it.
 STORE_BYTES = 100_000_000
 ADDRESS = "RAY_ADDRESS"
@@ -147,7 +153,28 @@ def num_slots(wanted: int | None, cores: int) -> int:
 
 def num_cores() -> int:
     """How many tasks the cluster can run at once."""
-    return int(ray.cluster_resources().get("CPU", 0))
+    return int(ask_head(ray.cluster_resources).get("CPU", 0))
+
+
+def ask_head(question: Callable[[], T]) -> T:
+    """What the head of the cluster says. One that is gone keeps whoever asks it waiting until Ray ends the program, and
+    no signal gets through: so another thread asks."""
+    answer: Future[T] = Future()
+
+    def ask() -> None:
+        try:
+            answer.set_result(question())
+        except Exception as error:  # it is raised where the answer is wanted
+            answer.set_exception(error)
+
+    threading.Thread(target=ask, daemon=True).start()
+    try:
+        return answer.result(LOST_SECONDS)
+    except (TimeoutError, ray.exceptions.RayError):
+        raise BuildError(
+            "the head of the Ray cluster was lost: it does not answer",
+            hint="start the cluster again, then run the same command: what is done is kept",
+        ) from None
 
 
 def answered(refs: list[Any]) -> list[Any]:
@@ -156,6 +183,13 @@ def answered(refs: list[Any]) -> list[Any]:
         return []
     ready: list[Any] = ray.wait(refs, num_returns=len(refs), timeout=0)[0]
     return ready
+
+
+def hear_from(ref: Any) -> Message:
+    """The answer of a task, however long it takes, unless the head is lost meanwhile."""
+    while not answered([ref]):
+        num_cores()
+    return hear(partial(ray.get, ref))
 
 
 def hear(get: Callable[[], str]) -> Message:
