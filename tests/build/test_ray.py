@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import platform
+import re
 import shutil
 import signal
 import subprocess
@@ -237,7 +239,7 @@ def test_a_broken_source_fails_its_units_after_the_others_are_done(cluster: Any,
         library.prepare(
             str(corpus), tmp_path / "out", executor="ray", ray_address=cluster.address, watch=events.append, **RECIPE
         )
-    assert "d.parquet" in caught.value.message
+    assert re.search(rf"d\.parquet from .*: {platform.node()}: ", caught.value.message)
     total = next(event["total_units"] for event in events if event["kind"] == "start")
     failed = {event["unit"] for event in events if event["kind"] == "failed"}
     assert failed
@@ -256,10 +258,14 @@ def test_a_unit_that_kills_its_bench_fails_and_takes_no_other_along(
     for slots in (1, 2):
         out = tmp_path / f"out{slots}"
         events: list[dict[str, Any]] = []
-        with pytest.raises(BuildError, match=r"1 of [0-9]+ units failed"):
+        where = f"{platform.node()}: a worker was lost"
+        with pytest.raises(BuildError, match=rf"1 of [0-9]+ units failed.*\n.*: {where}"):
             library.prepare(str(corpus), out, workers=slots, watch=events.append, **options)
         total = next(event["total_units"] for event in events if event["kind"] == "start")
         assert num_receipts(out) == total - 1
+        tried = [event["error"] for event in events if event["kind"] == "retry"]
+        assert tried
+        assert all(message.startswith(where) for message in tried)
 
 
 def test_a_node_that_cannot_run_tokenmill_stops_the_build_and_says_why(
@@ -270,7 +276,9 @@ def test_a_node_that_cannot_run_tokenmill_stops_the_build_and_says_why(
     lame = add_node(cluster, env_vars={"PYTHONPATH": str(tmp_path / "other")})
     options = {**RECIPE, "filter": "halting:keep", "executor": "ray", "ray_address": cluster.address}
     try:
-        with pytest.raises(RecipeError, match=r"a node cannot run tokenmill: .*not the one that you want") as caught:
+        with pytest.raises(
+            RecipeError, match=r"the node at 127.0.0.1 cannot run tokenmill: .*not the one that you want"
+        ) as caught:
             library.prepare(str(corpus), tmp_path / "out", **options)
         assert "on every node" in str(caught.value.hint)
     finally:

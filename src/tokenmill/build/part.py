@@ -191,7 +191,7 @@ def _attempt(part: Callable[[], Message]) -> Message:
     try:
         return part()
     except Exception as error:  # the driver judges it
-        return {"kind": "failed", "error": errors.to_record(error)}
+        return {"kind": "failed", "error": errors.to_record(error), "host": platform.node()}
 
 
 def _answered(part: Callable[[], Message]) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import socket
 import threading
@@ -17,7 +18,7 @@ from tokenmill import errors
 from tokenmill.build.crew import Message
 from tokenmill.build.versions import own_version
 from tokenmill.cores import resolve_workers
-from tokenmill.errors import BuildError, RecipeError
+from tokenmill.errors import BuildError, RecipeError, TokenmillError
 
 try:
     import ray as ray  # noqa: PLC0414 - who needs a cluster takes it from here
@@ -203,8 +204,25 @@ def hear(get: Callable[[], str]) -> Message:
             message = f"a worker was lost: {type(error).__name__}"
             return {"kind": "died", "error": errors.to_record(BuildError(message, hint="is there enough memory?"))}
         # An error of the whole build: a node that fails at once would be asked again and again.
-        message, hint = f"a node cannot run tokenmill: {cause}", f"install tokenmill {own_version()} on every node"
+        message, hint = (
+            f"{_node_of(error)} cannot run tokenmill: {cause}",
+            f"install tokenmill {own_version()} on every node",
+        )
         return {"kind": "failed", "error": errors.to_record(RecipeError(message, hint=hint))}
+
+
+def error_of(answer: Message) -> TokenmillError:
+    """The error that an answer tells of, with the host where it happened, if that is known."""
+    error, host = errors.from_record(answer["error"]), answer.get("host", "")
+    if host and not re.search(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", error.message):
+        return type(error)(f"{host}: {error.message}", hint=error.hint)
+    return error
+
+
+def _node_of(error: Exception) -> str:
+    """The node that an error of Ray's is of, as Ray knows it."""
+    found = re.search(r"\bip[=:] ?([0-9a-f.:]+[0-9a-f])", str(error))
+    return f"the node at {found[1]}" if found else "a node"
 
 
 def _never_began(error: Exception) -> str | None:

@@ -26,7 +26,17 @@ from tokenmill.build import part, state
 from tokenmill.build.crew import Message
 from tokenmill.build.executor import MAX_TRIES
 from tokenmill.build.progress import Event, Watcher
-from tokenmill.build.ray_cluster import LOOK_SECONDS, ask_head, connect, hear, hear_from, leave, num_slots, ray
+from tokenmill.build.ray_cluster import (
+    LOOK_SECONDS,
+    ask_head,
+    connect,
+    error_of,
+    hear,
+    hear_from,
+    leave,
+    num_slots,
+    ray,
+)
 from tokenmill.build.setup import Setup, set_up
 from tokenmill.errors import BuildError, Interrupted, RecipeError, TokenmillError
 from tokenmill.manifest import Manifest
@@ -156,7 +166,7 @@ def _call_all(function: Callable[[str], str], calls: Iterable[tuple[Node, Messag
     answers = [(node, hear_from(ref)) for node, ref in asked]
     for _, answer in answers:
         if answer["kind"] == "failed":
-            raise errors.from_record(answer["error"])
+            raise error_of(answer)
     return answers
 
 
