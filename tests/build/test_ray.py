@@ -328,6 +328,27 @@ def test_every_node_keeps_a_part_and_one_that_was_lost_goes_on_with_its_own(
     assert (last["units"], last["bytes"]) == (last["total_units"], last["total_bytes"])
 
 
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        ("$ONLY_HERE/out", "the variable ONLY_HERE, which .ONLY_HERE/out needs, is not set on {here}"),
+        ("${NOWHERE}/out", "the variable NOWHERE, which .* needs, is not set on {here}"),
+        ("$EMPTY/out", "the variable EMPTY, which .* needs, is not set on {here}"),
+        ("$(hostname)/out", "is .* on {here}"),
+        ("~nobody-of-this-name/out", "no user of {here} has the home"),
+        ("$RELATIVE/out", "is some/out on {here}"),
+        ("~/out", "two nodes on {here} would both write to "),
+    ],
+)
+def test_a_place_that_means_nothing_on_a_node_is_refused(
+    cluster: Any, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, said: str
+) -> None:
+    for name, value in {"ONLY_HERE": str(tmp_path), "EMPTY": "", "RELATIVE": "some"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RecipeError, match=said.format(here=platform.node())):
+        library.prepare(str(corpus), output, ray_address=cluster.address, **LOCAL, **RECIPE)
+
+
 def test_ctrl_c_on_the_driver_stops_the_parts_of_the_nodes(
     cluster: Any, corpus: Path, tmp_path: Path, halting: tuple[Path, Path]
 ) -> None:
