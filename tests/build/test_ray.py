@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import os
 import platform
@@ -23,6 +24,7 @@ import pytest
 import tokenmill as library
 from conftest import Command, command, make_texts, tree, write_parquet
 from nodes import add_node, kill_node, listening, ray_cluster, unit_processes
+from tokenmill.build.foreman import WORKER_ENVIRONMENT
 from tokenmill.errors import BuildError, RecipeError
 
 ray = pytest.importorskip("ray")
@@ -153,6 +155,27 @@ def test_a_filter_and_a_budget_go_along(cluster: Any, corpus: Path, tmp_path: Pa
     )
     tokenmill("prepare", corpus, "-o", "here", *OPTIONS[:-2], *extra, PYTHONPATH=str(tmp_path))
     assert tree(tmp_path / "there") == tree(tmp_path / "here")
+
+
+def test_no_variable_of_the_driver_goes_to_the_nodes(
+    cluster: Any, corpus: Path, tmp_path: Path, tokenmill: Command
+) -> None:
+    seen = tmp_path / "seen"
+    (tmp_path / "spy.py").write_text(
+        f"import os\n\ndef keep(text):\n    open({str(seen)!r}, 'w').write(repr(dict(os.environ)))\n    return True\n"
+    )
+    options = (*OPTIONS, "--filter", "spy:keep", "--ray-address", cluster.address)
+    secrets = {"AWS_SECRET_ACCESS_KEY": "not-for-others-1", "HF_TOKEN": "not-for-others-2"}
+    tokenmill("prepare", corpus, "-o", "out", *options, PYTHONPATH=str(tmp_path), **secrets)
+    assert WORKER_ENVIRONMENT.items() <= ast.literal_eval(seen.read_text()).items()
+    assert "not-for-others" not in seen.read_text()
+    ray.init(address=cluster.address, log_to_driver=False)
+    try:
+        jobs = str(ray._private.state.jobs())
+    finally:
+        ray.shutdown()
+    assert "spy:keep" in jobs, "Ray shows the command line"
+    assert "not-for-others" not in jobs
 
 
 def test_a_worker_and_then_a_driver_that_are_killed_cost_what_was_in_flight(
