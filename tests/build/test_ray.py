@@ -447,6 +447,28 @@ print(ray._raylet.get_authentication_mode() == ray._raylet.AuthenticationMode.DI
     assert not (alone / ".ray").exists()
 
 
+def test_a_cluster_of_this_machine_that_asks_for_the_users_secret_is_joined_with_it(
+    corpus: Path, tmp_path: Path, right: dict[str, str], alone: Path
+) -> None:
+    (alone / ".ray").mkdir()
+    (alone / ".ray/auth_token").write_text("5" * 64)
+    options = ("--num-cpus=2", "--port=0", "--include-dashboard=false", "--disable-usage-stats", "--block")
+    start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", *options]
+    head = subprocess.Popen(start, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: find_cluster(None) is not None or head.poll() is not None)
+        done = subprocess.run(
+            command("prepare", corpus, "-o", tmp_path / "out", *OPTIONS, "--ray-address", "auto"),
+            capture_output=True,
+            text=True,
+        )
+    finally:
+        head.terminate()
+        head.wait()
+    assert (done.returncode, done.stderr) == (0, "")
+    assert tree(tmp_path / "out") == right
+
+
 def test_addresses_where_no_cluster_is_are_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
