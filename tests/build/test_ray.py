@@ -447,6 +447,25 @@ print(ray._raylet.get_authentication_mode() == ray._raylet.AuthenticationMode.DI
     assert not (alone / ".ray").exists()
 
 
+def test_a_local_ray_that_does_not_start_leaves_no_secret_either(alone: Path, tmp_path: Path) -> None:
+    code = """
+import os
+from tokenmill.build.ray_cluster import connect, ray
+from tokenmill.errors import BuildError
+
+before = dict(os.environ)
+try:
+    connect(None, 1)
+except BuildError as error:
+    print(error.message)
+print(dict(os.environ) == before, ray._raylet.get_authentication_mode() == ray._raylet.AuthenticationMode.DISABLED)
+"""
+    too_long = {**os.environ, "RAY_TMPDIR": str(tmp_path / ("x" * 100))}  # for the name of a socket
+    done = subprocess.run([sys.executable, "-c", code], env=too_long, capture_output=True, text=True)
+    assert re.fullmatch(r"Ray does not start: .*\nTrue True\n", done.stdout, re.DOTALL), done
+    assert not (alone / ".ray").exists()
+
+
 def test_a_cluster_of_this_machine_that_asks_for_the_users_secret_is_joined_with_it(
     corpus: Path, tmp_path: Path, right: dict[str, str], alone: Path
 ) -> None:

@@ -57,17 +57,16 @@ def connect(address: str | None, workers: int | None) -> bool:
         secret = ray_secret.of_our_own()
     else:
         options, secret = {"address": found}, ray_secret.of_the_user() if _is_noted(address) else {}
-    with _own_signals(), ray_secret.environment(secret), _at_home() if found is None else contextlib.nullcontext():
-        try:
+    try:
+        with _own_signals(), ray_secret.environment(secret), _at_home() if found is None else contextlib.nullcontext():
             ray.init(**options, log_to_driver=False, logging_level="error")
-        except (OSError, RuntimeError, ValueError, ray.exceptions.RayError) as error:
-            leave()
-            if found is None:
-                raise BuildError(f"Ray does not start: {error}", hint="look at its logs in /tmp/ray") from None
-            raise BuildError(f"the Ray cluster at {found} cannot be joined: {error}", hint=_JOIN_HINT) from None
-        except BaseException:
-            leave()
+    except BaseException as error:
+        leave()
+        if not isinstance(error, (OSError, RuntimeError, ValueError, ray.exceptions.RayError)):
             raise
+        if found is None:
+            raise BuildError(f"Ray does not start: {error}", hint="look at its logs in /tmp/ray") from None
+        raise BuildError(f"the Ray cluster at {found} cannot be joined: {error}", hint=_JOIN_HINT) from None
     return True
 
 

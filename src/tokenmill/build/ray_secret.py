@@ -43,7 +43,8 @@ def environment(changes: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     finally:
-        os.environ.clear()
+        for name in set(os.environ) - set(before):
+            del os.environ[name]
         os.environ.update(before)
 
 
