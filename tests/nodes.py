@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -45,6 +46,13 @@ def add_node(cluster: Any, **options: Any) -> Any:
     raise AssertionError("the last start gives a node, or raises")
 
 
+def kill_node(node: Any) -> None:
+    """Kill all processes of a node at once, as a power cut does."""
+    for processes in node.all_processes.values():
+        for one in processes:
+            one.process.kill()
+
+
 def unit_processes(function: str = "Bench.do") -> list[int]:
     """The processes of our nodes that do units now: Ray names them by the function that they run."""
     found = []
@@ -54,6 +62,34 @@ def unit_processes(function: str = "Bench.do") -> list[int]:
             if is_unit and _parent(_parent(int(path.name))) == os.getpid():
                 found.append(int(path.name))
     return found
+
+
+def listening(process: int) -> list[str]:
+    """The addresses at which a process and its descendants listen."""
+    parents: dict[int, int] = {}
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            parents[int(path.name)] = _parent(int(path.name))
+    kin, more = set[int](), {process}
+    while more:
+        kin |= more
+        more = {one for one, parent in parents.items() if parent in kin} - kin
+    ours = {socket for one in kin for socket in _sockets(one)}
+    lines = [line.split() for name in ("tcp", "tcp6") for line in Path("/proc/net", name).read_text().splitlines()[1:]]
+    return [_address(line[1].partition(":")[0]) for line in lines if line[3] == "0A" and line[9] in ours]
+
+
+def _sockets(process: int) -> Iterator[str]:
+    with contextlib.suppress(OSError):  # it has ended
+        for path in Path(f"/proc/{process}/fd").iterdir():
+            with contextlib.suppress(OSError):
+                yield os.readlink(path).removeprefix("socket:[").removesuffix("]")
+
+
+def _address(words: str) -> str:
+    """An address as the kernel shows it: words of four bytes, each of them backwards."""
+    address = ipaddress.ip_address(b"".join(bytes.fromhex(words[at : at + 8])[::-1] for at in range(0, len(words), 8)))
+    return str(getattr(address, "ipv4_mapped", None) or address)
 
 
 def _parent(process: int) -> int:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import os
+import platform
+import re
 import shutil
 import signal
 import subprocess
@@ -20,7 +23,8 @@ import pytest
 
 import tokenmill as library
 from conftest import Command, command, make_texts, tree, write_parquet
-from nodes import add_node, ray_cluster, unit_processes
+from nodes import add_node, kill_node, listening, ray_cluster, unit_processes
+from tokenmill.build.foreman import WORKER_ENVIRONMENT
 from tokenmill.errors import BuildError, RecipeError
 
 ray = pytest.importorskip("ray")
@@ -153,6 +157,27 @@ def test_a_filter_and_a_budget_go_along(cluster: Any, corpus: Path, tmp_path: Pa
     assert tree(tmp_path / "there") == tree(tmp_path / "here")
 
 
+def test_no_variable_of_the_driver_goes_to_the_nodes(
+    cluster: Any, corpus: Path, tmp_path: Path, tokenmill: Command
+) -> None:
+    seen = tmp_path / "seen"
+    (tmp_path / "spy.py").write_text(
+        f"import os\n\ndef keep(text):\n    open({str(seen)!r}, 'w').write(repr(dict(os.environ)))\n    return True\n"
+    )
+    options = (*OPTIONS, "--filter", "spy:keep", "--ray-address", cluster.address)
+    secrets = {"AWS_SECRET_ACCESS_KEY": "not-for-others-1", "HF_TOKEN": "not-for-others-2"}
+    tokenmill("prepare", corpus, "-o", "out", *options, PYTHONPATH=str(tmp_path), **secrets)
+    assert WORKER_ENVIRONMENT.items() <= ast.literal_eval(seen.read_text()).items()
+    assert "not-for-others" not in seen.read_text()
+    ray.init(address=cluster.address, log_to_driver=False)
+    try:
+        jobs = str(ray._private.state.jobs())
+    finally:
+        ray.shutdown()
+    assert "spy:keep" in jobs, "Ray shows the command line"
+    assert "not-for-others" not in jobs
+
+
 def test_a_worker_and_then_a_driver_that_are_killed_cost_what_was_in_flight(
     cluster: Any, corpus: Path, tmp_path: Path, halting: tuple[Path, Path], whole: dict[str, str]
 ) -> None:
@@ -198,6 +223,35 @@ def test_a_node_that_is_lost_costs_what_was_in_flight(
     assert tree(tmp_path / "out") == whole
 
 
+@pytest.mark.parametrize("placement", ["shared", "node-local"])
+def test_a_head_that_is_lost_ends_the_driver_with_a_sentence_and_another_cluster_goes_on(
+    cluster: Any, corpus: Path, tmp_path: Path, halting: tuple[Path, Path], whole: dict[str, str], placement: str
+) -> None:
+    go, halted = halting
+    out, hasty = tmp_path / "out", "from tokenmill.build import ray_cluster; ray_cluster.LOST_SECONDS = 3.0; "
+
+    def arguments(cluster: Any) -> list[str]:
+        words = [*halting_command(cluster, corpus, out), "--placement", placement]
+        return [hasty + word if words[at - 1] == "-c" else word for at, word in enumerate(words)]
+
+    with ray_cluster(nodes=0, head_slots=2) as short_lived:
+        process = subprocess.Popen(arguments(short_lived), stderr=subprocess.PIPE, text=True)
+        wait_for(lambda: halted.exists() or process.poll() is not None)
+        kill_node(short_lived.head_node)
+        _, said = process.communicate(timeout=50)  # Ray would end it after 60 s, with words of its own
+    assert process.returncode == 1
+    assert said.splitlines() == [
+        "error: the head of the Ray cluster was lost: it does not answer",
+        "hint: start the cluster again, then run the same command: what is done is kept",
+    ]
+    go.touch()
+    if placement == "shared":
+        kept = {file: file.stat().st_mtime_ns for file in (out / ".build/receipts").glob("*.json")}
+        subprocess.run(arguments(cluster), check=True)
+        assert tree(out) == whole
+        assert {file: file.stat().st_mtime_ns for file in kept} == kept
+
+
 def test_a_broken_source_fails_its_units_after_the_others_are_done(cluster: Any, corpus: Path, tmp_path: Path) -> None:
     bad = write_parquet(corpus / "d.parquet", make_texts(300, seed=9))
     data = bytearray(bad.read_bytes())
@@ -208,7 +262,7 @@ def test_a_broken_source_fails_its_units_after_the_others_are_done(cluster: Any,
         library.prepare(
             str(corpus), tmp_path / "out", executor="ray", ray_address=cluster.address, watch=events.append, **RECIPE
         )
-    assert "d.parquet" in caught.value.message
+    assert re.search(rf"d\.parquet from .*: {platform.node()}: ", caught.value.message)
     total = next(event["total_units"] for event in events if event["kind"] == "start")
     failed = {event["unit"] for event in events if event["kind"] == "failed"}
     assert failed
@@ -227,10 +281,14 @@ def test_a_unit_that_kills_its_bench_fails_and_takes_no_other_along(
     for slots in (1, 2):
         out = tmp_path / f"out{slots}"
         events: list[dict[str, Any]] = []
-        with pytest.raises(BuildError, match=r"1 of [0-9]+ units failed"):
+        where = f"{platform.node()}: a worker was lost"
+        with pytest.raises(BuildError, match=rf"1 of [0-9]+ units failed.*\n.*: {where}"):
             library.prepare(str(corpus), out, workers=slots, watch=events.append, **options)
         total = next(event["total_units"] for event in events if event["kind"] == "start")
         assert num_receipts(out) == total - 1
+        tried = [event["error"] for event in events if event["kind"] == "retry"]
+        assert tried
+        assert all(message.startswith(where) for message in tried)
 
 
 def test_a_node_that_cannot_run_tokenmill_stops_the_build_and_says_why(
@@ -241,7 +299,9 @@ def test_a_node_that_cannot_run_tokenmill_stops_the_build_and_says_why(
     lame = add_node(cluster, env_vars={"PYTHONPATH": str(tmp_path / "other")})
     options = {**RECIPE, "filter": "halting:keep", "executor": "ray", "ray_address": cluster.address}
     try:
-        with pytest.raises(RecipeError, match=r"a node cannot run tokenmill: .*not the one that you want") as caught:
+        with pytest.raises(
+            RecipeError, match=r"the node at 127.0.0.1 cannot run tokenmill: .*not the one that you want"
+        ) as caught:
             library.prepare(str(corpus), tmp_path / "out", **options)
         assert "on every node" in str(caught.value.hint)
     finally:
@@ -291,6 +351,27 @@ def test_every_node_keeps_a_part_and_one_that_was_lost_goes_on_with_its_own(
     assert (last["units"], last["bytes"]) == (last["total_units"], last["total_bytes"])
 
 
+@pytest.mark.parametrize(
+    ("output", "said"),
+    [
+        ("$ONLY_HERE/out", "the variable ONLY_HERE, which .ONLY_HERE/out needs, is not set on {here}"),
+        ("${NOWHERE}/out", "the variable NOWHERE, which .* needs, is not set on {here}"),
+        ("$EMPTY/out", "the variable EMPTY, which .* needs, is not set on {here}"),
+        ("$(hostname)/out", "is .* on {here}"),
+        ("~nobody-of-this-name/out", "no user of {here} has the home"),
+        ("$RELATIVE/out", "is some/out on {here}"),
+        ("~/out", "two nodes on {here} would both write to "),
+    ],
+)
+def test_a_place_that_means_nothing_on_a_node_is_refused(
+    cluster: Any, corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, said: str
+) -> None:
+    for name, value in {"ONLY_HERE": str(tmp_path), "EMPTY": "", "RELATIVE": "some"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RecipeError, match=said.format(here=platform.node())):
+        library.prepare(str(corpus), output, ray_address=cluster.address, **LOCAL, **RECIPE)
+
+
 def test_ctrl_c_on_the_driver_stops_the_parts_of_the_nodes(
     cluster: Any, corpus: Path, tmp_path: Path, halting: tuple[Path, Path]
 ) -> None:
@@ -309,24 +390,101 @@ def test_ctrl_c_on_the_driver_stops_the_parts_of_the_nodes(
     assert len(list(tmp_path.glob("*/out/nodes.json"))) == 3
 
 
-def test_without_a_cluster_a_local_ray_is_started_and_stopped(
-    corpus: Path,
-    tmp_path: Path,
-    right: dict[str, str],
-    monkeypatch: pytest.MonkeyPatch,
-    request: pytest.FixtureRequest,
-) -> None:
-    # Whatever runs on this machine is not found there; names of sockets must be short.
-    place = tempfile.mkdtemp(prefix="r")
-    request.addfinalizer(lambda: shutil.rmtree(place, ignore_errors=True))
+@pytest.fixture
+def alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An environment where no cluster is found, with a home where nothing is; that home."""
+    place = tempfile.mkdtemp(prefix="r")  # names of sockets must be short
+    home = tmp_path / "home"
+    home.mkdir()
     monkeypatch.setenv("RAY_TMPDIR", place)
-    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
-    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setenv("HOME", str(home))
+    for name in ("RAY_ADDRESS", "RAY_AUTH_MODE", "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"):
+        monkeypatch.delenv(name, raising=False)
+    yield home
+    shutil.rmtree(place, ignore_errors=True)
+
+
+def test_without_a_cluster_a_local_ray_is_started_and_stopped(
+    corpus: Path, tmp_path: Path, right: dict[str, str], alone: Path
+) -> None:
     assert find_cluster(None) is None
     done = subprocess.run(
         command("prepare", corpus, "-o", tmp_path / "out", *OPTIONS, "-j", 2), capture_output=True, text=True
     )
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert tree(tmp_path / "out") == right
+    assert not (alone / ".ray").exists(), "no secret for the Ray programs to come"
+
+
+def test_a_local_ray_listens_on_the_loopback_alone_and_leaves_no_secret_in_its_program(alone: Path) -> None:
+    """Twice in one program: the second one has a secret of its own."""
+    code = """
+import os
+from tokenmill.build.ray_cluster import connect, leave, ray
+
+before = dict(os.environ)
+for _ in range(2):
+    connect(None, 1)
+    ray.get(ray.remote(lambda: 0).remote())
+    print({name for name in {*before, *os.environ} if before.get(name) != os.environ.get(name)}, flush=True)
+    input()
+    leave()
+print(ray._raylet.get_authentication_mode() == ray._raylet.AuthenticationMode.DISABLED)
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    for _ in range(2):
+        assert process.stdout.readline() == "set()\n"
+        found = listening(process.pid)
+        assert len(found) >= 5, "its head, its node, its agent, a worker and the program"
+        assert set(found) == {"127.0.0.1"}
+        process.stdin.write("\n")
+        process.stdin.flush()
+    assert process.communicate() == ("True\n", "")
+    assert not (alone / ".ray").exists()
+
+
+def test_a_local_ray_that_does_not_start_leaves_no_secret_either(alone: Path, tmp_path: Path) -> None:
+    code = """
+import os
+from tokenmill.build.ray_cluster import connect, ray
+from tokenmill.errors import BuildError
+
+before = dict(os.environ)
+try:
+    connect(None, 1)
+except BuildError as error:
+    print(error.message)
+print(dict(os.environ) == before, ray._raylet.get_authentication_mode() == ray._raylet.AuthenticationMode.DISABLED)
+"""
+    too_long = {**os.environ, "RAY_TMPDIR": str(tmp_path / ("x" * 100))}  # for the name of a socket
+    done = subprocess.run([sys.executable, "-c", code], env=too_long, capture_output=True, text=True)
+    assert re.fullmatch(r"Ray does not start: .*\nTrue True\n", done.stdout, re.DOTALL), done
+    assert not (alone / ".ray").exists()
+
+
+def test_a_cluster_of_this_machine_that_asks_for_the_users_secret_is_joined_with_it(
+    corpus: Path, tmp_path: Path, right: dict[str, str], alone: Path
+) -> None:
+    (alone / ".ray").mkdir()
+    (alone / ".ray/auth_token").write_text("5" * 64)
+    options = ("--num-cpus=2", "--port=0", "--include-dashboard=false", "--disable-usage-stats", "--block")
+    start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", *options]
+    head = subprocess.Popen(start, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        wait_for(lambda: find_cluster(None) is not None or head.poll() is not None)
+        done = subprocess.run(
+            command("prepare", corpus, "-o", tmp_path / "out", *OPTIONS, "--ray-address", "auto"),
+            capture_output=True,
+            text=True,
+        )
+    finally:
+        head.terminate()
+        head.wait()
+    assert (done.returncode, done.stderr) == (0, "")
     assert tree(tmp_path / "out") == right
 
 

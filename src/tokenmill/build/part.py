@@ -15,6 +15,7 @@ import json
 import os
 import platform
 import queue
+import re
 import sys
 import threading
 import time
@@ -41,17 +42,27 @@ from tokenmill.tokenizer.spec import TokenizerSpec, from_dataset
 # What a build says that its driver need not hear: it tells the same of the whole.
 _OF_THE_WHOLE = ("start", "commit", "finished")
 
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{([^}]*)\})", re.ASCII)
+_EVERYWHERE = (
+    "OUT is filled in on every node, and where the command runs: it must mean something on all of them; "
+    "a node's variables are those with which Ray was started there"
+)
+
 
 def expand(output: str) -> str:
     """The place that OUT means on this machine: `~` and variables of its environment are filled in."""
+    here = platform.node()
+    for name in (plain or braced for plain, braced in _VARIABLE.findall(output)):
+        if not os.environ.get(name):  # an empty one would make another place of it, like a folder of the root
+            raise RecipeError(f"the variable {name}, which {output} needs, is not set on {here}", hint=_EVERYWHERE)
     path = os.path.expanduser(os.path.expandvars(output))
     if "$" in path:
-        raise RecipeError(
-            f"a variable of {output} is not set on {platform.node()}", hint="set it on every node before Ray starts"
-        )
+        raise RecipeError(f"{output} is {path} on {here}", hint="a $ begins the name of a variable: '$NAME/owt'")
+    if path.startswith("~"):
+        raise RecipeError(f"no user of {here} has the home that {output} begins with", hint=_EVERYWHERE)
     folder = local_folder(path)
     if not os.path.isabs(path):
-        raise RecipeError(f"{output} is {path} on {platform.node()}", hint="give a path from the root on")
+        raise RecipeError(f"{output} is {path} on {here}", hint="give a path from the root on")
     return folder.path
 
 
@@ -191,7 +202,7 @@ def _attempt(part: Callable[[], Message]) -> Message:
     try:
         return part()
     except Exception as error:  # the driver judges it
-        return {"kind": "failed", "error": errors.to_record(error)}
+        return {"kind": "failed", "error": errors.to_record(error), "host": platform.node()}
 
 
 def _answered(part: Callable[[], Message]) -> str:

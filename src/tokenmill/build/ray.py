@@ -20,12 +20,23 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from tokenmill import errors, records
+from tokenmill import records
 from tokenmill.build.crew import Message
 from tokenmill.build.executor import MAX_TRIES, Failure, Listener, judge
 from tokenmill.build.foreman import WORKER_ENVIRONMENT
 from tokenmill.build.ray_bench import CALLS, Bench
-from tokenmill.build.ray_cluster import LOOK_SECONDS, answered, connect, hear, num_cores, num_slots, ray
+from tokenmill.build.ray_cluster import (
+    LOOK_SECONDS,
+    answered,
+    connect,
+    error_of,
+    hear,
+    hear_from,
+    leave,
+    num_cores,
+    num_slots,
+    ray,
+)
 from tokenmill.build.task import Task, Work
 from tokenmill.build.versions import own_version
 from tokenmill.build.visits import Checked, Request
@@ -59,6 +70,7 @@ class Ray:
         options = {"num_cpus": 1, "max_concurrency": CALLS, "runtime_env": {"env_vars": WORKER_ENVIRONMENT}}
         self._new_bench = ray.remote(**options)(Bench)
         self._room: dict[Any, int] = {}  # of every bench
+        self._hosts: dict[Any, str] = {}  # of every bench that ever opened
         self._calls: dict[Any, _Call] = {}  # by what the answer comes from
         self._failed_starts = 0
         self._limit, self._looked = 0, -LOOK_SECONDS
@@ -81,13 +93,13 @@ class Ray:
             while (bench := self._roomiest()) is None:
                 for _, answer in self._hear():
                     self._welcome(answer)
-            answer = hear(partial(ray.get, bench.do.remote(json.dumps(asdict(request)))))
+            answer = hear_from(bench.do.remote(json.dumps(asdict(request))))
             if answer["kind"] == "checked":
                 return records.convert(Checked, answer["checked"], where="checked")
             if answer["kind"] == "failed":
                 break
-            self._dismiss(bench)
-        raise errors.from_record(answer["error"])
+            self._lose(bench, answer)
+        raise error_of(answer)
 
     def run(self, tasks: Iterator[Task], listener: Listener) -> list[Failure]:
         tries: Counter[int] = Counter()
@@ -111,14 +123,14 @@ class Ray:
                     listener({"kind": "progress", "unit": task.unit.index, **answer["counts"]})
                     listener({"kind": "done", "unit": task.unit.index})
                 else:
-                    judge(task, errors.from_record(answer["error"]), tries, again, failures, listener)
+                    judge(task, error_of(answer), tries, again, failures, listener)
 
     def stop(self) -> None:
         """Stop what is in flight, and leave the cluster; a Ray of our own ends with it."""
         ours, self._ours = self._ours, False
         self._calls.clear()
         if ours:
-            ray.shutdown()
+            leave()
             self._room.clear()
         for bench in list(self._room):
             self._dismiss(bench)
@@ -138,9 +150,10 @@ class Ray:
         for ref in answered(list(self._calls)):
             call, answer = self._calls.pop(ref), hear(partial(ray.get, ref))
             if answer["kind"] == "died":
-                self._dismiss(call.bench)
+                self._lose(call.bench, answer)
             elif call.bench in self._room:
                 self._room[call.bench] += call.room
+                self._hosts.setdefault(call.bench, answer.get("host", ""))  # the first answer is that it has opened
             yield call.task, answer
 
     def _hire(self) -> None:
@@ -152,6 +165,11 @@ class Ray:
             self._room[bench] = 0
             self._calls[bench.open.remote(self._briefing)] = _Call(bench, None, CALLS)
 
+    def _lose(self, bench: Any, answer: Message) -> None:
+        """A bench died, which it could not say itself; nor where."""
+        answer["host"] = self._hosts.get(bench, "")
+        self._dismiss(bench)
+
     def _dismiss(self, bench: Any) -> None:
         """It is lost already, or no longer wanted."""
         self._room.pop(bench, None)
@@ -161,7 +179,7 @@ class Ray:
         """A bench is ready; or it is not, and others will not do better."""
         self._failed_starts = self._failed_starts + 1 if answer["kind"] == "died" else 0
         if answer["kind"] == "failed" or self._failed_starts > MAX_TRIES * self.workers:
-            raise errors.from_record(answer["error"])
+            raise error_of(answer)
 
 
 def num_benches(wanted: int | None, cores: int) -> int:

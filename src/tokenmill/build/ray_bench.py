@@ -73,7 +73,7 @@ class Bench:
         self._spec = from_dataset(told["tokenizer"], self._folder.read(name) if name else None)
         check_versions(told["version"], told["tokenizer"], self._spec)
         self._engine = EngineHolder(self._spec, open_engine(self._spec))
-        return {"kind": "free"}
+        return {"kind": "free", "host": platform.node()}
 
     def _look(self, told: Message) -> Message:
         request = records.convert(Request, told, where="request")
@@ -98,5 +98,5 @@ def _answer(part: Callable[[], dict[str, Any]]) -> str:
     try:
         answer = part()
     except Exception as error:  # the driver judges it
-        answer = {"kind": "failed", "error": errors.to_record(error)}
+        answer = {"kind": "failed", "error": errors.to_record(error), "host": platform.node()}
     return json.dumps(answer)

@@ -13,6 +13,7 @@ import contextlib
 import hashlib
 import itertools
 import json
+import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +26,17 @@ from tokenmill.build import part, state
 from tokenmill.build.crew import Message
 from tokenmill.build.executor import MAX_TRIES
 from tokenmill.build.progress import Event, Watcher
-from tokenmill.build.ray_cluster import LOOK_SECONDS, connect, hear, num_slots, ray
+from tokenmill.build.ray_cluster import (
+    LOOK_SECONDS,
+    ask_head,
+    connect,
+    error_of,
+    hear,
+    hear_from,
+    leave,
+    num_slots,
+    ray,
+)
 from tokenmill.build.setup import Setup, set_up
 from tokenmill.errors import BuildError, Interrupted, RecipeError, TokenmillError
 from tokenmill.manifest import Manifest
@@ -141,7 +152,7 @@ def _share_out(setup: Setup, output: str, tell: Watcher, *, restart: bool) -> li
 
 def _living_nodes() -> list[Node]:
     """Nodes that are up and have slots."""
-    up = [Node(node["NodeID"], int(node["Resources"].get("CPU", 0))) for node in ray.nodes() if node["Alive"]]
+    up = [Node(node["NodeID"], int(node["Resources"].get("CPU", 0))) for node in ask_head(ray.nodes) if node["Alive"]]
     found = [node for node in up if node.slots]
     if not found:
         raise BuildError("no node of the cluster has a slot", hint="`ray status` tells what there is")
@@ -152,10 +163,10 @@ def _call_all(function: Callable[[str], str], calls: Iterable[tuple[Node, Messag
     """The answers of nodes, all asked at the same time; a refusal is raised. It takes no slot of theirs."""
     task = ray.remote(num_cpus=0, max_retries=0)(function)
     asked = [(node, task.options(scheduling_strategy=_only(node)).remote(json.dumps(told))) for node, told in calls]
-    answers = [(node, hear(partial(ray.get, ref))) for node, ref in asked]
+    answers = [(node, hear_from(ref)) for node, ref in asked]
     for _, answer in answers:
         if answer["kind"] == "failed":
-            raise errors.from_record(answer["error"])
+            raise error_of(answer)
     return answers
 
 
@@ -181,8 +192,12 @@ def _run(jobs: Sequence[Job], submit: Callable[[Job], Any], running: dict[Any, i
     tries: Counter[int] = Counter(running.values())
     ends: dict[int, Message] = {}
     failures: list[tuple[Job, TokenmillError]] = []
+    looked = time.monotonic()
     try:
         while running:
+            if time.monotonic() - looked >= LOOK_SECONDS:
+                ask_head(ray.nodes)
+                looked = time.monotonic()
             for talk in ray.wait(list(running), timeout=LOOK_SECONDS)[0]:
                 number, heard = running[talk], hear(partial(_next, talk))
                 if heard["kind"] == "event":
@@ -214,7 +229,7 @@ def _leave(running: Iterable[Any], *, ours: bool) -> None:
     """Stop tasks at once, wherever they run, by leaving the cluster if it was us who joined it: it ends what a driver
     has left behind, while Ray's cancel can bring down a driver whose task gives its answer in that moment."""
     if ours:
-        ray.shutdown()
+        leave()
         return
     for task in running:
         with contextlib.suppress(ray.exceptions.RayError, ValueError):  # it is over already
@@ -222,7 +237,7 @@ def _leave(running: Iterable[Any], *, ours: bool) -> None:
 
 
 def _is_up(node: Node) -> bool:
-    return any(found["NodeID"] == node.id and found["Alive"] for found in ray.nodes())
+    return any(found["NodeID"] == node.id and found["Alive"] for found in ask_head(ray.nodes))
 
 
 def _lost(message: str) -> BuildError:
