@@ -122,6 +122,27 @@ def test_a_config_is_what_the_card_says(tmp_path: Path) -> None:
     assert "no config 'large'" in missing.stderr
 
 
+def test_an_update_takes_the_new_commit_and_keeps_what_was_made_of_files_that_are_the_same(tmp_path: Path) -> None:
+    broken = {**some_files(), "data/b.parquet": b"PAR1"}
+    repository = Repository(broken)
+    with serve(repository) as endpoint:
+        failed = run(tmp_path, endpoint, "org/name", "-o", "out", *options())
+        assert failed.returncode == 1, failed.stderr
+        repository.later = some_files()
+        still = run(tmp_path, endpoint, "org/name", "-o", "out", *options())
+        assert still.returncode == 1, "the build is pinned to the commit that it began with"
+        repository.requests.clear()
+        done = run(tmp_path, endpoint, "org/name", "-o", "out", *options("--update"))
+        assert done.returncode == 0, done.stderr
+        fetched = [request for request in repository.requests if request.startswith("GET") and "/resolve/" in request]
+        right = run(tmp_path, endpoint, "org/name", "-o", "right", *options())
+    assert right.returncode == 0, right.stderr
+    assert tree(tmp_path / "out") == tree(tmp_path / "right")
+    whole = [request for request in fetched if "bytes=" not in request]
+    assert whole
+    assert all("data/b.parquet" in request for request in whole), "the others are done"
+
+
 def test_a_folder_of_that_name_wins_and_the_hub_is_not_asked(tmp_path: Path) -> None:
     (tmp_path / "org/name").mkdir(parents=True)
     (tmp_path / "org/name/a.txt").write_text("here\n" * 10)
