@@ -44,16 +44,36 @@ class Slices:
 def read(split: TokenSplit, wanted: Stretches, padding: bytes = b"") -> Iterator[Tokens]:
     """The tokens of each batch, end to end, in memory of its own. `padding` is found behind the split's last token."""
     slices = cut(split, wanted, len(padding))
-    maps = {
-        number: split.shard_bytes(number) if number < len(split.token_ends) else memoryview(padding)
-        for number in distinct(slices.shards)
-    }
-    found = zip(slices.shards.tolist(), slices.begins.tolist(), slices.ends.tolist(), strict=True)
     dtype = numpy_dtype(split.dtype)
+    find_parts = _parts_of_maps if split.fits else _copied_parts
+    parts = find_parts(split, slices, padding)
     for count in np.diff(slices.edges).tolist():
-        data = bytearray().join([maps[shard][begin:end] for shard, begin, end in islice(found, count)])
-        tokens: Any = np.frombuffer(data, dtype)
+        tokens: Any = np.frombuffer(bytearray().join(islice(parts, count)), dtype)
         yield tokens
+
+
+def _parts_of_maps(split: TokenSplit, slices: Slices, padding: bytes) -> Iterator[memoryview | bytes]:
+    maps = {number: _shard(split, number, padding) for number in distinct(slices.shards)}
+    found = zip(slices.shards.tolist(), slices.begins.tolist(), slices.ends.tolist(), strict=True)
+    return (maps[shard][begin:end] for shard, begin, end in found)
+
+
+def _copied_parts(split: TokenSplit, slices: Slices, padding: bytes) -> Iterator[memoryview | bytes]:
+    """The same for shards that have no room at the same time: each comes once, and nothing is left of its map."""
+    parts: dict[int, bytes] = {}
+    for number in distinct(slices.shards):
+        parts |= _copy_parts(_shard(split, number, padding), slices, number)
+    return (parts.pop(at) for at in range(len(slices.shards)))
+
+
+def _copy_parts(data: memoryview, slices: Slices, number: int) -> dict[int, bytes]:
+    places = np.flatnonzero(slices.shards == number).tolist()
+    return {at: bytes(data[slices.begins[at] : slices.ends[at]]) for at in places}
+
+
+def _shard(split: TokenSplit, number: int, padding: bytes) -> memoryview:
+    """The bytes of a shard. Padding counts as one more."""
+    return split.shard_bytes(number) if number < len(split.token_ends) else memoryview(padding)
 
 
 def cut(split: TokenSplit, wanted: Stretches, padding_bytes: int = 0) -> Slices:
