@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import signal
 import subprocess
 import sys
@@ -180,6 +181,26 @@ def test_two_datasets_of_one_process_give_each_other_room(
     for number in range(4):
         assert one.tokens(firsts[number], firsts[number] + 1)[0] == expected[number]
         assert other.tokens(firsts[-2 - number], firsts[-2 - number] + 1)[0] == expected[-1 - number]
+
+
+@pytest.mark.filterwarnings("ignore:.*fork")  # newer Pythons warn of it, and trainers do it
+def test_a_forked_process_and_its_parent_give_each_other_room(
+    url: str, local: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = limit_to(1, local, monkeypatch)
+    expected = first_tokens(local)
+    train = tokenmill.open(url)["train"]
+    firsts = [0, *train.token_ends]
+    assert train.tokens(firsts[2], firsts[2] + 1)[0] == expected[2]
+    pid = os.fork()
+    if pid == 0:
+        found = [int(train.tokens(firsts[number], firsts[number] + 1)[0]) for number in (2, 0, 4)]
+        (tmp_path / "child").write_text(repr(found))
+        os._exit(0)
+    assert os.waitpid(pid, 0)[1] == 0
+    assert (tmp_path / "child").read_text() == repr([expected[number] for number in (2, 0, 4)])
+    assert train.tokens(firsts[2], firsts[2] + 1)[0] == expected[2]
+    assert size(tmp_path / "cache") <= limit
 
 
 def test_a_process_that_is_killed_blocks_nobody(url: str, local: Path, monkeypatch: pytest.MonkeyPatch) -> None:

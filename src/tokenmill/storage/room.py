@@ -18,7 +18,10 @@ one at the same time is enough. If all of it stands still for long, whoever wait
 from __future__ import annotations
 
 import contextlib
+import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -185,6 +188,21 @@ def _remove(copy: Copy, locks: Locks) -> Literal["removed", "used", "lost"]:
 
 
 def _can_be_had_again(origin: Origin, name: str) -> bool:
+    """Whether its store has a file as it was; asked by a process of its own if this one was forked."""
     source = ObjectFolder(origin.url)
-    found = source.store.find(source.key(name)) if source.store.is_usable() else None
-    return found is not None and found.size == origin.files[name].bytes
+    if source.store.is_usable():
+        return _has(source, name, origin.files[name].bytes)
+    asked = json.dumps([origin.url, name, origin.files[name].bytes])
+    line = [sys.executable, "-c", "from tokenmill.storage.room import main; main()", asked]
+    return subprocess.run(line, capture_output=True, check=False).returncode == 0
+
+
+def _has(source: ObjectFolder, name: str, size: int) -> bool:
+    found = source.store.find(source.key(name))
+    return found is not None and found.size == size
+
+
+def main() -> None:
+    """What the process of its own does."""
+    url, name, size = json.loads(sys.argv[1])
+    sys.exit(0 if _has(ObjectFolder(url), name, size) else 1)
