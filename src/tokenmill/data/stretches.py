@@ -44,31 +44,26 @@ class Slices:
 def read(split: TokenSplit, wanted: Stretches, padding: bytes = b"") -> Iterator[Tokens]:
     """The tokens of each batch, end to end, in memory of its own. `padding` is found behind the split's last token."""
     slices = cut(split, wanted, len(padding))
+    data: dict[int, memoryview] = {}
+    found: Iterator[tuple[int, int | None, int | None]]
+    if split.fits:
+        data = {number: _shard(split, number, padding) for number in distinct(slices.shards)}
+        found = zip(slices.shards.tolist(), slices.begins.tolist(), slices.ends.tolist(), strict=True)
+    else:  # each shard comes once, and nothing is left of its map
+        for number in distinct(slices.shards):
+            data |= _copy(_shard(split, number, padding), slices, number)
+        found = ((at, None, None) for at in range(len(slices.shards)))
     dtype = numpy_dtype(split.dtype)
-    find_parts = _parts_of_maps if split.fits else _copied_parts
-    parts = find_parts(split, slices, padding)
     for count in np.diff(slices.edges).tolist():
-        tokens: Any = np.frombuffer(bytearray().join(islice(parts, count)), dtype)
+        joined = bytearray().join([data[number][begin:end] for number, begin, end in islice(found, count)])
+        tokens: Any = np.frombuffer(joined, dtype)
         yield tokens
 
 
-def _parts_of_maps(split: TokenSplit, slices: Slices, padding: bytes) -> Iterator[memoryview | bytes]:
-    maps = {number: _shard(split, number, padding) for number in distinct(slices.shards)}
-    found = zip(slices.shards.tolist(), slices.begins.tolist(), slices.ends.tolist(), strict=True)
-    return (maps[shard][begin:end] for shard, begin, end in found)
-
-
-def _copied_parts(split: TokenSplit, slices: Slices, padding: bytes) -> Iterator[memoryview | bytes]:
-    """The same for shards that have no room at the same time: each comes once, and nothing is left of its map."""
-    parts: dict[int, bytes] = {}
-    for number in distinct(slices.shards):
-        parts |= _copy_parts(_shard(split, number, padding), slices, number)
-    return (parts.pop(at) for at in range(len(slices.shards)))
-
-
-def _copy_parts(data: memoryview, slices: Slices, number: int) -> dict[int, bytes]:
+def _copy(shard: memoryview, slices: Slices, number: int) -> dict[int, memoryview]:
+    """The slices that lie in a shard, in memory of their own."""
     places = np.flatnonzero(slices.shards == number).tolist()
-    return {at: bytes(data[slices.begins[at] : slices.ends[at]]) for at in places}
+    return {at: memoryview(bytes(shard[slices.begins[at] : slices.ends[at]])) for at in places}
 
 
 def _shard(split: TokenSplit, number: int, padding: bytes) -> memoryview:

@@ -148,26 +148,19 @@ class Copies:
 
     def _bring(self, names: Sequence[str], *, urgent: bool) -> int | None:
         """Fetch what is missing of a shard; gives the lock on it. None if another one has it, or there is no room."""
-        shard = shard_of(names[0])
-        with self._locks.alone(self._root, ROOM):
-            lock = self._locks.try_to_take(self._folder, shard, alone=True)
-            if lock is None:
-                return None
-            try:
+        with contextlib.ExitStack() as stack:
+            with self._locks.alone(self._root, ROOM):
+                lock = self._locks.try_to_take(self._folder, shard_of(names[0]), alone=True)
+                if lock is None:
+                    return None
+                stack.callback(self._locks.give_back, lock)
                 missing = self._missing(names)
-                is_room = not missing or self._make_room(missing, urgent=urgent)
-            except BaseException:
-                self._locks.give_back(lock)
-                raise
-        try:
-            for name in missing if is_room else ():
+                if missing and not self._make_room(missing, urgent=urgent):
+                    return None
+            for name in missing:
                 fetch(self._source, self._folder, name, self._origin.files[name])
-        except BaseException:
-            self._locks.give_back(lock)
-            raise
-        if not is_room:
-            self._locks.give_back(lock)
-        return lock if is_room else None
+            stack.pop_all()
+            return lock
 
     def _make_room(self, names: Sequence[str], *, urgent: bool) -> bool:
         """Have room for these files, and let others see that it is taken."""
