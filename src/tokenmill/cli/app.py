@@ -191,18 +191,20 @@ def repair(dataset: Dataset, filter: Filter = None, workers: Workers = None, as_
 @app.command(help=_INSPECT)
 def inspect(
     dataset: Dataset,
-    split: Annotated[str, typer.Option(metavar="NAME", help="which split to show texts of")] = "train",
+    split: Annotated[
+        str | None, typer.Option(metavar="NAME", help="which split to show texts of (train if there is one)")
+    ] = None,
     documents: Annotated[int, typer.Option(metavar="N", help="how many texts to show", min=0)] = 3,
     as_json: AsJson = False,
 ) -> int:
     from tokenmill.cli.inspecting import describe, first_texts
 
     record = describe(dataset)
-    texts = first_texts(dataset, split, documents) if "tokens" in record else []
+    shown, texts = first_texts(dataset, split, documents) if "tokens" in record else ("", [])
     if as_json:
         show.as_json({**record, "texts": texts})
     else:
-        show.dataset(record, split, texts)
+        show.dataset(record, shown, texts)
     return 0
 
 

@@ -41,18 +41,19 @@ def describe(path: str) -> dict[str, Any]:
     }
 
 
-def first_texts(path: str, split: str, count: int) -> list[str]:
-    """The first documents of a split, decoded; as ids where no tokenizer is known."""
+def first_texts(path: str, split: str | None, count: int) -> tuple[str, list[str]]:
+    """The first documents of a split, decoded; as ids where no tokenizer is known. Tells which split it is."""
     from tokenmill.tokenizer.engine import open_engine
     from tokenmill.tokenizer.spec import from_dataset
 
     dataset = open_dataset(path)
+    split = split or next((name for name in ("train", *dataset.splits) if name in dataset.splits), "train")
     if split not in dataset.splits:
         raise RecipeError(f"there is no split {split!r}", hint=f"there are {', '.join(dataset.splits)}")
     description = dataset.manifest.tokenizer
     documents = (dataset[split].document(i) for i in range(min(count, dataset[split].num_documents)))
     if description["kind"] == "unknown":
-        return [" ".join(map(str, tokens[:SHOWN_IDS].tolist())) for tokens in documents]
+        return split, [" ".join(map(str, tokens[:SHOWN_IDS].tolist())) for tokens in documents]
     content = open_folder(dataset.path).read(description["file"]) if description["file"] else None
     engine = open_engine(from_dataset(description, content))
-    return [engine.decode(tokens[tokens != description["eot_id"]]) for tokens in documents]
+    return split, [engine.decode(tokens[tokens != description["eot_id"]]) for tokens in documents]

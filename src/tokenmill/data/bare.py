@@ -13,6 +13,7 @@ its fingerprint is taken from the sizes of its files and a few places in them.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -103,6 +104,7 @@ class BareSplit(TokenSplit):
         self.token_ends = list(accumulate(file.num_tokens for file in files))
         self._maps = {}
         self._bytes = {}
+        self.views = {}
         edges = [0, *self.token_ends]
         self._ends: Ends
         if found.inner is not None:
@@ -111,6 +113,10 @@ class BareSplit(TokenSplit):
             self._ends = EotEnds(self.blocks, self.num_tokens, found.eot_id, found.eot == "prepend")
         else:
             self._ends = NoEnds(files[0].path)
+
+    @property
+    def fits(self) -> bool:
+        return True
 
     @property
     def num_tokens(self) -> int:
@@ -152,6 +158,9 @@ class BareSplit(TokenSplit):
 
     def _place(self, number: int) -> tuple[str, int]:
         return self.files[number].path, self.files[number].offset
+
+    def _here(self, number: int) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()
 
     def _map(self, number: int) -> tuple[Tokens, Starts]:
         """Tokens of a file, mapped at its first use. Where documents start is not kept by file."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import contextlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import accumulate, chain
@@ -97,10 +98,16 @@ class TokenSplit:
         self._document_ends = list(accumulate(documents for _, documents in counts))
         self._maps: dict[int, tuple[Tokens, Starts]] = {}
         self._bytes: dict[int, memoryview] = {}
+        self.views: dict[int, Any] = {}  # what others have made of the maps: it goes with any of them
 
     def __getstate__(self) -> dict[str, Any]:
         """Other processes map the files themselves."""
-        return {**self.__dict__, "_maps": {}, "_bytes": {}}
+        return {**self.__dict__, "_maps": {}, "_bytes": {}, "views": {}}
+
+    @property
+    def fits(self) -> bool:
+        """Whether all shards may be on this machine at the same time; else they are best read one after the other."""
+        return self._folder.holds_all
 
     @property
     def num_tokens(self) -> int:
@@ -132,14 +139,18 @@ class TokenSplit:
         """Tokens [start, stop) of the split, over shard borders."""
         if not 0 <= start <= stop <= self.num_tokens:
             raise IndexError(f"tokens {start} to {stop} of {self.num_tokens}")
-        parts = []
         number = bisect.bisect_right(self.token_ends, start)
-        while start < stop:
-            first = self.token_ends[number - 1] if number else 0
+        first = self.token_ends[number - 1] if number else 0
+        if start < stop <= self.token_ends[number]:
+            return self._map(number)[0][start - first : stop - first]
+        # Copied shard by shard: there may be no room for all of them at the same time.
+        found, at = np.empty(stop - start, numpy_dtype(self.dtype)), start
+        while at < stop:
             end = min(stop, self.token_ends[number])
-            parts.append(self._map(number)[0][start - first : end - first])
-            start, number = end, number + 1
-        return parts[0] if len(parts) == 1 else np.concatenate([np.zeros(0, numpy_dtype(self.dtype)), *parts])
+            found[at - start : end - start] = self._map(number)[0][at - first : end - first]
+            at = first = end
+            number += 1
+        return found
 
     def blocks(self, start: int, stop: int) -> Iterator[Tokens]:
         """Tokens [start, stop) block by block, each mapped for itself: what was read does not stay in memory."""
@@ -151,7 +162,9 @@ class TokenSplit:
             first = self.token_ends[number - 1] if number else 0
             end = min(stop, self.token_ends[number], start + BLOCK_TOKENS)
             place = offset + (start - first) * dtype.itemsize
-            yield np.memmap(path, dtype, mode="r", offset=place, shape=(end - start,)).view(np.ndarray)
+            with self._here(number):
+                block = np.memmap(path, dtype, mode="r", offset=place, shape=(end - start,)).view(np.ndarray)
+            yield block
             start = end
             number += start == self.token_ends[number]
 
@@ -179,9 +192,13 @@ class TokenSplit:
 
     def shard_bytes(self, number: int) -> memoryview:
         """The bytes of all tokens of one shard, mapped."""
-        if number not in self._bytes:
-            self._bytes[number] = self._map(number)[0].data.cast("B")
-        return self._bytes[number]
+        found = self._bytes.get(number)
+        if found is None:
+            mapped = self._map(number)
+            found = self._bytes[number] = mapped[0].data.cast("B")
+            if self._maps.get(number) is not mapped:  # it was forgotten meanwhile
+                self._bytes.pop(number, None)
+        return found
 
     def shard_place(self, number: int) -> tuple[str, int]:
         """The file of a shard, and the byte at which its tokens begin."""
@@ -236,25 +253,32 @@ class TokenSplit:
 
     def _map(self, number: int) -> tuple[Tokens, Starts]:
         """Tokens and document starts of a shard, mapped at its first use."""
-        if number not in self._maps:
+        found = self._maps.get(number)
+        if found is None:
             shard = self._shards[number]
             base = self._folder.at(shard.name)
-            self._forget(self._folder.need([f"{shard.name}.bin", f"{shard.name}.idx"]))
-            check_structure(self._folder, shard, self.dtype)
-            starts = document_starts(f"{base}.idx", shard.documents)
-            self._maps[number] = (map_tokens(f"{base}.bin", self.dtype), starts)
-        return self._maps[number]
+            with self._here(number):
+                check_structure(self._folder, shard, self.dtype)
+                starts = document_starts(f"{base}.idx", shard.documents)
+                found = self._maps[number] = (map_tokens(f"{base}.bin", self.dtype), starts)
+        return found
+
+    def _here(self, number: int) -> contextlib.AbstractContextManager[None]:
+        """Have the files of a shard on this machine."""
+        name = self._shards[number].name
+        return self._folder.need([f"{name}.bin", f"{name}.idx"], self._forget)
 
     def keeps(self, numbers: Iterable[int]) -> frozenset[int]:
         """Those of some shards that are still mapped."""
         return frozenset(number for number in numbers if number in self._maps)
 
     def _forget(self, names: Sequence[str]) -> None:
-        """Unmap shards whose files are gone, so that they take no room on the disk."""
+        """Unmap shards whose files are to go, so that they take no room on the disk. Any thread may do so."""
         for number, shard in enumerate(self._shards) if names else ():
             if shard.name in names:
                 self._maps.pop(number, None)
                 self._bytes.pop(number, None)
+                self.views.clear()
 
 
 def _last_up_to(starts: Starts, offsets: Starts) -> Starts:

@@ -8,10 +8,11 @@ from tokenmill import manifest as manifests
 from tokenmill import records
 from tokenmill.manifest import Manifest
 from tokenmill.sizes import parse_size
-from tokenmill.storage.cache import LIMIT, CachedFolder, open_cache
+from tokenmill.storage.cache import CachedFolder, open_cache
 from tokenmill.storage.folder import Folder
 from tokenmill.storage.objects import ObjectFolder
 from tokenmill.storage.places import cache_path, local_folder
+from tokenmill.storage.room import LIMIT
 
 
 def open_remote(
@@ -25,7 +26,8 @@ def open_remote(
         source, manifest.all_files(), identity=records.digest(manifest), cache=place, limit=_limit(cache_bytes)
     )
     if manifest.tokenizer["file"]:
-        folder.need([manifest.tokenizer["file"]])
+        with folder.need([manifest.tokenizer["file"]]):
+            pass  # it stays here as long as this process may read it
     return folder, manifest
 
 

@@ -44,16 +44,31 @@ class Slices:
 def read(split: TokenSplit, wanted: Stretches, padding: bytes = b"") -> Iterator[Tokens]:
     """The tokens of each batch, end to end, in memory of its own. `padding` is found behind the split's last token."""
     slices = cut(split, wanted, len(padding))
-    maps = {
-        number: split.shard_bytes(number) if number < len(split.token_ends) else memoryview(padding)
-        for number in distinct(slices.shards)
-    }
-    found = zip(slices.shards.tolist(), slices.begins.tolist(), slices.ends.tolist(), strict=True)
+    data: dict[int, memoryview] = {}
+    found: Iterator[tuple[int, int | None, int | None]]
+    if split.fits:
+        data = {number: _shard(split, number, padding) for number in distinct(slices.shards)}
+        found = zip(slices.shards.tolist(), slices.begins.tolist(), slices.ends.tolist(), strict=True)
+    else:  # each shard comes once, and nothing is left of its map
+        for number in distinct(slices.shards):
+            data |= _copy(_shard(split, number, padding), slices, number)
+        found = ((at, None, None) for at in range(len(slices.shards)))
     dtype = numpy_dtype(split.dtype)
     for count in np.diff(slices.edges).tolist():
-        data = bytearray().join([maps[shard][begin:end] for shard, begin, end in islice(found, count)])
-        tokens: Any = np.frombuffer(data, dtype)
+        joined = bytearray().join([data[number][begin:end] for number, begin, end in islice(found, count)])
+        tokens: Any = np.frombuffer(joined, dtype)
         yield tokens
+
+
+def _copy(shard: memoryview, slices: Slices, number: int) -> dict[int, memoryview]:
+    """The slices that lie in a shard, in memory of their own."""
+    places = np.flatnonzero(slices.shards == number).tolist()
+    return {at: memoryview(bytes(shard[slices.begins[at] : slices.ends[at]])) for at in places}
+
+
+def _shard(split: TokenSplit, number: int, padding: bytes) -> memoryview:
+    """The bytes of a shard. Padding counts as one more."""
+    return split.shard_bytes(number) if number < len(split.token_ends) else memoryview(padding)
 
 
 def cut(split: TokenSplit, wanted: Stretches, padding_bytes: int = 0) -> Slices:

@@ -7,7 +7,6 @@ there. So no target is lost, and nothing is dropped but a last window that is no
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,7 +29,6 @@ class Windows:
         self.split = split
         self.seq_len = seq_len
         self.dtype = numpy_dtype(split.dtype)
-        self._reach = make_reach(split, seq_len + 1)
 
     def __len__(self) -> int:
         return (self.split.num_tokens - 1) // self.seq_len
@@ -51,6 +49,9 @@ class Windows:
         width = self.seq_len + 1
         if starts.size and (starts.min() < 0 or starts.max() + width > self.split.num_tokens):
             raise IndexError(f"rows from {starts.min()} to {starts.max() + width} of {self.split.num_tokens} tokens")
+        if not self.split.fits:
+            yield from (tokens.reshape(-1, width) for tokens in read(self.split, self.stretches(starts)))
+            return
         shards = np.searchsorted(self.split.token_ends, starts, side="right")
         reach = self._reach_of(shards)
         places = starts + reach.shifts[shards]
@@ -64,9 +65,12 @@ class Windows:
 
     def _reach_of(self, shards: Numbers) -> Reach:
         """A reach that has these shards, and those that were asked for before."""
-        asked, reach = distinct(shards), self._reach
-        if not reach.tokens.keys() >= set(asked):
-            reach = self._reach = extend_reach(self.split, self.seq_len + 1, reach, asked)
+        asked, width, views = distinct(shards), self.seq_len + 1, self.split.views
+        reach: Reach | None = views.get(width)
+        if reach is None or not reach.tokens.keys() >= set(asked):
+            reach = views[width] = extend_reach(self.split, width, reach or make_reach(self.split, width), asked)
+            if len(self.split.keeps(reach.tokens)) < len(reach.tokens):  # some were forgotten meanwhile
+                views.pop(width, None)
         return reach
 
     def stretches(self, starts: Numbers) -> Stretches:
@@ -74,10 +78,6 @@ class Windows:
         num_batches, num_rows = starts.shape
         begins = starts.ravel()
         return Stretches(begins, begins + self.seq_len + 1, np.arange(num_batches + 1) * num_rows)
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Addresses mean nothing in another process."""
-        return {**self.__dict__, "_reach": make_reach(self.split, self.seq_len + 1)}
 
 
 def check_seq_len(seq_len: int) -> None:

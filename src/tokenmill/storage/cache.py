@@ -3,22 +3,21 @@
     CACHE/datasets/1f3b.../origin.json          whose copies these are
                            train/00000.bin      linked here once it hashes to what the manifest says
                            train/00000.bin.part arriving; a killed process leaves it to the next one
-                           train/00000.lock     held alone by who brings or removes the shard, shared by who reads it
+                           train/00000.lock     held alone by who brings or removes the shard, shared by who maps it
 
 All processes of a machine share it: one brings a file, the others wait for its lock, which a process that
-dies lets go of. Above its limit the oldest copies go, but none that is in use, and none that its
-store would not give again.
+dies lets go of. Above its limit copies have to go; `room` says which, and who waits for whom.
 """
 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import os
 import subprocess
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -26,24 +25,15 @@ from typing import Any
 
 from tokenmill import records
 from tokenmill.errors import DatasetError, StorageError, TokenmillError, from_record, to_record
-from tokenmill.sizes import format_bytes
-from tokenmill.storage.download import download
-from tokenmill.storage.folder import Folder
+from tokenmill.storage.download import begin, download
+from tokenmill.storage.flock import Locks
+from tokenmill.storage.folder import Folder, Forget
 from tokenmill.storage.objects import ObjectFolder
-from tokenmill.storage.output import Digest, explained
+from tokenmill.storage.output import Digest
+from tokenmill.storage.room import LOOK_SECONDS, ORIGIN, ROOM, WANTED, Copy, Origin, Wanted, make_room, shard_of
 
-LIMIT = "TOKENMILL_CACHE_BYTES"
-ORIGIN = "origin.json"
 SHARDS_AHEAD = 3
 _ENDINGS = (".bin", ".idx")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Origin:
-    """Where copies come from, and what each of them must be."""
-
-    url: str
-    files: dict[str, Digest]
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +42,12 @@ class CachedFolder(Folder):
 
     copies: Copies = field(kw_only=True, repr=False)
 
-    def need(self, names: Sequence[str]) -> list[str]:
-        return self.copies.need(names)
+    @property
+    def holds_all(self) -> bool:
+        return self.copies.all_fit
+
+    def need(self, names: Sequence[str], forget: Forget | None = None) -> contextlib.AbstractContextManager[None]:
+        return self.copies.need(names, forget)
 
 
 def open_cache(
@@ -68,126 +62,157 @@ def open_cache(
     return CachedFolder(place, copies=Copies(place, source, origin, limit))
 
 
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """A shared lock on a shard. Whoever mapped the shard is told to `forget` it; what nobody mapped is just kept."""
+
+    lock: int
+    forget: weakref.WeakMethod[Forget] | None
+
+    def tell(self, shard: str) -> None:
+        forget = None if self.forget is None else self.forget()
+        if forget is not None:
+            forget([shard])
+
+
 class Copies:
     """The copies that this process uses, and those that it fetches ahead."""
 
     def __init__(self, place: str, source: ObjectFolder, origin: Origin, limit: int) -> None:
         self._folder = Folder(place)
+        self._root = Folder(os.path.dirname(place))
         self._source = source
         self._origin = origin
         self._limit = limit
         self._shards = [name.removesuffix(".bin") for name in sorted(origin.files) if name.endswith(".bin")]
+        self.all_fit = not limit or sum(digest.bytes for digest in origin.files.values()) <= limit
         self._begin()
 
     def _begin(self) -> None:
         self._process = os.getpid()
-        self._busy: set[int] = set()  # locks that are held alone, for a while
-        self._held: dict[str, int] = {}  # shards, and a shared lock on each
+        self._locks = Locks()
+        self._changing = threading.Lock()  # what is held, and who looks after it
+        self._held: dict[str, Hold] = {}
+        self._is_watched = False
         self._coming: dict[str, threading.Thread] = {}
         self._last = -1
-        self._end = weakref.finalize(self, _close_all, self._held)
+        self._end = weakref.finalize(self, self._locks.give_all_back, self._process)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Other processes have their own hold on the files."""
         return Copies, (self._folder.path, self._source, self._origin, self._limit)
 
-    def need(self, names: Sequence[str]) -> list[str]:
-        """Have the files of one shard here until the process ends, or until room is needed; gives what had to go."""
+    @contextlib.contextmanager
+    def need(self, names: Sequence[str], forget: Forget | None) -> Iterator[None]:
+        """Have the files of one shard here for as long as a with block, which maps them.
+
+        After that they stay until somebody needs the room: then who mapped them must `forget` the shard. Without
+        `forget` they stay until the process ends.
+        """
         if self._process != os.getpid():
             self._after_fork()
-        stem = _stem(names[0])
         unknown = [name for name in names if name not in self._origin.files]
         if unknown:
             raise DatasetError(f"{self._origin.url} has no {unknown[0]}", hint="open it again")
-        gone: list[str] = []
-        while stem not in self._held:
-            fd = _lock(self._folder, stem, fcntl.LOCK_SH)
-            if not self._missing(names):
-                self._held[stem] = fd
-                for name in names:
-                    self._folder.touch(name)
-            else:
-                _unlock(fd)
-                gone += self._bring_now(names)
-        self._fetch_ahead(stem)
-        return gone
-
-    def _bring_now(self, names: Sequence[str]) -> list[str]:
+        shard, lock = shard_of(names[0]), self._have(names)
         try:
-            return self._bring(names, ours_too=True)
-        except StorageError:
-            if not any(thread.is_alive() for thread in self._coming.values()):
-                raise
-        for thread in self._coming.values():  # what was fetched ahead may take the room
-            thread.join()
-        return self._bring(names, ours_too=True)
-
-    def _after_fork(self) -> None:
-        """Threads do not come along with a fork, but locks do: what the parent holds must not be ours as well."""
-        self._end.detach()
-        for fd in (*self._busy, *self._held.values()):
-            with contextlib.suppress(OSError):
-                os.close(fd)
-        self._begin()
-
-    @contextlib.contextmanager
-    def _alone(self, folder: Folder, name: str) -> Iterator[None]:
-        """Hold a lock that nobody else has."""
-        fd = _lock(folder, name, fcntl.LOCK_EX)
-        self._busy.add(fd)
-        try:
+            for name in names:
+                self._folder.touch(name)
             yield
-        finally:
-            self._busy.discard(fd)
-            _unlock(fd)
+        except BaseException:
+            self._locks.give_back(lock)
+            raise
+        self._keep(shard, Hold(lock, None if forget is None else weakref.WeakMethod(forget)))
+        self._fetch_ahead(shard)
+
+    def _have(self, names: Sequence[str]) -> int:
+        """A shared lock on a shard whose files are here."""
+        while True:
+            self._locks.give_back(self._locks.take(self._root, WANTED, alone=False))  # who waits for room goes first
+            lock = self._locks.take(self._folder, shard_of(names[0]), alone=False)
+            if not self._missing(names):
+                return lock
+            self._locks.give_back(lock)
+            brought = self._bring(names, urgent=True)
+            if brought is None:  # another process brings it, or has just looked whether it is there
+                time.sleep(LOOK_SECONDS / 100)
+                continue
+            self._locks.share(brought)
+            if not self._missing(names):
+                return brought
+            self._locks.give_back(brought)
 
     def _missing(self, names: Sequence[str]) -> list[str]:
         sizes = ((name, self._folder.stat(name)) for name in names)
         return [name for name, found in sizes if found is None or found.size != self._origin.files[name].bytes]
 
-    def _bring(self, names: Sequence[str], *, ours_too: bool = False) -> list[str]:
-        """Fetch files of a shard, unless another process has done so by the time that we may."""
-        gone = []
-        with self._alone(self._folder, _stem(names[0])):
-            for name in self._missing(names):
-                digest = self._origin.files[name]
-                self._folder.remove_tree(name)
-                gone += self._make_room(digest.bytes, name, ours_too=ours_too)
-                fetch(self._source, self._folder, name, digest)
-        return gone
+    def _bring(self, names: Sequence[str], *, urgent: bool) -> int | None:
+        """Fetch what is missing of a shard; gives the lock on it. None if another one has it, or there is no room."""
+        with contextlib.ExitStack() as stack:
+            with self._locks.alone(self._root, ROOM):
+                lock = self._locks.try_to_take(self._folder, shard_of(names[0]), alone=True)
+                if lock is None:
+                    return None
+                stack.callback(self._locks.give_back, lock)
+                missing = self._missing(names)
+                if missing and not self._make_room(missing, urgent=urgent):
+                    return None
+            for name in missing:
+                fetch(self._source, self._folder, name, self._origin.files[name])
+            stack.pop_all()
+            return lock
 
-    def _make_room(self, need: int, name: str, *, ours_too: bool) -> list[str]:
-        """Remove the oldest copies until so many bytes fit; gives those that this process used."""
-        root = Folder(os.path.dirname(self._folder.path))
-        gone: list[str] = []
-        with self._alone(root, "room"):
-            copies = sorted(_copies(root))
-            used = sum(size for _, size, _, _ in copies)
-            # Without a limit of its own, a cache leaves a tenth of what it could have.
-            limit = self._limit or (used + (root.free_bytes() or 0)) * 9 // 10
-            if need > limit:
-                raise StorageError(
-                    f"{self._source.at(name)} has {format_bytes(need)}, and the cache takes {format_bytes(limit)}",
-                    hint=f"give it more room with {LIMIT}, or another place with TOKENMILL_CACHE",
-                )
-            total = need + used
-            for _, size, path, copy in copies:
-                if total <= limit:
-                    break
-                ours = path == self._folder.path and _stem(copy) in (*self._held, *gone)
-                if ours and not ours_too:
-                    continue
-                if ours and _stem(copy) in self._held:  # a map of it stays readable until it is dropped
-                    _unlock(self._held.pop(_stem(copy)))
-                    gone.append(_stem(copy))
-                if _remove_copy(Folder(path), copy):
-                    total -= size
-            if total > limit:
-                raise StorageError(
-                    f"the cache of {format_bytes(limit)} is full of files in use or that cannot be had again",
-                    hint=f"give it more room with {LIMIT}",
-                )
-        return gone
+    def _make_room(self, names: Sequence[str], *, urgent: bool) -> bool:
+        """Have room for these files, and let others see that it is taken."""
+        size = sum(self._origin.files[name].bytes for name in names)
+        place, shard = self._folder.path, shard_of(names[0])
+        for name in names:
+            self._folder.remove_tree(name)
+        wanted = Wanted(place=place, shard=shard, url=self._source.at(names[0]), size=size, urgent=urgent)
+        if not make_room(self._root, self._locks, wanted, self._limit, self._let_go):
+            return False
+        for name in names:
+            begin(self._folder, name)
+        return True
+
+    def _keep(self, shard: str, hold: Hold) -> None:
+        with self._changing:
+            before, self._held[shard] = self._held.get(shard), hold
+            if before is not None:
+                self._locks.give_back(before.lock)
+            if hold.forget is not None and not self._is_watched:
+                self._is_watched = True
+                threading.Thread(target=_watch, args=(weakref.ref(self),), daemon=True).start()
+
+    def _let_go(self, copy: Copy) -> None:
+        if copy.place == self._folder.path:
+            self._let_go_of([copy.shard])
+
+    def _let_go_of(self, shards: Sequence[str]) -> None:
+        with self._changing:
+            for shard in shards:
+                if shard in self._held and self._held[shard].forget is not None:
+                    hold = self._held.pop(shard)
+                    hold.tell(shard)
+                    self._locks.give_back(hold.lock)
+
+    def answer(self) -> bool:
+        """Let go of everything if somebody waits for room; False if there is nothing that one could let go of."""
+        with self._changing:
+            held = [shard for shard, hold in self._held.items() if hold.forget is not None]
+            self._is_watched = bool(held)
+        with contextlib.suppress(StorageError):  # whoever needs the folder will hear of it
+            if not self._locks.is_free(self._root, WANTED):
+                self._let_go_of(held)
+        return bool(held)
+
+    def _after_fork(self) -> None:
+        """Threads do not come along with a fork, but locks do: what the parent holds must not be ours as well."""
+        self._end.detach()
+        self._locks.forget()
+        for shard, hold in self._held.items():
+            hold.tell(shard)
+        self._begin()
 
     def _fetch_ahead(self, shard: str) -> None:
         """Bring the next shards too, if all fits or they are read in their order."""
@@ -195,25 +220,28 @@ class Copies:
             return
         number, before = self._shards.index(shard), self._last
         self._last = number
-        all_fits = not self._limit or sum(digest.bytes for digest in self._origin.files.values()) <= self._limit
-        if not all_fits and number != before + 1:
+        if number == before or (number != before + 1 and not self.all_fit):
             return
         self._coming = {name: thread for name, thread in self._coming.items() if thread.is_alive()}
-        for following in self._shards[number + 1 : number + 1 + SHARDS_AHEAD if all_fits else number + 2]:
+        for following in self._shards[number + 1 : number + 1 + SHARDS_AHEAD if self.all_fit else number + 2]:
             if following not in self._coming and following not in self._held:
                 thread = threading.Thread(target=self._bring_shard, args=(following,), daemon=True)
                 self._coming[following] = thread
                 thread.start()
 
-    def _bring_shard(self, stem: str) -> None:
+    def _bring_shard(self, shard: str) -> None:
         # Whoever needs it will hear of it. When the program ends nobody does, and nothing can be begun any more.
         with contextlib.suppress(TokenmillError, RuntimeError):
-            self._bring([f"{stem}{ending}" for ending in _ENDINGS])
+            lock = self._bring([f"{shard}{ending}" for ending in _ENDINGS], urgent=False)
+            if lock is not None:
+                self._locks.give_back(lock)
 
 
-def _close_all(held: dict[str, int]) -> None:
-    while held:
-        _unlock(held.popitem()[1])
+def _watch(copies: weakref.ref[Copies]) -> None:
+    """Let a process answer those that wait for room, whatever else it does, as long as it holds something."""
+    while (found := copies()) is not None and found.answer():
+        del found
+        time.sleep(LOOK_SECONDS)
 
 
 def fetch(source: ObjectFolder, target: Folder, name: str, digest: Digest) -> None:
@@ -238,58 +266,3 @@ def main() -> None:
     except TokenmillError as error:
         sys.stdout.write(json.dumps(to_record(error)))
         sys.exit(1)
-
-
-def _lock(folder: Folder, name: str, how: int) -> int:
-    folder.make(os.path.dirname(name))
-    with explained(folder.at(name)):
-        fd = folder.fs.append(folder.at(f"{name}.lock"))
-        try:
-            fcntl.flock(fd, how)
-        except OSError:
-            os.close(fd)
-            raise
-    return fd
-
-
-def _unlock(fd: int) -> None:
-    """Let go of a lock, for processes that were forked meanwhile as well."""
-    with contextlib.suppress(OSError):
-        fcntl.flock(fd, fcntl.LOCK_UN)
-        os.close(fd)
-
-
-def _copies(root: Folder) -> Iterator[tuple[int, int, str, str]]:
-    """Time, size, folder and name of every copy in the cache."""
-    for child in root.names():
-        entry = Folder(root.at(child))
-        with contextlib.suppress(DatasetError):  # not ours, or not yet
-            for name in records.unseal(Origin, entry.read(ORIGIN), where=entry.at(ORIGIN)).files:
-                found = entry.stat(name)
-                if found is not None:
-                    yield found.modified, found.size, entry.path, name
-
-
-def _remove_copy(entry: Folder, name: str) -> bool:
-    """Remove a copy if nobody uses it and its store still has the original."""
-    origin = records.unseal(Origin, entry.read(ORIGIN), where=entry.at(ORIGIN))
-    try:
-        fd = _lock(entry, _stem(name), fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except StorageError:
-        return False
-    try:
-        source = ObjectFolder(origin.url)
-        found = source.store.find(source.key(name)) if source.store.is_usable() else None
-        if found is None or found.size != origin.files[name].bytes:
-            return False
-        entry.remove(name)
-        return True
-    except StorageError:
-        return False
-    finally:
-        _unlock(fd)
-
-
-def _stem(name: str) -> str:
-    """What the files of a shard have in common; they come and go together."""
-    return name.removesuffix(".bin").removesuffix(".idx")

@@ -7,6 +7,7 @@ train/00000.bin        linked when all of it is there, hashes right and is synce
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Generator
 from typing import TYPE_CHECKING
 
@@ -49,6 +50,15 @@ def download(source: ObjectFolder, target: Folder, name: str, digest: Digest, te
                 f"{source.at(name)} has the sha256 {output.digest().sha256}, not {digest.sha256}",
                 hint=f"tokenmill verify {source.path}",
             )
+
+
+def begin(target: Folder, name: str) -> None:
+    """Have the first bytes of a file, and be it none, so that others see that it comes."""
+    target.make(os.path.dirname(name))
+    part = target.at(f"{name}{PART_SUFFIX}")
+    if not target.exists(f"{name}{PART_SUFFIX}"):
+        with explained(part):
+            target.fs.close(target.fs.append(part))
 
 
 def _blocks(source: ObjectFolder, name: str, size: int, start: int) -> Generator[memoryview]:

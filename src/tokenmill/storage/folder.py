@@ -28,6 +28,8 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 SizeOf = Callable[[str], int | None]
+# Lets go of the maps of some shards; any thread may call it.
+Forget = Callable[[Sequence[str]], None]
 
 BLOCK = 1 << 20
 _NOT_THERE = (FileNotFoundError, NotADirectoryError)
@@ -175,9 +177,14 @@ class Folder:
     def leave_alone(self) -> None:
         """Ask nothing of it for a while, if it does not answer; a disk always does."""
 
-    def need(self, names: Sequence[str]) -> list[str]:
-        """Have the files of a shard here, if they come from elsewhere; gives the shards that made room for them."""
-        return []
+    @property
+    def holds_all(self) -> bool:
+        """Whether all files may be here at the same time."""
+        return True
+
+    def need(self, names: Sequence[str], forget: Forget | None = None) -> contextlib.AbstractContextManager[None]:
+        """Have the files of a shard here during a with block, and afterwards till its maps are to be forgotten."""
+        return contextlib.nullcontext()
 
     def sync(self, name: str) -> None:
         """Make the names inside a folder durable."""
