@@ -85,7 +85,7 @@ def test_a_disk_tells_which_part_it_holds(setup: Setup, tmp_path: Path, monkeypa
 
 def test_what_a_node_cannot_take_is_refused(setup: Setup, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NOWHERE", raising=False)
-    with pytest.raises(RecipeError, match=r"a variable of \$NOWHERE/out is not set"):
+    with pytest.raises(RecipeError, match=r"the variable NOWHERE, which \$NOWHERE/out needs, is not set"):
         expand("$NOWHERE/out")
     monkeypatch.setenv("NOWHERE", "beside")
     with pytest.raises(RecipeError, match="is beside/out on"):
