@@ -23,9 +23,10 @@ from tokenmill import records
 from tokenmill.errors import TokenizerError
 from tokenmill.tokenizer import sentencepiece
 
+_GPT2 = ("gpt2", 50256)
 # Scheme and end-of-text of the rank files that OpenAI publishes, by what they hash to; they carry neither.
 _KNOWN_RANKS = {
-    "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930": ("gpt2", 50256),  # r50k_base, that of GPT-2
+    "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930": _GPT2,  # r50k_base
     "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7": ("gpt4", 100257),  # cl100k_base
     "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d": ("o200k", 199999),  # o200k_base
 }
@@ -129,7 +130,7 @@ def char_spec(characters: str) -> TokenizerSpec:
 
 def _resolve(name: str, eot_token: str | None) -> TokenizerSpec:
     if name == "gpt2":
-        return _tiktoken("gpt2", _embedded(), "", eot_token)
+        return _tiktoken("gpt2", _embedded(), _GPT2, "", eot_token)
     if name == "byte":
         _no_eot_token(name, eot_token)
         return TokenizerSpec(
@@ -159,7 +160,8 @@ def _resolve(name: str, eot_token: str | None) -> TokenizerSpec:
 def _from_file(path: Path, scheme: str, eot_token: str | None) -> TokenizerSpec:
     content = _read(path)
     if path.suffix == ".tiktoken":
-        return _tiktoken(path.name, content, scheme, eot_token)
+        known = _KNOWN_RANKS.get(hashlib.sha256(content).hexdigest(), ("", None))
+        return _tiktoken(path.name, content, known, scheme, eot_token)
     if path.suffix == ".model":
         return _hf(path.name, sentencepiece.to_tokenizer_json(content, name=path.name), None, eot_token)
     config = path.parent / "tokenizer_config.json"
@@ -206,9 +208,11 @@ def _first_line(error: Exception) -> str:
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
-def _tiktoken(name: str, content: bytes, scheme: str, eot_token: str | None) -> TokenizerSpec:
-    known_scheme, eot = _KNOWN_RANKS.get(hashlib.sha256(content).hexdigest(), ("", None))
-    scheme = scheme or known_scheme
+def _tiktoken(
+    name: str, content: bytes, known: tuple[str, int | None], scheme: str, eot_token: str | None
+) -> TokenizerSpec:
+    """Of a rank file; `known` are its scheme and end of text, if it is one of OpenAI's."""
+    scheme, eot = scheme or known[0], known[1]
     if scheme not in SCHEMES:
         said = f"{scheme!r} is no scheme" if scheme else "it is none of OpenAI's"
         raise TokenizerError(
