@@ -12,6 +12,8 @@ import pytest
 import tokenmill
 from conftest import make_texts, tree, write_jsonl, write_parquet
 from tokenmill.errors import BuildError, OutputError, RecipeError, SourceChangedError, SourceError, TokenmillError
+from tokenmill.sources import parquet
+from tokenmill.sources.places import Pin
 
 OPTIONS: dict[str, Any] = {"tokenizer": "byte", "unit_bytes": 20_000, "workers": 1, "split": "val=0.1"}
 
@@ -115,6 +117,35 @@ def test_a_source_that_was_touched_is_done_again_and_no_other(tmp_path: Path) ->
         tokenmill.prepare(sources, out, **OPTIONS)
     units = tokenmill.plan(sources / "b.jsonl", **OPTIONS).units + 1
     assert resumed(sources, out, update=True)[1] == units
+
+
+def test_a_table_that_could_not_be_read_for_a_moment_fails_its_unit_and_makes_no_other_dataset(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, tries = tmp_path / "out", []
+
+    def columns(path: str, pin: Pin | None = None) -> list[str]:
+        tries.append(path)
+        if len(tries) <= fails:
+            raise SourceError("cannot read it: Input/output error")
+        return read_columns(path, pin)
+
+    read_columns = parquet.columns
+    mend(sources)
+    tokenmill.prepare(sources, tmp_path / "right", **OPTIONS)
+    monkeypatch.setattr(parquet, "columns", columns)
+    fails = 2
+    tokenmill.prepare(sources, tmp_path / "soon", **OPTIONS)
+    assert tree(tmp_path / "soon") == tree(tmp_path / "right"), "it is tried again at once"
+    tries.clear()
+    fails = 3
+    with pytest.raises(BuildError, match="could not be read when the plan was made, and can be now") as caught:
+        tokenmill.prepare(sources, out, **OPTIONS)
+    assert "--update" in caught.value.hint
+    with pytest.raises(OutputError):
+        tokenmill.prepare(sources, out, **OPTIONS)
+    tokenmill.prepare(sources, out, update=True, **OPTIONS)
+    assert tree(out) == tree(tmp_path / "right")
 
 
 def test_an_update_of_nothing_is_refused_and_leaves_all_as_it_was(sources: Path, tmp_path: Path) -> None:

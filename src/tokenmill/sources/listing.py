@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from tokenmill.errors import RecipeError, SourceError, StorageError
 from tokenmill.planning import EXPANSION, Extent, Source
 from tokenmill.sources import arrow, jsonl, parquet, places, walking
-from tokenmill.sources.columns import Rule, find_rule, unseen_rule
+from tokenmill.sources.columns import UNREAD, Rule, find_rule, unseen_rule
 from tokenmill.sources.kinds import (
     COMPRESSIONS,
     KINDS,
@@ -41,6 +41,8 @@ if TYPE_CHECKING:  # workers read sources too, and need not load what checks rec
     from tokenmill.recipe import Recipe
 
 _REQUESTS_AT_ONCE = 16
+# An error for a moment must not make another plan.
+_TRIES = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,14 +213,15 @@ def _describe(
         text={},
         etag=found.etag,
     )
-    try:
-        source = replace(source, text=_rule(path, source, recipe))
-        return source, _extent(path, source, recipe), None
-    except SourceError as error:
-        if source.kind not in ("parquet", "arrow"):
-            raise
-        rule = unseen_rule(text_column=recipe.text_column, template=recipe.template)
-        return replace(source, text=rule), Extent(text_bytes=max(1, source.bytes)), error
+    for _ in range(_TRIES):
+        try:
+            planned = replace(source, text=_rule(path, source, recipe))
+            return planned, _extent(path, planned, recipe), None
+        except SourceError as error:
+            if source.kind not in ("parquet", "arrow"):
+                raise
+            trouble = error
+    return replace(source, text=UNREAD), Extent(text_bytes=max(1, source.bytes)), trouble
 
 
 def _rule(path: str, source: Source, recipe: Recipe) -> Rule:

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
+from tokenmill.errors import SourceError
 from tokenmill.planning import Source, Unit
 from tokenmill.sources import arrow, jsonl, parquet, text
 from tokenmill.sources.batch import BATCH_BYTES, Batch, even
+from tokenmill.sources.columns import UNREAD
 from tokenmill.sources.places import check_unchanged, pin_of, pinned
 from tokenmill.storage.urls import is_url
 
@@ -42,6 +44,7 @@ def read_unit(
 
 def sections(path: str, source: Source) -> list[tuple[int, int]]:
     """Text bytes and rows of the row groups or record batches of a table."""
+    _check_read(path, source)
     if source.kind == "parquet":
         return parquet.sections(path, source.text, pin_of(source))
     return arrow.sections(path, source.text, pin_of(source))
@@ -63,6 +66,7 @@ def _read_source(
     path: str, index: int, source: Source, unit: Unit, documents: str, limit: int, batch_bytes: int
 ) -> Iterator[Batch]:
     start, stop = unit.start, unit.stop
+    _check_read(path, source)
     if source.kind == "parquet":
         return parquet.read(path, index, source, start, stop, batch_bytes=batch_bytes)
     if source.kind == "arrow":
@@ -75,3 +79,15 @@ def _read_source(
         return text.read_lines(path, index, source, start, stop, limit=limit, chunk=batch_bytes)
     separator = documents.removeprefix("separator:").encode()
     return text.read_separated(path, index, source, start, stop, separator=separator, limit=limit, chunk=batch_bytes)
+
+
+def _check_read(path: str, source: Source) -> None:
+    """Refuse a table that was planned without being read: where it may be cut, and where its text is, nobody knows."""
+    if source.text != UNREAD:
+        return
+    columns = parquet.columns if source.kind == "parquet" else arrow.columns
+    columns(path, pin_of(source))  # raises what is wrong with it
+    raise SourceError(
+        f"{path} could not be read when the plan was made, and can be now",
+        hint="go on with --update: it is planned anew",
+    )
