@@ -194,6 +194,8 @@ def test_a_dataset_below_a_prefix_is_no_source(remote: Bucket) -> None:
 
 @pytest.mark.parametrize("name", ["a#b.jsonl", "a?x=1.jsonl", "a::b.jsonl", "x//a.jsonl", "x/../a.jsonl"])
 def test_an_object_that_no_url_can_name_is_named_in_the_error(bucket: Bucket, name: str) -> None:
+    if ".." in name and bucket.url.startswith("az:"):
+        pytest.skip("Azure's own client signs such a name as another one, so that no blob has it")
     bucket.put(f"odd/{name}", b'{"text": "a"}\n')
     bucket.put("odd/good.jsonl", b'{"text": "a"}\n')
     with pytest.raises(TokenmillError, match=re.escape(name.partition("?")[0])) as caught:
