@@ -20,8 +20,8 @@ from tokenmill.build.groups import group_pieces, group_provenance
 from tokenmill.build.receipt import NO_LIMIT, PIECES, RECEIPTS, REJECTS, Key, Receipt, receipt_name
 from tokenmill.build.redo import (
     dataset_receipts,
+    find_receipt,
     key_of,
-    load_receipt,
     reopen,
     run_tasks,
     there,
@@ -97,7 +97,7 @@ def _repair(
     finally:
         executor.stop()
     for key in lost:
-        if load_receipt(folder, plan, key) != parts[key[0]]:
+        if find_receipt(folder, plan, key) != parts[key[0]]:
             raise DeterminismError(
                 f"unit {key[0]} gave other bytes than the first time",
                 hint="has the source changed? see verify --source",
@@ -169,7 +169,7 @@ def _lost_receipts(folder: Folder) -> Iterator[Problem]:
         known[unit] = receipt.tokens if receipt is not None else 0
         if budget.is_spent():
             cut = budget.cut(plan)
-            if cut is not None and load_receipt(folder, plan, key_of(cut)) is None:
+            if cut is not None and find_receipt(folder, plan, key_of(cut)) is None:
                 yield Problem(receipt_name(*key_of(cut)), "is missing or damaged")
             return
 
@@ -194,10 +194,10 @@ def _complete(folder: Folder, plan: Plan, executor: Executor) -> None:
 
 def _done(folder: Folder, plan: Plan, executor: Executor, task: Task) -> Receipt:
     """The receipt of a unit, which is done if it has none."""
-    found = load_receipt(folder, plan, key_of(task))
+    found = find_receipt(folder, plan, key_of(task))
     if found is None:
         run_tasks(executor, [task])
-        found = load_receipt(folder, plan, key_of(task))
+        found = find_receipt(folder, plan, key_of(task))
     return there(found, task.unit.index)
 
 

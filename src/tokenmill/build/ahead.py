@@ -22,7 +22,7 @@ from tokenmill.cores import positive_from_environment
 from tokenmill.errors import DatasetError, TokenmillError
 from tokenmill.storage import Folder, hub
 
-NOTE = ".build/fetched.json"
+FETCHED = ".build/fetched.json"
 LIMIT = "TOKENMILL_HUB_BYTES"
 DEFAULT_LIMIT = 50_000_000_000
 UNITS_AHEAD = 8
@@ -86,7 +86,7 @@ class Ahead:
         if wait and self._is_through and not self._coming:
             for name in self._before:
                 hub.remove(f"{self._root}/{name}")
-            self._folder.remove(NOTE)
+            self._folder.remove(FETCHED)
 
     def _take(self, task: Task) -> None:
         self._last = tuple(source.name for source in task.sources)
@@ -96,7 +96,7 @@ class Ahead:
             is_new = source.name not in self._coming and not hub.is_here(path)
             if is_new:
                 note = Fetched(tuple(sorted({*self._coming, *self._before, source.name})))
-                self._folder.replace(NOTE, records.seal(note))
+                self._folder.replace(FETCHED, records.seal(note))
             if is_new or source.name in self._before:
                 self._before.discard(source.name)
                 self._sizes[source.name] = source.bytes
@@ -113,7 +113,7 @@ def _fetch(path: str) -> None:
 
 def _noted(folder: Folder) -> tuple[str, ...]:
     try:
-        return records.unseal(Fetched, folder.read(NOTE, max_bytes=1 << 26), where=NOTE).names
+        return records.unseal(Fetched, folder.read(FETCHED, max_bytes=1 << 26), where=FETCHED).names
     except DatasetError:
         return ()
 

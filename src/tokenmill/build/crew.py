@@ -32,7 +32,8 @@ def receive(link: Connection) -> Message:
 
 
 def needs_crew(workers: int, folder: Folder) -> bool:
-    """Whether workers are processes of their own. For a store even one is: its parent asks it for this and that."""
+    """Whether workers are processes of their own. For a store even one is: it loads while the store is asked, and
+    computes a unit while the one before is put."""
     return workers > 1 or not folder.is_local
 
 

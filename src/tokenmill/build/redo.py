@@ -45,7 +45,7 @@ def reopen(folder: Folder, filter: str | None) -> tuple[Plan, state.Job]:
     return plan, job
 
 
-def load_receipt(folder: Folder, plan: Plan, key: Key) -> Receipt | None:
+def find_receipt(folder: Folder, plan: Plan, key: Key) -> Receipt | None:
     """A receipt, if it is there and can be read. Its pieces may be gone: they became shards."""
     try:
         receipt = read_receipt(folder, receipt_name(*key))
@@ -56,7 +56,7 @@ def load_receipt(folder: Folder, plan: Plan, key: Key) -> Receipt | None:
 
 def whole_receipts(folder: Folder, plan: Plan) -> Iterator[Receipt | None]:
     """The receipt of every unit, in order, as long as they are asked for."""
-    return folder.each(partial(load_receipt, folder, plan), ((unit, NO_LIMIT) for unit in range(len(plan.units))))
+    return folder.each(partial(find_receipt, folder, plan), ((unit, NO_LIMIT) for unit in range(len(plan.units))))
 
 
 def dataset_receipts(folder: Folder, plan: Plan) -> Sequence[Receipt]:
@@ -69,7 +69,7 @@ def dataset_receipts(folder: Folder, plan: Plan) -> Sequence[Receipt]:
             known[unit] = there(receipt, unit).tokens
             if budget.is_spent():
                 cut = budget.cut(plan)
-                yield there(receipt if cut is None else load_receipt(folder, plan, key_of(cut)), unit)
+                yield there(receipt if cut is None else find_receipt(folder, plan, key_of(cut)), unit)
                 return
             yield there(receipt, unit)
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from tokenmill import manifest as manifests
 from tokenmill import placement, records
-from tokenmill.build.ahead import NOTE as FETCHED
+from tokenmill.build.ahead import FETCHED
 from tokenmill.build.packs import PACKS
 from tokenmill.build.receipt import PIECES, RECEIPTS, REJECTS, Receipt
 from tokenmill.build.setup import Setup
