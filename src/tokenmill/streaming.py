@@ -14,6 +14,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -37,6 +38,7 @@ from tokenmill.errors import DatasetError, RecipeError, StateError
 from tokenmill.recipe import Sources, make_recipe
 from tokenmill.shards.layout import numpy_dtype
 from tokenmill.tokenizer.engine import open_engine
+from tokenmill.tokenizer.parity import try_engine
 
 _HINT = "stream the same sources with the same tokenizer, options, seq_len and shuffle"
 
@@ -107,7 +109,7 @@ class TextStream:
         self._with_index = "sample_index" in fields
         self._spec = setup.spec
         self._texts = Texts(plan=setup.plan, work=make_work(setup, scratch=None), split=names.index(split))
-        check(make_request(setup.plan), self._texts.work, self._spec, open_engine(self._spec))
+        check(make_request(setup.plan), self._texts.work, self._spec, partial(try_engine, open_engine(self._spec)))
         # That of a sequential loader on the prepared dataset, so that the states are the same.
         self._identity: dict[str, Any] = {"fingerprint": setup.plan.fingerprint, "split": split, "packing": "concat"}
         self._identity |= {"seq_len": seq_len, "order": "sequential", "seed": 0}

@@ -153,8 +153,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str]]:
     return found
 
 
-# Where it is blank, all are judged one by one; else only if one is odd.
-@pytest.mark.parametrize("first", ["", "good"])
+# Where it is blank, all are judged one by one; else only if one is odd. What is beyond ASCII goes to another parser.
+@pytest.mark.parametrize("first", ["", "good", "漢字" * 400])
 @given(chosen=st.lists(st.integers(0, len(ODD_LINES) - 1), min_size=1, max_size=6))
 @settings(max_examples=300, deadline=None, database=None)
 @example(chosen=[ODD_LINES.index(b'{"text": "a"} {"text": "b"}'), ODD_LINES.index(b"")])
@@ -162,8 +162,8 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> list[tuple[str, str]]:
 def test_what_becomes_of_a_line_does_not_depend_on_its_neighbours(
     tmp_path_factory: pytest.TempPathFactory, alone: list[tuple[str, str]], first: str, chosen: list[int]
 ) -> None:
-    path = tmp_path_factory.getbasetemp() / f"neighbours-{first}.jsonl"
-    line = json.dumps({"text": first}).encode() if first else b""
+    path = tmp_path_factory.getbasetemp() / f"neighbours-{first[:4]}.jsonl"
+    line = json.dumps({"text": first}, ensure_ascii=False).encode() if first else b""
     positions = write(path, [line, *(ODD_LINES[i] for i in chosen)])[1:]
     blank = [not ODD_LINES[i] or ODD_LINES[i].isspace() for i in chosen]
     expected = [(at, *alone[i]) for at, i, is_blank in zip(positions, chosen, blank, strict=True) if not is_blank]
@@ -175,8 +175,9 @@ def test_what_becomes_of_a_line_does_not_depend_on_its_neighbours(
 
 def test_a_run_of_good_lines_is_parsed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jsonl, "_judge_lines", None)
-    positions = write(tmp_path / "f.jsonl", [b'{"id": 1, "text": "good"}'] * 9)
-    assert read(tmp_path / "f.jsonl") == ([(at, "good") for at in positions], [])
+    for text in ("good", "漢字"):
+        positions = write(tmp_path / "f.jsonl", [json.dumps({"id": 1, "text": text}, ensure_ascii=False).encode()] * 9)
+        assert read(tmp_path / "f.jsonl") == ([(at, text) for at in positions], [])
 
 
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\n\n", b"\n  \t\n", b" \r\n\r\n"])

@@ -16,6 +16,7 @@ from typing import Any
 from tokenmill.build import quick, state, updating
 from tokenmill.build.ahead import led_by
 from tokenmill.build.budget import Budget
+from tokenmill.build.check import check
 from tokenmill.build.commit import commit
 from tokenmill.build.crew import Crew, needs_crew
 from tokenmill.build.early import linking_early
@@ -145,7 +146,7 @@ def _build(setup: Setup, folder: Folder, local: Folder | None, hire: Hire, progr
     tokenizer_file = state.keep_tokenizer(folder, setup.spec)
     executor = hire(folder, work, setup.spec)
     try:
-        checked = _check_first(setup, folder, executor, progress)
+        checked = _check_first(setup, work, folder, executor, progress)
         job = state.Job(work=work, tokenizer=setup.spec.describe(), parity=checked.parity)
         state.save_job(folder, job)
         linked: set[str] = set()
@@ -153,13 +154,10 @@ def _build(setup: Setup, folder: Folder, local: Folder | None, hire: Hire, progr
             receipts = _run_units(setup, folder, executor, progress, linked, checked.estimate)
         _tell_of_damage(folder, progress)
         if checked.unread:  # whatever it was, it has passed, and the manifest must not tell of it
-            job = replace(job, parity=_check_again(setup, executor, len(receipts)))
+            job = replace(job, parity=_check_again(setup, work, executor, len(receipts)))
             state.save_job(folder, job)
-    finally:
-        executor.stop()
-        state.sweep(folder, setup.recipe.splits)
-    progress.tell("commit", units=len(receipts))
-    try:
+        executor.dismiss()
+        progress.tell("commit", units=len(receipts))
         result = commit(
             folder,
             setup.plan,
@@ -174,6 +172,9 @@ def _build(setup: Setup, folder: Folder, local: Folder | None, hire: Hire, progr
     except DamagedPieceError:
         state.distrust(folder)
         raise
+    finally:
+        executor.stop()
+        state.sweep(folder, setup.recipe.splits)
     state.clean_up(folder, local)
     progress.tell("finished", tokens=result.tokens, documents=result.documents)
     return result
@@ -199,9 +200,9 @@ def make_executor(workers: int, crew: Crew | None, folder: Folder, work: Work, s
     return Inline(folder, work, spec, open_engine(spec))
 
 
-def _check_first(setup: Setup, folder: Folder, executor: Executor, progress: Progress) -> Checked:
+def _check_first(setup: Setup, work: Work, folder: Folder, executor: Executor, progress: Progress) -> Checked:
     """Before the work: the engine against its reference, and the disk against the estimate."""
-    checked = executor.check(make_request(setup.plan))
+    checked = check(make_request(setup.plan), work, setup.spec, executor.encode)
     progress.tell("parity", **checked.parity)
     check_space(folder, _output_bytes(setup, checked))
     return checked
@@ -212,9 +213,9 @@ def _output_bytes(setup: Setup, checked: Checked) -> int:
     return round(checked.estimate.output_bytes * checked.estimate.share(setup.recipe.max_tokens))
 
 
-def _check_again(setup: Setup, executor: Executor, num_units: int) -> dict[str, Any]:
+def _check_again(setup: Setup, work: Work, executor: Executor, num_units: int) -> dict[str, Any]:
     """The comparison with the reference once more, with none left out of the units that were read since."""
-    checked = executor.check(make_request(setup.plan))
+    checked = check(make_request(setup.plan), work, setup.spec, executor.encode)
     if left_out := [unit for unit in checked.unread if unit < num_units]:
         source = setup.plan.sources[setup.plan.units[left_out[0]].source].name
         raise BuildError(

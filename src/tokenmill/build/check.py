@@ -1,5 +1,8 @@
 """A look before the work: documents from all over the sources, encoded twice.
 
+    here        draw texts -> the reference's ids -+-> the same? -> an estimate of the whole
+    a worker             `--> the engine's ids ----'
+
 The engine and its reference must agree on them, and they tell how many tokens and how much time
 the whole will take.
 """
@@ -7,8 +10,7 @@ the whole will take.
 from __future__ import annotations
 
 import dataclasses
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -20,13 +22,12 @@ from tokenmill.build.visits import Checked, Request, Visit
 from tokenmill.errors import SourceError
 from tokenmill.shards.layout import numpy_dtype
 from tokenmill.storage.urls import is_url
-from tokenmill.tokenizer.encoded import Engine, text_array, text_buffers
-from tokenmill.tokenizer.parity import check_parity
+from tokenmill.tokenizer.parity import Trial, check_parity
 from tokenmill.tokenizer.spec import TokenizerSpec
 
 
-def check(request: Request, work: Work, spec: TokenizerSpec, engine: Engine) -> Checked:
-    """Encode documents of every place with the engine and its reference, and measure the engine by the way."""
+def check(request: Request, work: Work, spec: TokenizerSpec, encode: Callable[[Sequence[str]], Trial]) -> Checked:
+    """Have documents of every place encoded by the engine and its reference, and count what they come to."""
     texts: list[str] = []
     places: list[tuple[Drawn, list[int]]] = []
     counts: list[Count] = []
@@ -42,15 +43,14 @@ def check(request: Request, work: Work, spec: TokenizerSpec, engine: Engine) -> 
         numbers = {key: number for number, key in enumerate(found, start=len(texts))}
         texts += found.values()
         places += [(place, [numbers[key] for key in place.texts]) for place in drawn]
-    parity = check_parity(spec, engine, texts)
-    seen, seconds = _measure(places, texts, engine, eot=work.eot != "none")
+    parity, trial = check_parity(spec, texts, encode)
     survey = Survey(
-        seen=seen,
+        seen=tuple(_count(places, texts, trial, eot=work.eot != "none")),
         counts=tuple(counts),
         planned_bytes=request.planned_bytes,
         token_bytes=numpy_dtype(work.dtype).itemsize,
         encoded_bytes=parity.bytes,
-        seconds=seconds,
+        seconds=trial.seconds,
     )
     return Checked(parity=dataclasses.asdict(parity), survey=survey, unread=tuple(sorted(unread)))
 
@@ -71,26 +71,15 @@ def _draw_all(request: Request, work: Work) -> Iterator[tuple[list[Drawn], list[
         yield from visitors.map(attempt, request.visits)
 
 
-def _measure(
-    places: Sequence[tuple[Drawn, list[int]]], texts: list[str], engine: Engine, *, eot: bool
-) -> tuple[tuple[Seen, ...], float]:
-    """Tokens at every place, for each planned byte; and the seconds that the engine took."""
-    if not texts:
-        return (), 0.0
-    text = text_array(texts)
-    engine.encode(text)  # a first pass fills its cache; a long run has a full one
-    begin = time.perf_counter()
-    tokens = engine.encode(text).lengths
-    seconds = time.perf_counter() - begin
-    sizes = np.diff(text_buffers(text)[0])
-    seen = [
-        Seen(
+def _count(places: Sequence[tuple[Drawn, list[int]]], texts: list[str], trial: Trial, *, eot: bool) -> Iterator[Seen]:
+    """Tokens at every place, for each planned byte."""
+    tokens = np.array(trial.lengths, np.int64)
+    sizes = np.array([len(text.encode()) for text in texts], np.int64)
+    for place, numbers in places:
+        yield Seen(
             at=place.at,
             tokens=float(tokens[numbers].sum()) / place.planned_bytes + eot * place.documents,
             documents=place.documents,
             text_bytes=float(sizes[numbers].sum()) / place.planned_bytes,
             weight=place.weight,
         )
-        for place, numbers in places
-    ]
-    return tuple(seen), seconds

@@ -16,6 +16,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
+from tokenmill.arrow_text import text_buffers
 from tokenmill.build.task import Task, Work
 from tokenmill.build.tokens import cut_to, place_eot, select
 from tokenmill.errors import BadDocumentError, RecipeError
@@ -24,7 +25,7 @@ from tokenmill.shards.layout import Tokens
 from tokenmill.sources.batch import Batch, Skip
 from tokenmill.sources.places import bring
 from tokenmill.sources.reading import read_unit
-from tokenmill.tokenizer.encoded import Encoded, Engine, text_buffers
+from tokenmill.tokenizer.encoded import Encoded, Engine
 
 Filter = Callable[[str], bool]
 

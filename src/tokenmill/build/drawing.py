@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill.arrow_text import text_buffers
 from tokenmill.build.estimate import Count
 from tokenmill.build.task import Work
 from tokenmill.build.visits import TABLES, Request, Visit
@@ -23,7 +24,6 @@ from tokenmill.sources.batch import Batch
 from tokenmill.sources.places import pin_of
 from tokenmill.sources.reading import read_unit, sections
 from tokenmill.sources.streams import expansion
-from tokenmill.tokenizer.encoded import text_buffers
 
 # Read at once, and around a place that can be gone to, if there is no need to be sparing.
 _WINDOW_BYTES = 128_000

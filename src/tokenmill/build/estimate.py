@@ -12,7 +12,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from statistics import fmean
 
 from tokenmill.shards.layout import index_bytes
@@ -73,17 +73,6 @@ class Survey:
     token_bytes: int
     encoded_bytes: int
     seconds: float
-
-
-def join_surveys(surveys: Sequence[Survey]) -> Survey:
-    """One survey of what several workers saw of the same plan."""
-    return replace(
-        surveys[0],
-        seen=tuple(sorted((seen for survey in surveys for seen in survey.seen), key=lambda seen: seen.at)),
-        counts=tuple(count for survey in surveys for count in survey.counts),
-        encoded_bytes=sum(survey.encoded_bytes for survey in surveys),
-        seconds=sum(survey.seconds for survey in surveys),
-    )
 
 
 def estimate(survey: Survey) -> Estimate:

@@ -6,14 +6,14 @@ Inline   this process        Pool   a crew of worker processes        Ray   benc
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from tokenmill import errors
 from tokenmill.build.crew import Message
 from tokenmill.build.task import Task
-from tokenmill.build.visits import Checked, Request
+from tokenmill.tokenizer.parity import Trial
 
 MAX_TRIES = 3
 # Errors of the whole build; any other one concerns a unit.
@@ -36,11 +36,14 @@ class Executor(Protocol):
     def workers(self) -> int:
         """How many units run at once."""
 
-    def check(self, request: Request) -> Checked:
-        """Before the work: the engine against its reference, and an estimate of the whole."""
+    def encode(self, texts: Sequence[str]) -> Trial:
+        """Before the work: what a worker's engine makes of some texts."""
 
     def run(self, tasks: Iterator[Task], listener: Listener) -> list[Failure]:
         """Do the tasks, more or less in order; gives those that failed for good."""
+
+    def dismiss(self) -> None:
+        """All is done: workers may go, and nobody waits for them."""
 
     def stop(self) -> None:
         """Stop at once; nothing that was published is touched."""

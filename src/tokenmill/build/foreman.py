@@ -17,11 +17,8 @@ import socket
 import struct
 import subprocess
 import sys
-import traceback
 from collections.abc import Callable
 from typing import NoReturn
-
-from tokenmill.redaction import redact
 
 # What is loaded stays: looking through it for garbage again and again makes loading slower.
 _START = "import gc; gc.disable(); from tokenmill.build import foreman, worker; gc.freeze(); foreman.serve({fd})"
@@ -152,5 +149,9 @@ def _fork(main: Callable[[int], None], link: int, line: socket.socket) -> int:
         line.close()
         main(link)
     except BaseException:  # a bug of ours; the foreman's loop is no place for it
+        import traceback
+
+        from tokenmill.redaction import redact
+
         print(redact(traceback.format_exc()), file=sys.stderr, flush=True)  # noqa: T201 - there is nobody else to tell
     os._exit(1)

@@ -6,19 +6,18 @@ import ctypes
 import gc
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 from tokenmill import errors
-from tokenmill.build.check import check
 from tokenmill.build.crew import Message
 from tokenmill.build.executor import MAX_TRIES, Failure, Listener, is_final, is_silent
 from tokenmill.build.task import Task, Work
 from tokenmill.build.unit import run_unit
-from tokenmill.build.visits import Checked, Request
 from tokenmill.cores import MEMORY_BUDGET
 from tokenmill.storage import Folder
 from tokenmill.tokenizer.encoded import Engine
 from tokenmill.tokenizer.engine import open_engine
+from tokenmill.tokenizer.parity import Trial, try_engine
 from tokenmill.tokenizer.spec import TokenizerSpec
 
 _RELOAD_ABOVE = MEMORY_BUDGET * 5 // 7
@@ -33,11 +32,10 @@ class Inline:
     def __init__(self, folder: Folder, work: Work, spec: TokenizerSpec, engine: Engine) -> None:
         self._folder = folder
         self._work = work
-        self._spec = spec
         self._engine = EngineHolder(spec, engine)
 
-    def check(self, request: Request) -> Checked:
-        return check(request, self._work, self._spec, self._engine())
+    def encode(self, texts: Sequence[str]) -> Trial:
+        return try_engine(self._engine(), texts)
 
     def run(self, tasks: Iterator[Task], listener: Listener) -> list[Failure]:
         """One unit after the other."""
@@ -64,8 +62,10 @@ class Inline:
             listener(_message("retry", task, failure))
         return failure
 
-    def stop(self) -> None:
-        """Nothing runs but ourselves."""
+    def dismiss(self) -> None:
+        """There is nobody but ourselves."""
+
+    stop = dismiss
 
 
 def _message(kind: str, task: Task, error: errors.TokenmillError) -> Message:

@@ -14,16 +14,16 @@ from __future__ import annotations
 import dataclasses
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 
 from tokenmill import errors, records
 from tokenmill.build.crew import Crew, Message
 from tokenmill.build.executor import MAX_TRIES, Failure, Listener, judge
 from tokenmill.build.task import Task, Work
-from tokenmill.build.visits import Checked, Request, divided, joined
 from tokenmill.storage import Folder
 from tokenmill.storage.places import to_record
+from tokenmill.tokenizer.parity import Trial
 from tokenmill.tokenizer.spec import TokenizerSpec
 
 
@@ -44,28 +44,26 @@ class Pool:
             }
         )
 
-    def check(self, request: Request) -> Checked:
-        """Have the workers look at the sources first, each at some of them. What one that dies had, another gets."""
-        parts = divided(request, self.workers)
-        count = len(parts)
-        asked: dict[Connection, Request] = {}
-        found: list[Checked] = []
-        while len(found) < count:
-            while parts and self._idle:
-                link = self._idle.pop()
-                asked[link] = parts.pop()
-                self._crew.tell(link, dataclasses.asdict(asked[link]))
+    def encode(self, texts: Sequence[str]) -> Trial:
+        """Have a worker encode some texts. If it dies, another one gets them."""
+        asked: Connection | None = None
+        found: Trial | None = None
+        while found is None:
+            if asked is None and self._idle:
+                asked = self._idle.pop()
+                self._crew.tell(asked, {"texts": texts})
             for link, message in self._crew.hear():
-                part = asked.pop(link, None)
-                if part is None or message["kind"] == "died":
-                    parts += [part] if part else []
+                if link is not asked:
                     self._welcome(link, message)
-                elif message["kind"] == "checked":
+                elif message["kind"] == "tried":
                     self._idle.append(link)
-                    found.append(records.convert(Checked, message["checked"], where="checked"))
+                    found = records.convert(Trial, message["trial"], where="trial")
+                elif message["kind"] == "died":
+                    asked = None
+                    self._welcome(link, message)
                 else:
                     raise errors.from_record(message["error"])
-        return joined(found)
+        return found
 
     def run(self, tasks: Iterator[Task], listener: Listener) -> list[Failure]:
         tries: Counter[int] = Counter()
@@ -101,6 +99,9 @@ class Pool:
                     error = errors.from_record(message["error"])
                     for task in lost.values():
                         judge(task, error, tries, again, failures, listener)
+
+    def dismiss(self) -> None:
+        self._crew.dismiss()
 
     def stop(self) -> None:
         self._crew.stop()

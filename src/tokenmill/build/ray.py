@@ -15,7 +15,7 @@ import json
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
@@ -39,10 +39,10 @@ from tokenmill.build.ray_cluster import (
 )
 from tokenmill.build.task import Task, Work
 from tokenmill.build.versions import own_version
-from tokenmill.build.visits import Checked, Request
 from tokenmill.cores import positive_from_environment
 from tokenmill.storage import Folder
 from tokenmill.storage.places import to_record
+from tokenmill.tokenizer.parity import Trial
 from tokenmill.tokenizer.spec import TokenizerSpec
 
 # Benches that wait for a slot: they replace lost ones at once, and an autoscaler sees that there is more to do.
@@ -87,15 +87,15 @@ class Ray:
     def workers(self) -> int:
         return num_slots(self._wanted, num_cores())
 
-    def check(self, request: Request) -> Checked:
-        """Have one bench look at the sources first. One that is lost is replaced a few times."""
+    def encode(self, texts: Sequence[str]) -> Trial:
+        """Have one bench encode some texts. One that is lost is replaced a few times."""
         for _ in range(MAX_TRIES):
             while (bench := self._roomiest()) is None:
                 for _, answer in self._hear():
                     self._welcome(answer)
-            answer = hear_from(bench.do.remote(json.dumps(asdict(request))))
-            if answer["kind"] == "checked":
-                return records.convert(Checked, answer["checked"], where="checked")
+            answer = hear_from(bench.do.remote(json.dumps({"texts": texts})))
+            if answer["kind"] == "tried":
+                return records.convert(Trial, answer["trial"], where="trial")
             if answer["kind"] == "failed":
                 break
             self._lose(bench, answer)
@@ -124,6 +124,10 @@ class Ray:
                     listener({"kind": "done", "unit": task.unit.index})
                 else:
                     judge(task, error_of(answer), tries, again, failures, listener)
+
+    def dismiss(self) -> None:
+        """The cluster gets its slots back before the commit."""
+        self.stop()
 
     def stop(self) -> None:
         """Stop what is in flight, and leave the cluster; a Ray of our own ends with it."""

@@ -19,18 +19,17 @@ from typing import Any
 
 from tokenmill import errors, records
 from tokenmill.build import state
-from tokenmill.build.check import check
 from tokenmill.build.crew import Message
 from tokenmill.build.inline import EngineHolder
 from tokenmill.build.task import Task, Work
 from tokenmill.build.unit import begin_unit
 from tokenmill.build.versions import check_versions
-from tokenmill.build.visits import Request
 from tokenmill.errors import RecipeError
 from tokenmill.sources.startup import start_arrow
 from tokenmill.storage import Folder
 from tokenmill.storage.places import from_record
 from tokenmill.tokenizer.engine import open_engine
+from tokenmill.tokenizer.parity import try_engine
 from tokenmill.tokenizer.spec import TokenizerSpec, from_dataset
 
 # Calls that a bench has at a time: one that computes, and one that waits for the disk.
@@ -51,9 +50,9 @@ class Bench:
         return _answer(lambda: self._open(json.loads(briefing)))
 
     def do(self, message: str) -> str:
-        """Do a unit, or look at some before the work."""
+        """Do a unit, or encode some texts before the work."""
         told = json.loads(message)
-        return _answer(lambda: self._look(told) if "visits" in told else self._do(told))
+        return _answer(lambda: self._try(told["texts"]) if "texts" in told else self._do(told))
 
     def _open(self, told: Message) -> Message:
         start_arrow()
@@ -75,11 +74,10 @@ class Bench:
         self._engine = EngineHolder(self._spec, open_engine(self._spec))
         return {"kind": "free", "host": platform.node()}
 
-    def _look(self, told: Message) -> Message:
-        request = records.convert(Request, told, where="request")
+    def _try(self, texts: list[str]) -> Message:
         with self._computing:
-            checked = check(request, self._work, self._spec, self._engine())
-        return {"kind": "checked", "checked": dataclasses.asdict(checked)}
+            trial = try_engine(self._engine(), texts)
+        return {"kind": "tried", "trial": dataclasses.asdict(trial)}
 
     def _do(self, told: Message) -> Message:
         task = records.convert(Task, told, where="task")

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from tokenmill.build.estimate import Estimate, Survey, estimate, join_surveys
+from tokenmill.build.estimate import Estimate, Survey, estimate
 from tokenmill.build.task import Task, make_task
 from tokenmill.planning import EXPANSION, Plan
 
@@ -114,19 +114,3 @@ def _planned_sizes(task: Task) -> list[int]:
     in_tables = sum(itertools.compress(sizes, tables))
     left = task.unit.text_bytes - (sum(sizes) - in_tables)
     return [size * left // in_tables if table else size for size, table in zip(sizes, tables, strict=True)]
-
-
-def divided(request: Request, parts: int) -> list[Request]:
-    """A request for each of several workers."""
-    count = min(parts, len(request.visits))
-    return [replace(request, visits=request.visits[part::count]) for part in range(count)]
-
-
-def joined(found: Sequence[Checked]) -> Checked:
-    """What several workers have compared and seen."""
-    parity = {name: sum(one.parity[name] for one in found) for name in ("documents", "bytes", "tokens")}
-    return Checked(
-        parity={"reference": found[0].parity["reference"], **parity},
-        survey=join_surveys([one.survey for one in found]),
-        unread=tuple(sorted({unit for one in found for unit in one.unread})),
-    )

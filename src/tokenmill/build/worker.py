@@ -22,16 +22,15 @@ from multiprocessing.connection import Connection
 from typing import TypeVar
 
 from tokenmill import errors, records
-from tokenmill.build.check import check
 from tokenmill.build.crew import Message, receive, send
 from tokenmill.build.inline import EngineHolder, Reporter
 from tokenmill.build.receipt import Receipt
 from tokenmill.build.task import Task, Work
 from tokenmill.build.unit import begin_unit
-from tokenmill.build.visits import Request
 from tokenmill.sources.startup import start_arrow
 from tokenmill.storage.places import from_record
 from tokenmill.tokenizer.engine import open_engine
+from tokenmill.tokenizer.parity import try_engine
 from tokenmill.tokenizer.spec import from_dataset
 
 T = TypeVar("T")
@@ -104,11 +103,10 @@ def _serve(line: _Line) -> None:
         line.say({"kind": "free"})
         while True:
             message = line.hear()
-            if "visits" in message:
-                request = records.convert(Request, message, where="request")
-                checked = line.attempt(None, lambda: check(request, work, spec, engine()))  # noqa: B023 - called at once
-                if checked is not None:
-                    line.say({"kind": "checked", "checked": dataclasses.asdict(checked)})
+            if "texts" in message:
+                trial = line.attempt(None, lambda: try_engine(engine(), message["texts"]))  # noqa: B023 - called at once
+                if trial is not None:
+                    line.say({"kind": "tried", "trial": dataclasses.asdict(trial)})
                 continue
             task = records.convert(Task, message, where="task")
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(_STOPPED))  # from here on there is

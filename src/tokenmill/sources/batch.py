@@ -9,6 +9,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tokenmill.arrow_text import text_array
+
 BATCH_BYTES = 8_000_000
 # Documents of a byte, or none at all, would make batches that are small by their text and large by all else.
 MAX_DOCUMENTS = 1 << 17
@@ -53,7 +55,7 @@ def judged_batch(source: int, judged: Iterable[tuple[int, str, str]]) -> Batch:
         else:
             texts.append(text)
             kept.append(position)
-    return make_batch(source, pa.array(texts, pa.large_string()), np.array(kept, np.int64), skips)
+    return make_batch(source, text_array(texts), np.array(kept, np.int64), skips)
 
 
 def even(

@@ -15,9 +15,10 @@ import pyarrow as pa
 from gigatoken import Tokenizer as _Gigatoken
 from gigatoken import gigatoken_rs as _rs
 
+from tokenmill.arrow_text import text_array, text_buffers
 from tokenmill.errors import TokenizerError
 from tokenmill.storage.temporary import temporary_file
-from tokenmill.tokenizer.encoded import Encoded, Engine, Ids, text_array, text_buffers
+from tokenmill.tokenizer.encoded import Encoded, Engine, Ids
 from tokenmill.tokenizer.spec import TokenizerSpec
 
 

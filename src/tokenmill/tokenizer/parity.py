@@ -1,21 +1,24 @@
 """The parity check: before the work, the engine and its reference encode the user's own documents.
 
 The reference is another implementation of the same tokenizer: tiktoken for rank files,
-`tokenizers` for tokenizer.json, Python's own encoder for bytes and characters.
+`tokenizers` for tokenizer.json, Python's own encoder for bytes and characters. It works here, while
+the engine makes its trial, as a rule in another process; so the engine is loaded here only if it is needed.
 """
 
 from __future__ import annotations
 
 import binascii
 import json
+import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from tokenmill.arrow_text import text_array
 from tokenmill.errors import ParityError, TokenizerError
-from tokenmill.tokenizer.encoded import Engine, text_array
-from tokenmill.tokenizer.engine import open_engine, open_tokenizers
+from tokenmill.tokenizer.encoded import Engine, Ids
 from tokenmill.tokenizer.spec import TokenizerSpec
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -41,8 +44,23 @@ class Parity:
     tokens: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trial:
+    """What an engine makes of some texts: the ids of all, in base64, how many each has, and the seconds it takes."""
+
+    packed_ids: str
+    lengths: tuple[int, ...]
+    seconds: float
+
+    @property
+    def ids(self) -> Ids:
+        return np.frombuffer(binascii.a2b_base64(self.packed_ids), "<u4")
+
+
 def choose_engine(spec: TokenizerSpec) -> tuple[TokenizerSpec, Engine, str]:
     """The tokenizer with an engine that can encode it, and a sentence about it if it is the slow one."""
+    from tokenmill.tokenizer.engine import open_engine
+
     try:
         return spec, open_engine(spec), ""
     except TokenizerError as error:
@@ -55,29 +73,56 @@ def choose_engine(spec: TokenizerSpec) -> tuple[TokenizerSpec, Engine, str]:
         return fallback, open_engine(fallback), note
 
 
-def check_parity(spec: TokenizerSpec, engine: Engine, texts: Sequence[str]) -> Parity:
-    """Encode `texts` with both; raise `ParityError` at the first document on which they differ."""
-    name, reference = open_reference(spec)
+def try_engine(engine: Engine, texts: Sequence[str]) -> Trial:
+    """Encode `texts`, and once more to see how quickly: the first pass fills a cache that a long run has full."""
     if not texts:
-        return Parity(reference=name, documents=0, bytes=0, tokens=0)
-    encoded = engine.encode(text_array(texts))
-    start = 0
-    for text, length in zip(texts, encoded.lengths.tolist(), strict=True):
-        ours = encoded.ids[start : start + length].tolist()
+        return Trial(packed_ids="", lengths=(), seconds=0.0)
+    array = text_array(texts)
+    encoded = engine.encode(array)
+    begin = time.perf_counter()
+    engine.encode(array)
+    seconds = time.perf_counter() - begin
+    packed = binascii.b2a_base64(encoded.ids.astype("<u4").tobytes(), newline=False)
+    return Trial(packed_ids=packed.decode(), lengths=tuple(encoded.lengths.tolist()), seconds=seconds)
+
+
+def check_parity(
+    spec: TokenizerSpec, texts: Sequence[str], encode: Callable[[Sequence[str]], Trial]
+) -> tuple[Parity, Trial]:
+    """Have `encode` make a trial of `texts`, and compare it with the reference's ids.
+
+    Raises `ParityError` at the first document on which they differ.
+    """
+    with ThreadPoolExecutor(1, thread_name_prefix="tokenmill-reference") as beside:
+        expected = beside.submit(_expect, spec, texts)
+        trial = encode(texts)
+        name, references = expected.result()
+    ids, start = trial.ids, 0
+    for text, length, theirs in zip(texts, trial.lengths, references, strict=True):
+        ours = ids[start : start + length]
         start += length
-        theirs = reference(text)
-        if ours != theirs:
-            pairs = enumerate(zip(ours, theirs, strict=False))
-            at = next((i for i, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
-            before = engine.decode(np.array(ours[:at], np.uint32))
-            raise ParityError(
-                f"{spec.engine_version} and {name} disagree on a document at token {at}: "
-                f"{ours[at : at + 8]} against {theirs[at : at + 8]}, after {before[-60:]!r}; "
-                f"the text there: {text[len(before) : len(before) + 200]!r}",
-                hint="please report this text; --tokenizer tokenizers:NAME encodes with the reference meanwhile",
-            )
-    return Parity(
-        reference=name, documents=len(texts), bytes=sum(len(text.encode()) for text in texts), tokens=len(encoded.ids)
+        if not np.array_equal(ours, theirs):
+            raise _disagreement(spec, name, text, ours.tolist(), theirs.tolist())
+    size = sum(len(text.encode()) for text in texts)
+    return Parity(reference=name, documents=len(texts), bytes=size, tokens=len(ids)), trial
+
+
+def _expect(spec: TokenizerSpec, texts: Sequence[str]) -> tuple[str, list[Ids]]:
+    name, encode = open_reference(spec)
+    return name, [np.array(encode(text), np.uint32) for text in texts]
+
+
+def _disagreement(spec: TokenizerSpec, name: str, text: str, ours: list[int], theirs: list[int]) -> ParityError:
+    from tokenmill.tokenizer.engine import open_engine
+
+    pairs = enumerate(zip(ours, theirs, strict=False))
+    at = next((i for i, (a, b) in pairs if a != b), min(len(ours), len(theirs)))
+    before = open_engine(spec).decode(np.array(theirs[:at], np.uint32))
+    return ParityError(
+        f"{spec.engine_version} and {name} disagree on a document at token {at}: "
+        f"{ours[at : at + 8]} against {theirs[at : at + 8]}, after {before[-60:]!r}; "
+        f"the text there: {text[len(before) : len(before) + 200]!r}",
+        hint="please report this text; --tokenizer tokenizers:NAME encodes with the reference meanwhile",
     )
 
 
@@ -99,5 +144,7 @@ def open_reference(spec: TokenizerSpec) -> tuple[str, Callable[[str], list[int]]
             special_tokens={},
         )
         return "tiktoken", encoding.encode_ordinary
+    from tokenmill.tokenizer.engine import open_tokenizers
+
     encoder = open_tokenizers(spec)
     return "tokenizers", lambda text: list(encoder.encode(text, add_special_tokens=False).ids)

@@ -27,6 +27,7 @@ from lab.vocabularies import byte_level, ranks, sentence_pieces, unigram
 from lab.world import make_world
 from tokenmill import manifest as manifests
 from tokenmill import records
+from tokenmill.arrow_text import text_array
 from tokenmill.build import quick
 from tokenmill.build.receipt import Receipt
 from tokenmill.build.state import Clean, Job
@@ -39,7 +40,6 @@ from tokenmill.shards.reader import check_index
 from tokenmill.sizes import parse_fraction, parse_size
 from tokenmill.storage import Digest
 from tokenmill.storage.lock import Holder
-from tokenmill.tokenizer.encoded import text_array
 from tokenmill.tokenizer.parity import choose_engine
 from tokenmill.tokenizer.spec import resolve
 
