@@ -14,7 +14,6 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import count
 from typing import Any
 
@@ -22,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill import records
-from tokenmill.build.check import check
+from tokenmill.build.check import Here, check
 from tokenmill.build.epoch import START, Epoch, Mark, Texts
 from tokenmill.build.inline import EngineHolder
 from tokenmill.build.setup import make_work, set_up
@@ -38,7 +37,6 @@ from tokenmill.errors import DatasetError, RecipeError, StateError
 from tokenmill.recipe import Sources, make_recipe
 from tokenmill.shards.layout import numpy_dtype
 from tokenmill.tokenizer.engine import open_engine
-from tokenmill.tokenizer.parity import try_engine
 
 _HINT = "stream the same sources with the same tokenizer, options, seq_len and shuffle"
 
@@ -109,7 +107,8 @@ class TextStream:
         self._with_index = "sample_index" in fields
         self._spec = setup.spec
         self._texts = Texts(plan=setup.plan, work=make_work(setup, scratch=None), split=names.index(split))
-        check(make_request(setup.plan), self._texts.work, self._spec, partial(try_engine, open_engine(self._spec)))
+        work = self._texts.work
+        check(make_request(setup.plan), work, self._spec, Here(work, open_engine(self._spec)))
         # That of a sequential loader on the prepared dataset, so that the states are the same.
         self._identity: dict[str, Any] = {"fingerprint": setup.plan.fingerprint, "split": split, "packing": "concat"}
         self._identity |= {"seq_len": seq_len, "order": "sequential", "seed": 0}

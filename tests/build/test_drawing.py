@@ -6,7 +6,6 @@ import gzip
 import json
 import random
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +17,12 @@ import tokenmill
 from conftest import write_jsonl, write_parquet
 from s3 import Bucket
 from tokenmill.arrow_text import text_array
-from tokenmill.build.check import check
+from tokenmill.build.check import Checked, Here, check
 from tokenmill.build.setup import make_work, set_up
-from tokenmill.build.visits import Checked, make_request
+from tokenmill.build.visits import make_request
 from tokenmill.recipe import make_recipe
 from tokenmill.storage.store import Store
 from tokenmill.tokenizer.engine import open_engine
-from tokenmill.tokenizer.parity import try_engine
 from tokenmill.tokenizer.spec import resolve
 
 
@@ -97,7 +95,7 @@ def look(folder: Path | str, **recipe: str) -> Checked:
     setup = set_up(make_recipe({"sources": (str(folder),), "tokenizer": "gpt2", **recipe}, config=None))
     work = make_work(setup, scratch=None, only_look=True)
     engine = open_engine(setup.spec)
-    return check(make_request(setup.plan), work, setup.spec, partial(try_engine, engine))
+    return check(make_request(setup.plan), work, setup.spec, Here(work, engine))
 
 
 def test_no_text_is_compared_twice(tmp_path: Path) -> None:

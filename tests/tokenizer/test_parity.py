@@ -10,9 +10,9 @@ import tokenizers
 from tokenizers import models, pre_tokenizers, trainers
 
 from tokenmill.errors import ParityError, TokenizerError
-from tokenmill.tokenizer.encoded import Encoded
+from tokenmill.tokenizer.encoded import Encoded, Engine
 from tokenmill.tokenizer.engine import Ids, open_engine
-from tokenmill.tokenizer.parity import check_parity, choose_engine, open_reference, try_engine
+from tokenmill.tokenizer.parity import Parity, Trial, check_parity, choose_engine, open_reference, try_engine
 from tokenmill.tokenizer.spec import TokenizerSpec, char_spec, resolve
 
 DOCUMENTS = ["hello world", "", "Zwölf Boxkämpfer 12345", "<|endoftext|> is text here", "漢字 😀\r\n"]
@@ -38,9 +38,13 @@ def specs(byte_level: TokenizerSpec) -> list[TokenizerSpec]:
     return [resolve("gpt2"), resolve("byte"), char_spec("".join(DOCUMENTS)), byte_level]
 
 
+def compare(spec: TokenizerSpec, engine: Engine, texts: list[str]) -> tuple[Parity, Trial]:
+    return check_parity(spec, open_reference(spec), texts, partial(try_engine, engine))
+
+
 def test_an_engine_and_its_reference_agree_and_what_was_compared_is_told(byte_level: TokenizerSpec) -> None:
     for spec in specs(byte_level):
-        found, trial = check_parity(spec, DOCUMENTS, partial(try_engine, open_engine(spec)))
+        found, trial = compare(spec, open_engine(spec), DOCUMENTS)
         assert found.documents == len(DOCUMENTS)
         assert found.bytes == sum(len(text.encode()) for text in DOCUMENTS)
         assert found.tokens == sum(len(open_reference(spec)[1](text)) for text in DOCUMENTS) == sum(trial.lengths)
@@ -57,7 +61,7 @@ def test_the_reference_is_another_implementation_and_is_named(byte_level: Tokeni
 
 def test_an_engine_of_another_tokenizer_stops_and_shows_the_text(byte_level: TokenizerSpec) -> None:
     with pytest.raises(ParityError) as caught:
-        check_parity(byte_level, ["", "Zwölf Boxkämpfer"], partial(try_engine, open_engine(resolve("gpt2"))))
+        compare(byte_level, open_engine(resolve("gpt2")), ["", "Zwölf Boxkämpfer"])
     assert "Zwölf Boxkämpfer" in caught.value.message
     assert "at token 0" in caught.value.message
     assert "tokenizers" in caught.value.message
@@ -70,7 +74,7 @@ def test_the_first_document_and_token_that_differ_are_shown_with_both_ids() -> N
     text = "same so far 1234567"
     same = next(i for i, (a, b) in enumerate(zip(gpt2(text), gpt4(text), strict=False)) if a != b)
     with pytest.raises(ParityError) as caught:
-        check_parity(spec, ["agreed", text, "other 1234567"], partial(try_engine, open_engine(resolve("gpt2"))))
+        compare(spec, open_engine(resolve("gpt2")), ["agreed", text, "other 1234567"])
     message = caught.value.message
     assert f"at token {same}" in message
     assert str(gpt2(text)[same]) in message
@@ -82,7 +86,7 @@ def test_the_first_document_and_token_that_differ_are_shown_with_both_ids() -> N
 
 def test_a_document_that_one_of_them_ends_early_is_a_difference() -> None:
     with pytest.raises(ParityError, match="at token 3"):
-        check_parity(char_spec("abc"), ["abcabc"], partial(try_engine, _Short()))
+        compare(char_spec("abc"), _Short(), ["abcabc"])
 
 
 class _Short:
@@ -99,7 +103,7 @@ class _Short:
 
 
 def test_no_documents_are_no_difference() -> None:
-    found, _ = check_parity(resolve("gpt2"), [], partial(try_engine, open_engine(resolve("gpt2"))))
+    found, _ = compare(resolve("gpt2"), open_engine(resolve("gpt2")), [])
     assert (found.documents, found.bytes, found.tokens) == (0, 0, 0)
 
 

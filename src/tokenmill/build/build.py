@@ -16,7 +16,7 @@ from typing import Any
 from tokenmill.build import quick, state, updating
 from tokenmill.build.ahead import led_by
 from tokenmill.build.budget import Budget
-from tokenmill.build.check import check
+from tokenmill.build.check import Checked, check
 from tokenmill.build.commit import commit
 from tokenmill.build.crew import Crew, needs_crew
 from tokenmill.build.early import linking_early
@@ -37,7 +37,7 @@ from tokenmill.build.receipt import (
 from tokenmill.build.setup import Setup, make_work, set_up
 from tokenmill.build.task import Task, Work, make_task
 from tokenmill.build.trust import load_receipt, load_receipts
-from tokenmill.build.visits import Checked, make_request
+from tokenmill.build.visits import make_request
 from tokenmill.build.waiting import leaving_a_note
 from tokenmill.errors import (
     BuildError,
@@ -202,7 +202,7 @@ def make_executor(workers: int, crew: Crew | None, folder: Folder, work: Work, s
 
 def _check_first(setup: Setup, work: Work, folder: Folder, executor: Executor, progress: Progress) -> Checked:
     """Before the work: the engine against its reference, and the disk against the estimate."""
-    checked = check(make_request(setup.plan), work, setup.spec, executor.encode)
+    checked = check(make_request(setup.plan), work, setup.spec, executor)
     progress.tell("parity", **checked.parity)
     check_space(folder, _output_bytes(setup, checked))
     return checked
@@ -215,7 +215,7 @@ def _output_bytes(setup: Setup, checked: Checked) -> int:
 
 def _check_again(setup: Setup, work: Work, executor: Executor, num_units: int) -> dict[str, Any]:
     """The comparison with the reference once more, with none left out of the units that were read since."""
-    checked = check(make_request(setup.plan), work, setup.spec, executor.encode)
+    checked = check(make_request(setup.plan), work, setup.spec, executor)
     if left_out := [unit for unit in checked.unread if unit < num_units]:
         source = setup.plan.sources[setup.plan.units[left_out[0]].source].name
         raise BuildError(

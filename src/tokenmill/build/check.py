@@ -1,7 +1,8 @@
-"""A look before the work: documents from all over the sources, encoded twice.
+"""The check before the work: documents from all over the sources, encoded twice.
 
-    here        draw texts -> the reference's ids -+-> the same? -> an estimate of the whole
-    a worker             `--> the engine's ids ----'
+    a worker    looks at the sources  ->  the engine's ids  ---------+
+                        |                                            +-> the same? -> an estimate of the whole
+    here                +---------------> the reference's ids  ------+
 
 The engine and its reference must agree on them, and they tell how many tokens and how much time
 the whole will take.
@@ -10,76 +11,85 @@ the whole will take.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import numpy as np
 
-from tokenmill.build.drawing import Drawn, draw
-from tokenmill.build.estimate import Count, Seen, Survey
+from tokenmill.build.estimate import Estimate, Seen, Survey, estimate
+from tokenmill.build.look import Look, look
 from tokenmill.build.task import Work
-from tokenmill.build.visits import Checked, Request, Visit
-from tokenmill.errors import SourceError
+from tokenmill.build.visits import Request
 from tokenmill.shards.layout import numpy_dtype
-from tokenmill.storage.urls import is_url
-from tokenmill.tokenizer.parity import Trial, check_parity
+from tokenmill.tokenizer.encoded import Engine
+from tokenmill.tokenizer.parity import Trial, check_parity, open_reference, try_engine
 from tokenmill.tokenizer.spec import TokenizerSpec
 
 
-def check(request: Request, work: Work, spec: TokenizerSpec, encode: Callable[[Sequence[str]], Trial]) -> Checked:
+class Worker(Protocol):
+    def look(self, request: Request) -> Look:
+        """The texts at some places of the sources."""
+
+    def encode(self, texts: Sequence[str]) -> Trial:
+        """What the engine makes of some texts."""
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """A worker that is this process."""
+
+    work: Work
+    engine: Engine
+
+    def look(self, request: Request) -> Look:
+        return look(request, self.work)
+
+    def encode(self, texts: Sequence[str]) -> Trial:
+        return try_engine(self.engine, texts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checked:
+    """What was compared with the reference, what was seen by the way, and the units that could not be read."""
+
+    parity: dict[str, Any]
+    survey: Survey
+    unread: tuple[int, ...]
+
+    @property
+    def estimate(self) -> Estimate:
+        return estimate(self.survey)
+
+
+def check(request: Request, work: Work, spec: TokenizerSpec, worker: Worker) -> Checked:
     """Have documents of every place encoded by the engine and its reference, and count what they come to."""
-    texts: list[str] = []
-    places: list[tuple[Drawn, list[int]]] = []
-    counts: list[Count] = []
-    unread = set()
-    for visit, result in zip(request.visits, _draw_all(request, work), strict=True):
-        if result is None:
-            unread.add(visit.task.unit.index)
-            continue
-        drawn, counted = result
-        counts += counted
-        # Places close together have texts in common.
-        found = {key: text for place in drawn for key, text in place.texts.items()}
-        numbers = {key: number for number, key in enumerate(found, start=len(texts))}
-        texts += found.values()
-        places += [(place, [numbers[key] for key in place.texts]) for place in drawn]
-    parity, trial = check_parity(spec, texts, encode)
+    with ThreadPoolExecutor(1, thread_name_prefix="tokenmill-reference") as beside:
+        reference = beside.submit(open_reference, spec)
+        found = worker.look(request)
+    parity, trial = check_parity(spec, reference.result(), found.texts, worker.encode)
     survey = Survey(
-        seen=tuple(_count(places, texts, trial, eot=work.eot != "none")),
-        counts=tuple(counts),
+        seen=tuple(_count(found, trial, eot=work.eot != "none")),
+        counts=found.counts,
         planned_bytes=request.planned_bytes,
         token_bytes=numpy_dtype(work.dtype).itemsize,
         encoded_bytes=parity.bytes,
         seconds=trial.seconds,
     )
-    return Checked(parity=dataclasses.asdict(parity), survey=survey, unread=tuple(sorted(unread)))
+    return Checked(parity=dataclasses.asdict(parity), survey=survey, unread=found.unread)
 
 
-def _draw_all(request: Request, work: Work) -> Iterator[tuple[list[Drawn], list[Count]] | None]:
-    """What each visit draws, those to a store at the same time; None if its source cannot be read."""
-
-    def attempt(visit: Visit) -> tuple[list[Drawn], list[Count]] | None:
-        try:
-            return draw(visit, request, work)
-        except SourceError:  # when the unit is done, it will say what is wrong
-            return None
-
-    if not is_url(work.root) or len(request.visits) < 2:
-        yield from map(attempt, request.visits)
-        return
-    with ThreadPoolExecutor(len(request.visits)) as visitors:
-        yield from visitors.map(attempt, request.visits)
-
-
-def _count(places: Sequence[tuple[Drawn, list[int]]], texts: list[str], trial: Trial, *, eot: bool) -> Iterator[Seen]:
+def _count(found: Look, trial: Trial, *, eot: bool) -> Iterator[Seen]:
     """Tokens at every place, for each planned byte."""
     tokens = np.array(trial.lengths, np.int64)
-    sizes = np.array([len(text.encode()) for text in texts], np.int64)
-    for place, numbers in places:
+    sizes = np.array([len(text.encode()) for text in found.texts], np.int64)
+    for place in found.places:
+        texts = list(place.texts)
         yield Seen(
             at=place.at,
-            tokens=float(tokens[numbers].sum()) / place.planned_bytes + eot * place.documents,
+            tokens=float(tokens[texts].sum()) / place.planned_bytes + eot * place.documents,
             documents=place.documents,
-            text_bytes=float(sizes[numbers].sum()) / place.planned_bytes,
+            text_bytes=float(sizes[texts].sum()) / place.planned_bytes,
             weight=place.weight,
         )

@@ -6,14 +6,14 @@ Inline   this process        Pool   a crew of worker processes        Ray   benc
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Protocol
 
 from tokenmill import errors
+from tokenmill.build.check import Worker
 from tokenmill.build.crew import Message
 from tokenmill.build.task import Task
-from tokenmill.tokenizer.parity import Trial
 
 MAX_TRIES = 3
 # Errors of the whole build; any other one concerns a unit.
@@ -31,13 +31,12 @@ class Failure:
     error: errors.TokenmillError
 
 
-class Executor(Protocol):
+class Executor(Worker, Protocol):
+    """It is asked as a single worker is before the work, and has one answer."""
+
     @property
     def workers(self) -> int:
         """How many units run at once."""
-
-    def encode(self, texts: Sequence[str]) -> Trial:
-        """Before the work: what a worker's engine makes of some texts."""
 
     def run(self, tasks: Iterator[Task], listener: Listener) -> list[Failure]:
         """Do the tasks, more or less in order; gives those that failed for good."""

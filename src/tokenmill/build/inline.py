@@ -11,8 +11,10 @@ from collections.abc import Callable, Iterator, Sequence
 from tokenmill import errors
 from tokenmill.build.crew import Message
 from tokenmill.build.executor import MAX_TRIES, Failure, Listener, is_final, is_silent
+from tokenmill.build.look import Look, look
 from tokenmill.build.task import Task, Work
 from tokenmill.build.unit import run_unit
+from tokenmill.build.visits import Request
 from tokenmill.cores import MEMORY_BUDGET
 from tokenmill.storage import Folder
 from tokenmill.tokenizer.encoded import Engine
@@ -33,6 +35,9 @@ class Inline:
         self._folder = folder
         self._work = work
         self._engine = EngineHolder(spec, engine)
+
+    def look(self, request: Request) -> Look:
+        return look(request, self._work)
 
     def encode(self, texts: Sequence[str]) -> Trial:
         return try_engine(self._engine(), texts)

@@ -20,7 +20,9 @@ from multiprocessing.connection import Connection
 from tokenmill import errors, records
 from tokenmill.build.crew import Crew, Message
 from tokenmill.build.executor import MAX_TRIES, Failure, Listener, judge
+from tokenmill.build.look import Look
 from tokenmill.build.task import Task, Work
+from tokenmill.build.visits import Request
 from tokenmill.storage import Folder
 from tokenmill.storage.places import to_record
 from tokenmill.tokenizer.parity import Trial
@@ -44,26 +46,32 @@ class Pool:
             }
         )
 
+    def look(self, request: Request) -> Look:
+        return records.convert(Look, self._ask({"request": dataclasses.asdict(request)}), where="look")
+
     def encode(self, texts: Sequence[str]) -> Trial:
-        """Have a worker encode some texts. If it dies, another one gets them."""
+        return records.convert(Trial, self._ask({"texts": texts}), where="trial")
+
+    def _ask(self, question: Message) -> Message:
+        """A worker's answer. If it dies of the question, another one gets it."""
         asked: Connection | None = None
-        found: Trial | None = None
-        while found is None:
+        answer: Message | None = None
+        while answer is None:
             if asked is None and self._idle:
                 asked = self._idle.pop()
-                self._crew.tell(asked, {"texts": texts})
+                self._crew.tell(asked, question)
             for link, message in self._crew.hear():
                 if link is not asked:
                     self._welcome(link, message)
-                elif message["kind"] == "tried":
+                elif message["kind"] == "answer":
                     self._idle.append(link)
-                    found = records.convert(Trial, message["trial"], where="trial")
+                    answer = message["answer"]
                 elif message["kind"] == "died":
                     asked = None
                     self._welcome(link, message)
                 else:
                     raise errors.from_record(message["error"])
-        return found
+        return answer
 
     def run(self, tasks: Iterator[Task], listener: Listener) -> list[Failure]:
         tries: Counter[int] = Counter()

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 from tokenmill.build import state
-from tokenmill.build.check import check
+from tokenmill.build.check import Here, check
 from tokenmill.build.estimate import Estimate
 from tokenmill.build.export import check_layout
 from tokenmill.build.prepare import check_executor, check_place
@@ -23,7 +22,6 @@ from tokenmill.recipe import Sources, make_recipe
 from tokenmill.storage import Folder, local_folder, open_folder
 from tokenmill.storage.urls import is_url
 from tokenmill.tokenizer.engine import open_engine
-from tokenmill.tokenizer.parity import try_engine
 
 # Places to look at, text that is encoded, and read to get there. An object store is asked for less.
 PLACES = 64
@@ -96,7 +94,7 @@ def plan(
         notes.append("the cluster is not asked for its workers: memory and time are for as many as fit here")
     work = make_work(setup, scratch=None, only_look=True)
     engine = open_engine(setup.spec)
-    expected = check(_make_request(setup), work, setup.spec, partial(try_engine, engine)).estimate
+    expected = check(_make_request(setup), work, setup.spec, Here(work, engine)).estimate
     share = expected.share(wanted.max_tokens)
     standing = (0, False, ()) if folder is None or restart else _standing(folder, setup.plan, update=update)
     done, finished, conflict = standing

@@ -24,6 +24,7 @@ from tokenmill import records
 from tokenmill.build.crew import Message
 from tokenmill.build.executor import MAX_TRIES, Failure, Listener, judge
 from tokenmill.build.foreman import WORKER_ENVIRONMENT
+from tokenmill.build.look import Look
 from tokenmill.build.ray_bench import CALLS, Bench
 from tokenmill.build.ray_cluster import (
     LOOK_SECONDS,
@@ -39,6 +40,7 @@ from tokenmill.build.ray_cluster import (
 )
 from tokenmill.build.task import Task, Work
 from tokenmill.build.versions import own_version
+from tokenmill.build.visits import Request
 from tokenmill.cores import positive_from_environment
 from tokenmill.storage import Folder
 from tokenmill.storage.places import to_record
@@ -87,15 +89,21 @@ class Ray:
     def workers(self) -> int:
         return num_slots(self._wanted, num_cores())
 
+    def look(self, request: Request) -> Look:
+        return records.convert(Look, self._ask({"request": asdict(request)}), where="look")
+
     def encode(self, texts: Sequence[str]) -> Trial:
-        """Have one bench encode some texts. One that is lost is replaced a few times."""
+        return records.convert(Trial, self._ask({"texts": texts}), where="trial")
+
+    def _ask(self, question: Message) -> Message:
+        """The answer of one bench. One that is lost is replaced a few times."""
         for _ in range(MAX_TRIES):
             while (bench := self._roomiest()) is None:
                 for _, answer in self._hear():
                     self._welcome(answer)
-            answer = hear_from(bench.do.remote(json.dumps({"texts": texts})))
-            if answer["kind"] == "tried":
-                return records.convert(Trial, answer["trial"], where="trial")
+            answer = hear_from(bench.do.remote(json.dumps(question)))
+            if answer["kind"] == "answer":
+                return dict(answer["answer"])
             if answer["kind"] == "failed":
                 break
             self._lose(bench, answer)

@@ -8,7 +8,6 @@ JSON goes in and out. What it says is a hint; the receipts on the shared output 
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import platform
 import sys
@@ -24,12 +23,12 @@ from tokenmill.build.inline import EngineHolder
 from tokenmill.build.task import Task, Work
 from tokenmill.build.unit import begin_unit
 from tokenmill.build.versions import check_versions
+from tokenmill.build.worker import answer_to
 from tokenmill.errors import RecipeError
 from tokenmill.sources.startup import start_arrow
 from tokenmill.storage import Folder
 from tokenmill.storage.places import from_record
 from tokenmill.tokenizer.engine import open_engine
-from tokenmill.tokenizer.parity import try_engine
 from tokenmill.tokenizer.spec import TokenizerSpec, from_dataset
 
 # Calls that a bench has at a time: one that computes, and one that waits for the disk.
@@ -50,9 +49,9 @@ class Bench:
         return _answer(lambda: self._open(json.loads(briefing)))
 
     def do(self, message: str) -> str:
-        """Do a unit, or encode some texts before the work."""
+        """Do a unit, or answer what is asked before the work."""
         told = json.loads(message)
-        return _answer(lambda: self._try(told["texts"]) if "texts" in told else self._do(told))
+        return _answer(lambda: self._do(told) if "unit" in told else self._look(told))
 
     def _open(self, told: Message) -> Message:
         start_arrow()
@@ -74,10 +73,9 @@ class Bench:
         self._engine = EngineHolder(self._spec, open_engine(self._spec))
         return {"kind": "free", "host": platform.node()}
 
-    def _try(self, texts: list[str]) -> Message:
+    def _look(self, question: Message) -> Message:
         with self._computing:
-            trial = try_engine(self._engine(), texts)
-        return {"kind": "tried", "trial": dataclasses.asdict(trial)}
+            return {"kind": "answer", "answer": answer_to(question, self._work, self._engine())}
 
     def _do(self, told: Message) -> Message:
         task = records.convert(Task, told, where="task")

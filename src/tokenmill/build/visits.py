@@ -1,4 +1,4 @@
-"""What to look at before the work: places at even distances over all that was planned, and what was found there.
+"""What to look at before the work: places at even distances over all that was planned.
 
 planned   | a.parquet  | b.jsonl         | c.txt, d.txt |
 places        x      x       x      x        x      x       a visit for each unit and source that holds any
@@ -10,9 +10,7 @@ import itertools
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
-from tokenmill.build.estimate import Estimate, Survey, estimate
 from tokenmill.build.task import Task, make_task
 from tokenmill.planning import EXPANSION, Plan
 
@@ -48,19 +46,6 @@ class Request:
     read_bytes: int
     planned_bytes: int
     num_files: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Checked:
-    """What was compared with the reference, what was seen by the way, and the units that could not be read."""
-
-    parity: dict[str, Any]
-    survey: Survey
-    unread: tuple[int, ...]
-
-    @property
-    def estimate(self) -> Estimate:
-        return estimate(self.survey)
 
 
 def make_request(

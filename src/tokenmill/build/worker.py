@@ -24,11 +24,14 @@ from typing import TypeVar
 from tokenmill import errors, records
 from tokenmill.build.crew import Message, receive, send
 from tokenmill.build.inline import EngineHolder, Reporter
+from tokenmill.build.look import look
 from tokenmill.build.receipt import Receipt
 from tokenmill.build.task import Task, Work
 from tokenmill.build.unit import begin_unit
+from tokenmill.build.visits import Request
 from tokenmill.sources.startup import start_arrow
 from tokenmill.storage.places import from_record
+from tokenmill.tokenizer.encoded import Engine
 from tokenmill.tokenizer.engine import open_engine
 from tokenmill.tokenizer.parity import try_engine
 from tokenmill.tokenizer.spec import from_dataset
@@ -103,10 +106,10 @@ def _serve(line: _Line) -> None:
         line.say({"kind": "free"})
         while True:
             message = line.hear()
-            if "texts" in message:
-                trial = line.attempt(None, lambda: try_engine(engine(), message["texts"]))  # noqa: B023 - called at once
-                if trial is not None:
-                    line.say({"kind": "tried", "trial": dataclasses.asdict(trial)})
+            if "unit" not in message:
+                answer = line.attempt(None, lambda: answer_to(message, work, engine()))  # noqa: B023 - called at once
+                if answer is not None:
+                    line.say({"kind": "answer", "answer": answer})
                 continue
             task = records.convert(Task, message, where="task")
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(_STOPPED))  # from here on there is
@@ -115,6 +118,13 @@ def _serve(line: _Line) -> None:
             if finish is not None:
                 before = disk.submit(_publish, line, task.unit.index, finish)
             line.say({"kind": "free"})
+
+
+def answer_to(question: Message, work: Work, engine: Engine) -> Message:
+    """What is asked before the work: to look at the sources, or to encode some texts."""
+    if "texts" in question:
+        return dataclasses.asdict(try_engine(engine, question["texts"]))
+    return dataclasses.asdict(look(records.convert(Request, question["request"], where="request"), work))
 
 
 def _publish(line: _Line, unit: int, finish: Callable[[], Receipt]) -> None:

@@ -34,6 +34,11 @@ PATTERNS = {
 }
 
 
+Reference = tuple[str, Callable[[str], list[int]]]
+# References are slow; tiktoken and tokenizers let others run meanwhile.
+_THREADS = 2
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parity:
     """What was compared, and with whom."""
@@ -87,29 +92,24 @@ def try_engine(engine: Engine, texts: Sequence[str]) -> Trial:
 
 
 def check_parity(
-    spec: TokenizerSpec, texts: Sequence[str], encode: Callable[[Sequence[str]], Trial]
+    spec: TokenizerSpec, reference: Reference, texts: Sequence[str], encode: Callable[[Sequence[str]], Trial]
 ) -> tuple[Parity, Trial]:
-    """Have `encode` make a trial of `texts`, and compare it with the reference's ids.
+    """Have `encode` make a trial of `texts`, and compare it with the ids of the reference.
 
     Raises `ParityError` at the first document on which they differ.
     """
-    with ThreadPoolExecutor(1, thread_name_prefix="tokenmill-reference") as beside:
-        expected = beside.submit(_expect, spec, texts)
+    name, encode_here = reference
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="tokenmill-reference") as beside:
+        expected = beside.map(lambda text: np.array(encode_here(text), np.uint32), texts)
         trial = encode(texts)
-        name, references = expected.result()
-    ids, start = trial.ids, 0
-    for text, length, theirs in zip(texts, trial.lengths, references, strict=True):
-        ours = ids[start : start + length]
-        start += length
-        if not np.array_equal(ours, theirs):
-            raise _disagreement(spec, name, text, ours.tolist(), theirs.tolist())
+        ids, start = trial.ids, 0
+        for text, length, theirs in zip(texts, trial.lengths, expected, strict=True):
+            ours = ids[start : start + length]
+            start += length
+            if not np.array_equal(ours, theirs):
+                raise _disagreement(spec, name, text, ours.tolist(), theirs.tolist())
     size = sum(len(text.encode()) for text in texts)
     return Parity(reference=name, documents=len(texts), bytes=size, tokens=len(ids)), trial
-
-
-def _expect(spec: TokenizerSpec, texts: Sequence[str]) -> tuple[str, list[Ids]]:
-    name, encode = open_reference(spec)
-    return name, [np.array(encode(text), np.uint32) for text in texts]
 
 
 def _disagreement(spec: TokenizerSpec, name: str, text: str, ours: list[int], theirs: list[int]) -> ParityError:
@@ -126,7 +126,7 @@ def _disagreement(spec: TokenizerSpec, name: str, text: str, ours: list[int], th
     )
 
 
-def open_reference(spec: TokenizerSpec) -> tuple[str, Callable[[str], list[int]]]:
+def open_reference(spec: TokenizerSpec) -> Reference:
     """The name and the encode function of another implementation of the same tokenizer."""
     if spec.kind == "byte":
         return "python", lambda text: list(text.encode())
