@@ -2,7 +2,7 @@
 
 prepare   hires a crew, then builds         build      all of it in order
 setup     recipe -> sources, tokenizer, plan
-check     a look before the work: visits, where; drawing, what lies there; estimate, what it tells of the whole
+check     before the work: visits, where; look and drawing, what lies there; estimate, what it tells of the whole
 documents text -> kept documents' tokens    unit       one unit -> pieces + receipt
 receipt   what a unit says when it is done  trust      whether it is believed
 packs     many receipts in a file           epoch      units -> tokens in memory, for a stream
