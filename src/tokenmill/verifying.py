@@ -189,12 +189,16 @@ def _check_sources(
                 said = f"{where} cannot be done again: {type(error).__name__}: {error}"
                 raise BuildError(said, hint="check the sources and .build") from None
             for split in sorted(again.pieces.keys() | receipt.pieces.keys()):
-                shard, offset = f"{split}/", 0
-                if split in receipt.pieces:
-                    following = places.setdefault(split, _places(receipts, split, plan.target_tokens))
-                    _, shard, offset = next(place for place in following if place[0] == receipt.unit)
-                piece = again.pieces.get(split)
-                if piece is None or not _same(folder, f"{shard}.bin", offset, fresh, f"{piece.name}.bin"):
+                if split not in receipt.pieces:
+                    problems.append(Problem(split, f"it has no tokens of {where}, which now gives some"))
+                    continue
+                following = places.setdefault(split, _places(receipts, split, plan.target_tokens))
+                _, shard, offset = next(place for place in following if place[0] == receipt.unit)
+                before = receipt.pieces[split]
+                # That the shard has what a fresh piece has is not enough: it may end early, or be of other documents.
+                if again.pieces.get(split) != before or not _same(
+                    folder, f"{shard}.bin", offset, fresh, f"{before.name}.bin"
+                ):
                     problems.append(Problem(f"{shard}.bin", f"its tokens are not those of {where}"))
     return count, problems
 
