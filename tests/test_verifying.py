@@ -233,6 +233,17 @@ def test_the_sources_give_the_tokens_of_a_healthy_dataset(original: Path) -> Non
     assert report.units_checked == units
 
 
+@pytest.mark.parametrize("year", [1900, 2200, 4000])
+def test_a_dataset_of_a_source_with_a_time_that_cannot_be_is_verified_against_it(tmp_path: Path, year: int) -> None:
+    source, seconds = tmp_path / "a.txt", round((year - 1970) * 365.25 * 86400)
+    source.write_text("a text\n")
+    os.utime(source, (seconds, seconds))
+    for workers in (1, 2):
+        out = tmp_path / f"out-{workers}"
+        tokenmill.prepare(source, out, tokenizer="byte", workers=workers)
+        assert tokenmill.verify(out, source="all", workers=1).ok
+
+
 def test_a_sample_of_the_sources_is_smaller_than_all(original: Path) -> None:
     report = tokenmill.verify(original, source="sample", workers=1)
     assert report.ok

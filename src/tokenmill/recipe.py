@@ -20,6 +20,7 @@ from tokenmill.errors import RecipeError
 from tokenmill.filters import code_digest
 from tokenmill.sizes import parse_fraction, parse_size
 from tokenmill.template import template_columns
+from tokenmill.typed import MAX_INT
 
 DEFAULT_MAX_DOCUMENT_BYTES = 64_000_000
 _NOT_IN_IDENTITY = ("sources", "val_sources", "tokenizer", "eot_token", "on_bad")
@@ -47,8 +48,8 @@ class Recipe:
     unit_bytes: int | None = None
     max_tokens: int | None = None
     sample: float | None = None
-    seed: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)] = 0
-    min_chars: Annotated[int, msgspec.Meta(ge=0)] = 0
+    seed: Annotated[int, msgspec.Meta(ge=0, lt=MAX_INT)] = 0
+    min_chars: Annotated[int, msgspec.Meta(ge=0, lt=MAX_INT)] = 0
     max_document_bytes: int = DEFAULT_MAX_DOCUMENT_BYTES
     filter: str | None = None
     on_bad: Literal["quarantine", "fail"] = "quarantine"
