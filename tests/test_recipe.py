@@ -92,6 +92,8 @@ def test_fields_are_read_as_people_write_them(field: str, value: Any, found: Any
         ("template", {"title": None}),
         ("split", "train=0.5"),
         ("split", "../x=0.5"),
+        ("split", {"v" * 65: 0.5}),
+        ("split", {f"s{number}": 0.001 for number in range(128)}),
         ("split", "=0.5"),
         ("split", {"val": 0.5, "test": 0.5}),
         ("split", {"val": -0.5}),

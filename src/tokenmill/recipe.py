@@ -29,6 +29,9 @@ NOT_IN_A_RECIPE = (
     "output", "workers", "scratch", "config", "restart", "update", "layout", "executor", "ray_address", "placement",
     "wait", "json", "quiet", "verbose", "no_progress",
 )  # fmt: skip
+# As long as a manifest takes it, and as many as there are numbers for in the provenance of a document.
+_MAX_SPLIT_CHARS = 64
+_MAX_SPLITS = 127
 _SPLIT_HINT = "write it like val=0.0005, or val=1%,test=2%"
 
 
@@ -123,10 +126,18 @@ def parse_split(split: object) -> dict[str, float] | Literal["nanogpt"]:
         is_name = isinstance(name, str) and name.isascii() and name.isidentifier()
         if not is_name or name in ("train", "provenance"):
             raise RecipeError(f"{name!r} cannot name a split", hint=_SPLIT_HINT)
+        if len(name) > _MAX_SPLIT_CHARS:
+            said = f"the name of a split has {len(name)} characters, and {_MAX_SPLIT_CHARS} at most"
+            raise RecipeError(f"{said}: {name}", hint="give it a shorter name")
         if name in shares:
             raise RecipeError(f"{name!r} stands twice", hint=_SPLIT_HINT)
         with _at(name):
             shares[name] = parse_fraction(share)
+    if len(shares) > _MAX_SPLITS:
+        raise RecipeError(
+            f"{len(shares)} splits beside train are more than {_MAX_SPLITS}",
+            hint="hold out fewer, or prepare more datasets",
+        )
     if sum(shares.values()) >= 1:
         raise RecipeError("the shares leave nothing for train", hint="they must sum to less than 1")
     return shares
