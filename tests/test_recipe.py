@@ -111,6 +111,11 @@ def test_fields_are_read_as_people_write_them(field: str, value: Any, found: Any
         ("on_bad", "ignore"),
         ("template", "no braces"),
         ("template", "{a.b}"),
+        ("template", "\udcff{text}"),
+        ("documents", "separator:\udcff"),
+        ("text_column", "\ud800"),
+        ("eot_token", "\udcff"),
+        ("tokenizer", "\udcff.json"),
         ("filter", 7),
     ],
 )

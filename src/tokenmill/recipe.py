@@ -215,10 +215,20 @@ def _read_field(name: str, kind: Any, value: Any) -> Any:
     try:
         if choices and value not in choices:
             raise RecipeError(f"{value!r} is not known", hint=hints[0])
+        if isinstance(value, str) and parse is not _parse_sources:  # paths may have other bytes in them
+            _check_text(value)
         return msgspec.convert(parse(value) if parse else value, kind, strict=False)
     except (msgspec.ValidationError, ValueError) as error:  # Python refuses to show integers of thousands of digits
         what = str(error).partition(" - at ")[0]
         raise RecipeError(what, hint="see tokenmill prepare --help; in YAML, put a text in quotes") from None
+
+
+def _check_text(text: str) -> None:
+    """Refuse what no record can hold. A shell passes on any bytes, and a YAML file may name any character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise RecipeError(f"{text!r} is no valid UTF-8", hint="write it in UTF-8") from None
 
 
 def _unknown(name: str, known: list[str]) -> RecipeError:
