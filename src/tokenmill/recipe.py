@@ -94,6 +94,8 @@ class Recipe:
         whole = {name: value for name, value in dataclasses.asdict(self).items() if name not in _NOT_IN_IDENTITY}
         if self.filter is not None:
             whole["filter"] = {"name": self.filter, "code": code_digest(self.filter)}
+        if self.sample is None and self.split in ({}, "nanogpt"):
+            whole["seed"] = 0  # nothing is drawn: any seed gives the same bytes
         return whole
 
 

@@ -24,7 +24,7 @@ from tokenmill.build.redo import dataset_receipts, reopen
 from tokenmill.build.task import make_task
 from tokenmill.build.unit import run_unit
 from tokenmill.cores import resolve_workers
-from tokenmill.errors import BuildError, DatasetError, StorageError, TokenmillError
+from tokenmill.errors import BuildError, DatasetError, RecipeError, StorageError, TokenmillError
 from tokenmill.filters import check_filter
 from tokenmill.manifest import Manifest
 from tokenmill.shards.reader import check_index
@@ -87,6 +87,10 @@ def verify_folder(
     filter: str | None = None,
 ) -> Report:
     begin = time.monotonic()
+    if filter is not None and source is None:
+        raise RecipeError(
+            "--filter is for --source: nothing is filtered otherwise", hint="add --source, or leave it out"
+        )
     found = manifests.load(folder)
     if source is not None:
         check_filter(found.identity.get("filter"), filter, where=folder.path)
