@@ -188,6 +188,10 @@ class ObjectFolder(Folder):
     def exists(self, name: str) -> bool:
         return self.stat(name) is not None
 
+    def is_something_else(self) -> bool:
+        found = self.stat("")
+        return found is not None and not found.is_folder
+
     def stat(self, name: str) -> FileStat | None:
         """An object, or a prefix with objects below it, which counts as a folder."""
         found = self.store.find(self.key(name)) if self.key(name) else None
