@@ -20,11 +20,11 @@ from tokenmill import manifest as manifests
 from tokenmill import placement
 from tokenmill.build.groups import group_pieces
 from tokenmill.build.receipt import PIECES, RECEIPTS, REJECTS, Receipt
-from tokenmill.build.redo import dataset_receipts, reopen
+from tokenmill.build.redo import SOURCE_CHANGED, dataset_receipts, reopen
 from tokenmill.build.task import make_task
 from tokenmill.build.unit import run_unit
 from tokenmill.cores import resolve_workers
-from tokenmill.errors import BuildError, DatasetError, RecipeError, StorageError, TokenmillError
+from tokenmill.errors import BuildError, DatasetError, RecipeError, SourceChangedError, StorageError, TokenmillError
 from tokenmill.filters import check_filter
 from tokenmill.manifest import Manifest
 from tokenmill.shards.reader import check_index
@@ -187,6 +187,8 @@ def _check_sources(
                 fresh.make(name)
             try:
                 again = run_unit(fresh, job.work, make_task(plan, *receipt.key), lambda: engine, lambda *_: None)
+            except SourceChangedError as error:
+                raise SourceChangedError(error.message, hint=SOURCE_CHANGED) from None
             except TokenmillError:
                 raise
             except Exception as error:  # a plan or a job that was not written by us may ask for anything
