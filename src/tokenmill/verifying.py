@@ -156,7 +156,7 @@ def _hash_all(folder: Folder, found: Manifest, files: dict[str, Digest], threads
 
         try:
             actual = fast_digest(folder, name, look if name in indexes else None)
-        except (StorageError, DatasetError, FileNotFoundError) as error:
+        except (StorageError, DatasetError) as error:
             return Problem(name, f"cannot be read: {error}")
         if actual != digest:
             return Problem(name, f"sha256 is {actual.sha256}, expected {digest.sha256}")

@@ -140,7 +140,7 @@ def _holder(folder: Folder) -> Holder | None:
     """Who has the lock; None if nobody, or if the file says nothing sensible."""
     try:
         return records.unseal(Holder, folder.read(LOCK, max_bytes=4096), where=LOCK)
-    except (DatasetError, FileNotFoundError):
+    except DatasetError:
         return None
 
 

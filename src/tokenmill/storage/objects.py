@@ -341,4 +341,4 @@ class SpooledOutput(DirectOutput):
 
 
 def _stat(size: int, modified: int, *, is_folder: bool = False) -> FileStat:
-    return FileStat(size=size, modified=modified, num_links=1, is_file=not is_folder, is_folder=is_folder, inode=(0, 0))
+    return FileStat(size=size, modified=modified, is_file=not is_folder, is_folder=is_folder, inode=(0, 0))
