@@ -112,3 +112,9 @@ def test_a_filter_that_a_dataset_was_made_without_is_refused(tokenmill: Command,
     write_jsonl(tmp_path / "a.jsonl", ["x"])
     tokenmill("prepare", "a.jsonl", "-o", "out", "--tokenizer", "byte")
     assert "drop --filter" in tokenmill("verify", "out", "--source", "all", "--filter", "json:loads", code=2).stderr
+
+
+def test_a_filter_for_a_check_that_filters_nothing_is_refused(tokenmill: Command, tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", ["x"])
+    tokenmill("prepare", "a.jsonl", "-o", "out", "--tokenizer", "byte")
+    assert "--filter is for --source" in tokenmill("verify", "out", "--filter", "json:loads", code=2).stderr

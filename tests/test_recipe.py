@@ -92,6 +92,8 @@ def test_fields_are_read_as_people_write_them(field: str, value: Any, found: Any
         ("template", {"title": None}),
         ("split", "train=0.5"),
         ("split", "../x=0.5"),
+        ("split", {"v" * 65: 0.5}),
+        ("split", {f"s{number}": 0.001 for number in range(128)}),
         ("split", "=0.5"),
         ("split", {"val": 0.5, "test": 0.5}),
         ("split", {"val": -0.5}),
@@ -103,9 +105,17 @@ def test_fields_are_read_as_people_write_them(field: str, value: Any, found: Any
         ("seed", 1 << 62),
         ("seed", "x"),
         ("min_chars", -1),
+        ("min_chars", 1 << 62),
+        ("min_chars", 10**23),
+        ("max_document_bytes", "5e18"),
         ("on_bad", "ignore"),
         ("template", "no braces"),
         ("template", "{a.b}"),
+        ("template", "\udcff{text}"),
+        ("documents", "separator:\udcff"),
+        ("text_column", "\ud800"),
+        ("eot_token", "\udcff"),
+        ("tokenizer", "\udcff.json"),
         ("filter", 7),
     ],
 )
@@ -269,7 +279,6 @@ def test_the_identity_covers_what_changes_the_bytes_and_nothing_else() -> None:
     for same in ({"on_bad": "fail"}, {"sources": ("b.txt",)}, {"tokenizer": "byte"}):
         assert recipe(**same).identity() == base
     for other in (
-        {"seed": 1},
         {"eot": "prepend"},
         {"split": "val=0.1"},
         {"min_chars": 1},
@@ -282,6 +291,21 @@ def test_the_identity_covers_what_changes_the_bytes_and_nothing_else() -> None:
         {"unit_bytes": 5},
     ):
         assert recipe(**other).identity() != base
+
+
+@pytest.mark.parametrize(
+    ("fields", "counts"),
+    [
+        ({}, False),
+        ({"split": "nanogpt"}, False),
+        ({"val_sources": "v.txt"}, False),
+        ({"split": "val=0.1"}, True),
+        ({"sample": 0.5}, True),
+    ],
+)
+def test_the_seed_belongs_to_the_identity_if_something_is_drawn_with_it(fields: dict[str, Any], counts: bool) -> None:
+    assert (recipe(seed=1, **fields).identity() != recipe(**fields).identity()) == counts
+    assert recipe(**fields).identity()["seed"] == 0
 
 
 def test_the_identity_covers_the_code_of_a_filter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import pytest
 import tokenmill
 from test_verifying import EACH, change_token, dataset_files, make_dataset
 from tokenmill import manifest as manifests
-from tokenmill.errors import DatasetError, TokenmillError
+from tokenmill.errors import BuildError, DatasetError, SourceChangedError, TokenmillError
 from tokenmill.manifest import Split
 from tokenmill.storage import Folder
 
@@ -275,6 +275,27 @@ def test_a_damaged_dataset_without_its_build_folder_is_an_error_with_a_hint(data
         tokenmill.repair(dataset, workers=1)
     assert "prepare it again" in caught.value.hint
     assert dataset_files(dataset) == before
+
+
+@pytest.mark.parametrize("name", ["job.json", "plan.json"])
+def test_what_is_gone_of_the_build_folder_is_named(dataset: Path, name: str) -> None:
+    (dataset / ".build" / name).unlink()
+    change_token(dataset, "train/00002.bin")
+    with pytest.raises(DatasetError, match=rf": \.build/{name} is gone"):
+        tokenmill.repair(dataset, workers=1)
+
+
+def test_a_source_that_was_touched_since_is_an_error_with_a_hint_that_works(tmp_path: Path) -> None:
+    dataset = make_dataset(tmp_path)
+    os.utime(tmp_path / "a.txt", (0, 0))
+    with pytest.raises(SourceChangedError, match="changed since") as verified:
+        tokenmill.verify(dataset, source="all", workers=1)
+    change_token(dataset, "train/00002.bin")
+    with pytest.raises(BuildError, match="changed since") as repaired:
+        tokenmill.repair(dataset, workers=1)
+    for caught in (verified, repaired):
+        assert "--update" not in caught.value.hint
+        assert "put the old file back" in caught.value.hint
 
 
 def test_a_folder_that_is_no_dataset_is_an_error_and_stays_as_it_is(tmp_path: Path) -> None:

@@ -69,6 +69,8 @@ def test_sizes_are_read_as_people_write_them(text: str | float, number: int) -> 
         "0.0001KiB",
         "1\N{KELVIN SIGN}",
         "9000000P",
+        "5e18",
+        1 << 62,
         1 << 63,
         1.5,
         float("inf"),

@@ -233,6 +233,17 @@ def test_the_sources_give_the_tokens_of_a_healthy_dataset(original: Path) -> Non
     assert report.units_checked == units
 
 
+@pytest.mark.parametrize("year", [1900, 2200, 4000])
+def test_a_dataset_of_a_source_with_a_time_that_cannot_be_is_verified_against_it(tmp_path: Path, year: int) -> None:
+    source, seconds = tmp_path / "a.txt", round((year - 1970) * 365.25 * 86400)
+    source.write_text("a text\n")
+    os.utime(source, (seconds, seconds))
+    for workers in (1, 2):
+        out = tmp_path / f"out-{workers}"
+        tokenmill.prepare(source, out, tokenizer="byte", workers=workers)
+        assert tokenmill.verify(out, source="all", workers=1).ok
+
+
 def test_a_sample_of_the_sources_is_smaller_than_all(original: Path) -> None:
     report = tokenmill.verify(original, source="sample", workers=1)
     assert report.ok
@@ -289,4 +300,28 @@ def test_a_split_that_the_receipts_do_not_know_is_a_problem(dataset: Path) -> No
     job = state.load_job(Folder(str(dataset)))
     other = replace(job.work, split={"test": 0.9}, split_names=("train", "test"))
     (dataset / state.JOB).write_bytes(records.seal(replace(job, work=other)))
-    assert not tokenmill.verify(dataset, source="all", workers=1).ok
+    problems = tokenmill.verify(dataset, source="all", workers=1).problems
+    assert "test" in {problem.file for problem in problems}
+    assert not any(problem.file.startswith("test/") for problem in problems)
+
+
+@pytest.mark.parametrize(
+    ("before", "now"),
+    [
+        ('{"text":"the last one"}\n', '{"text":null          }\n'),
+        ('{"text":"one"}\n{"text":"two"}\n', '{"text":"onetwo"            }\n'),
+    ],
+    ids=["fewer documents", "the same tokens in other documents"],
+)
+def test_a_source_that_gives_other_documents_now_is_a_problem_whatever_its_size_and_time_say(
+    tmp_path: Path, before: str, now: str
+) -> None:
+    source, first = tmp_path / "a.jsonl", '{"text":"the first one"}\n'
+    source.write_text(first + before)
+    time = source.stat().st_mtime_ns
+    tokenmill.prepare(source, tmp_path / "out", tokenizer="byte", eot="none", workers=1)
+    assert tokenmill.verify(tmp_path / "out", source="all", workers=1).ok
+    source.write_text(first + now)
+    os.utime(source, ns=(time, time))
+    report = tokenmill.verify(tmp_path / "out", source="all", workers=1)
+    assert problem_files(report) == {"train/00000.bin"}

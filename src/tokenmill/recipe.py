@@ -20,6 +20,7 @@ from tokenmill.errors import RecipeError
 from tokenmill.filters import code_digest
 from tokenmill.sizes import parse_fraction, parse_size
 from tokenmill.template import template_columns
+from tokenmill.typed import MAX_INT
 
 DEFAULT_MAX_DOCUMENT_BYTES = 64_000_000
 _NOT_IN_IDENTITY = ("sources", "val_sources", "tokenizer", "eot_token", "on_bad")
@@ -28,6 +29,9 @@ NOT_IN_A_RECIPE = (
     "output", "workers", "scratch", "config", "restart", "update", "layout", "executor", "ray_address", "placement",
     "wait", "json", "quiet", "verbose", "no_progress",
 )  # fmt: skip
+# As long as a manifest takes it, and as many as there are numbers for in the provenance of a document.
+_MAX_SPLIT_CHARS = 64
+_MAX_SPLITS = 127
 _SPLIT_HINT = "write it like val=0.0005, or val=1%,test=2%"
 
 
@@ -47,8 +51,8 @@ class Recipe:
     unit_bytes: int | None = None
     max_tokens: int | None = None
     sample: float | None = None
-    seed: Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)] = 0
-    min_chars: Annotated[int, msgspec.Meta(ge=0)] = 0
+    seed: Annotated[int, msgspec.Meta(ge=0, lt=MAX_INT)] = 0
+    min_chars: Annotated[int, msgspec.Meta(ge=0, lt=MAX_INT)] = 0
     max_document_bytes: int = DEFAULT_MAX_DOCUMENT_BYTES
     filter: str | None = None
     on_bad: Literal["quarantine", "fail"] = "quarantine"
@@ -90,6 +94,8 @@ class Recipe:
         whole = {name: value for name, value in dataclasses.asdict(self).items() if name not in _NOT_IN_IDENTITY}
         if self.filter is not None:
             whole["filter"] = {"name": self.filter, "code": code_digest(self.filter)}
+        if self.sample is None and self.split in ({}, "nanogpt"):
+            whole["seed"] = 0  # nothing is drawn: any seed gives the same bytes
         return whole
 
 
@@ -122,10 +128,18 @@ def parse_split(split: object) -> dict[str, float] | Literal["nanogpt"]:
         is_name = isinstance(name, str) and name.isascii() and name.isidentifier()
         if not is_name or name in ("train", "provenance"):
             raise RecipeError(f"{name!r} cannot name a split", hint=_SPLIT_HINT)
+        if len(name) > _MAX_SPLIT_CHARS:
+            said = f"the name of a split has {len(name)} characters, and {_MAX_SPLIT_CHARS} at most"
+            raise RecipeError(f"{said}: {name}", hint="give it a shorter name")
         if name in shares:
             raise RecipeError(f"{name!r} stands twice", hint=_SPLIT_HINT)
         with _at(name):
             shares[name] = parse_fraction(share)
+    if len(shares) > _MAX_SPLITS:
+        raise RecipeError(
+            f"{len(shares)} splits beside train are more than {_MAX_SPLITS}",
+            hint="hold out fewer, or prepare more datasets",
+        )
     if sum(shares.values()) >= 1:
         raise RecipeError("the shares leave nothing for train", hint="they must sum to less than 1")
     return shares
@@ -203,10 +217,20 @@ def _read_field(name: str, kind: Any, value: Any) -> Any:
     try:
         if choices and value not in choices:
             raise RecipeError(f"{value!r} is not known", hint=hints[0])
+        if isinstance(value, str) and parse is not _parse_sources:  # paths may have other bytes in them
+            _check_text(value)
         return msgspec.convert(parse(value) if parse else value, kind, strict=False)
     except (msgspec.ValidationError, ValueError) as error:  # Python refuses to show integers of thousands of digits
         what = str(error).partition(" - at ")[0]
         raise RecipeError(what, hint="see tokenmill prepare --help; in YAML, put a text in quotes") from None
+
+
+def _check_text(text: str) -> None:
+    """Refuse what no record can hold. A shell passes on any bytes, and a YAML file may name any character."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise RecipeError(f"{text!r} is no valid UTF-8", hint="write it in UTF-8") from None
 
 
 def _unknown(name: str, known: list[str]) -> RecipeError:

@@ -13,13 +13,13 @@ from decimal import Decimal
 from typing import Literal, TypeGuard
 
 from tokenmill.errors import RecipeError
+from tokenmill.typed import MAX_INT
 
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
 _SIZE = re.compile(
     r"\s*((?:\d{1,3}(?:,\d{3})+|\d+(?:_\d+)*)(?:\.\d+)?(?:e\+?\d{1,2})?)\s*([KMGTP]?)(I?)(B?)\s*",
     re.IGNORECASE | re.ASCII,
 )
-_LIMIT = 1 << 63
 _HINTS = {
     "bytes": "write it like 64MB, 1GiB, 2.5G or 1000000",
     "tokens": "write it like 1000000, 1e6, 2.5M or 150G",
@@ -34,8 +34,8 @@ def parse_size(text: str | float, *, of: Literal["bytes", "tokens"] = "bytes") -
     number, is_binary = _read(text, of)
     if number != number.to_integral_value() and not is_binary:
         raise RecipeError(f"{text!r} is not a whole number of {of}", hint=_HINTS[of])
-    if not 0 < round(number) < _LIMIT:
-        raise RecipeError(f"{text!r} is not a positive size below 2^63", hint=_HINTS[of])
+    if not 0 < round(number) < MAX_INT:
+        raise RecipeError(f"{text!r} is not a positive size below 2^62", hint=_HINTS[of])
     return round(number)
 
 

@@ -26,6 +26,7 @@ T = TypeVar("T")
 Converter = Callable[[Any], Any]
 
 MAX_DEPTH = 16
+# No record holds a number like this or above: whatever gets into one is kept below.
 MAX_INT = 1 << 62
 
 

@@ -20,11 +20,11 @@ from tokenmill import manifest as manifests
 from tokenmill import placement
 from tokenmill.build.groups import group_pieces
 from tokenmill.build.receipt import PIECES, RECEIPTS, REJECTS, Receipt
-from tokenmill.build.redo import dataset_receipts, reopen
+from tokenmill.build.redo import SOURCE_CHANGED, dataset_receipts, reopen
 from tokenmill.build.task import make_task
 from tokenmill.build.unit import run_unit
 from tokenmill.cores import resolve_workers
-from tokenmill.errors import BuildError, DatasetError, StorageError, TokenmillError
+from tokenmill.errors import BuildError, DatasetError, RecipeError, SourceChangedError, StorageError, TokenmillError
 from tokenmill.filters import check_filter
 from tokenmill.manifest import Manifest
 from tokenmill.shards.reader import check_index
@@ -87,6 +87,10 @@ def verify_folder(
     filter: str | None = None,
 ) -> Report:
     begin = time.monotonic()
+    if filter is not None and source is None:
+        raise RecipeError(
+            "--filter is for --source: nothing is filtered otherwise", hint="add --source, or leave it out"
+        )
     found = manifests.load(folder)
     if source is not None:
         check_filter(found.identity.get("filter"), filter, where=folder.path)
@@ -152,7 +156,7 @@ def _hash_all(folder: Folder, found: Manifest, files: dict[str, Digest], threads
 
         try:
             actual = fast_digest(folder, name, look if name in indexes else None)
-        except (StorageError, DatasetError, FileNotFoundError) as error:
+        except (StorageError, DatasetError) as error:
             return Problem(name, f"cannot be read: {error}")
         if actual != digest:
             return Problem(name, f"sha256 is {actual.sha256}, expected {digest.sha256}")
@@ -183,18 +187,24 @@ def _check_sources(
                 fresh.make(name)
             try:
                 again = run_unit(fresh, job.work, make_task(plan, *receipt.key), lambda: engine, lambda *_: None)
+            except SourceChangedError as error:
+                raise SourceChangedError(error.message, hint=SOURCE_CHANGED) from None
             except TokenmillError:
                 raise
             except Exception as error:  # a plan or a job that was not written by us may ask for anything
                 said = f"{where} cannot be done again: {type(error).__name__}: {error}"
                 raise BuildError(said, hint="check the sources and .build") from None
             for split in sorted(again.pieces.keys() | receipt.pieces.keys()):
-                shard, offset = f"{split}/", 0
-                if split in receipt.pieces:
-                    following = places.setdefault(split, _places(receipts, split, plan.target_tokens))
-                    _, shard, offset = next(place for place in following if place[0] == receipt.unit)
-                piece = again.pieces.get(split)
-                if piece is None or not _same(folder, f"{shard}.bin", offset, fresh, f"{piece.name}.bin"):
+                if split not in receipt.pieces:
+                    problems.append(Problem(split, f"it has no tokens of {where}, which now gives some"))
+                    continue
+                following = places.setdefault(split, _places(receipts, split, plan.target_tokens))
+                _, shard, offset = next(place for place in following if place[0] == receipt.unit)
+                before = receipt.pieces[split]
+                # That the shard has what a fresh piece has is not enough: it may end early, or be of other documents.
+                if again.pieces.get(split) != before or not _same(
+                    folder, f"{shard}.bin", offset, fresh, f"{before.name}.bin"
+                ):
                     problems.append(Problem(f"{shard}.bin", f"its tokens are not those of {where}"))
     return count, problems
 

@@ -139,3 +139,10 @@ def test_a_store_that_answers_nobody_ends_the_build_and_one_that_is_cut_off_from
     else:
         build(recipe, folder, Manner(hire=hire, watch=watch))
         assert tokenmill.verify(tmp_path / "out").ok
+
+
+def test_as_many_splits_with_names_as_long_as_a_recipe_takes_them_are_built(corpus: Path, tmp_path: Path) -> None:
+    split = {f"s{number:063d}": 0.007 for number in range(127)}
+    found = tokenmill.prepare(str(corpus), tmp_path / "out", tokenizer="byte", split=split, workers=1)
+    assert len(found.manifest.splits) > 100
+    assert tokenmill.verify(tmp_path / "out", source="all", workers=1).ok

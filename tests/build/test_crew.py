@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -66,6 +67,13 @@ def test_a_worker_that_dies_is_told_of_by_its_signal_and_replaced(crew: Crew) ->
     assert again == leader
     assert workers[1] in others
     assert workers[0] not in others
+
+
+def test_a_worker_that_cannot_read_its_briefing_says_so(crew: Crew) -> None:
+    crew.brief({"path": sys.path, "work": {"root": 7}})
+    ((_, message), *_) = crew.hear()
+    assert message["kind"] == "failed"
+    assert message["error"]["message"].startswith("work: missing fields")
 
 
 def test_a_dead_foreman_is_replaced_when_a_worker_is_needed(crew: Crew) -> None:

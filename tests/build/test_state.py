@@ -149,3 +149,22 @@ def test_a_build_that_lost_nothing_tells_of_no_damage(corpus: Path, tmp_path: Pa
     told: list[dict[str, Any]] = []
     tokenmill.prepare(corpus, tmp_path / "out", tokenizer="byte", workers=1, watch=told.append)
     assert not [event for event in told if "damaged" in event.get("message", "")]
+
+
+@pytest.mark.parametrize("leads_to", ["a file", "nothing"])
+def test_an_output_that_is_no_folder_is_refused_as_such(
+    tokenmill: Command, corpus: Path, tmp_path: Path, leads_to: str
+) -> None:
+    if leads_to == "a file":
+        (tmp_path / "out").write_text("mine")
+    else:
+        (tmp_path / "out").symlink_to(tmp_path / "nowhere")
+    said = tokenmill("prepare", corpus, "-o", "out", code=2).stderr
+    assert said == f"error: {tmp_path / 'out'} is not a folder\nhint: choose another output\n"
+
+
+def test_an_output_may_be_a_link_to_a_folder(corpus: Path, tmp_path: Path) -> None:
+    (tmp_path / "there").mkdir()
+    (tmp_path / "out").symlink_to(tmp_path / "there")
+    tokenmill.prepare(str(corpus), tmp_path / "out", tokenizer="byte", workers=1)
+    assert (tmp_path / "there/dataset.json").exists()

@@ -158,3 +158,14 @@ def test_a_current_folder_that_is_gone_is_said(tmp_path: Path) -> None:
     )
     assert done.returncode == 1
     assert "the current folder is not there any more" in done.stderr
+
+
+def test_a_file_that_the_system_refuses_is_named_and_not_taken_for_the_output(
+    tokenmill: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(13, "Permission denied", "/elsewhere/a.txt")
+
+    monkeypatch.setattr("tokenmill.verifying.verify", refuse)
+    said = tokenmill("verify", "out", code=1).stderr
+    assert said.startswith("error: /elsewhere/a.txt: Permission denied\nhint: ")

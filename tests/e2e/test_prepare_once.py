@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,13 +14,13 @@ import pytest
 
 import tokenmill
 from conftest import make_texts, tree, write_jsonl
-from tokenmill.build import build
+from tokenmill.build import build, waiting
 from tokenmill.build.setup import Setup
 from tokenmill.build.setup import set_up as setting_up
 from tokenmill.build.waiting import NOTE, leaving_a_note
 from tokenmill.errors import BadDocumentError, LockedError, RecipeError
 from tokenmill.recipe import Recipe
-from tokenmill.storage import Folder
+from tokenmill.storage import Folder, lock
 from tokenmill.storage.lock import locked
 
 RANK = """
@@ -125,13 +126,16 @@ def test_an_error_that_comes_while_one_who_waits_tries_again_reaches_it_too(
 
     def set_up(recipe: Recipe, *, output: str) -> Setup:
         tries.append(recipe)
-        if len(tries) == 2:  # between two looks for a note
-            with contextlib.suppress(BadDocumentError), leaving_a_note(folder):
-                raise BadDocumentError("it is bad")
-            other.close()
         return setting_up(recipe, output=output)
 
+    def is_held(folder: Folder) -> bool:  # between two looks for a note
+        with contextlib.suppress(BadDocumentError), leaving_a_note(folder):
+            raise BadDocumentError("it is bad")
+        other.close()
+        return False
+
     monkeypatch.setattr(build, "set_up", set_up)
+    monkeypatch.setattr(waiting, "is_held", is_held)
     with contextlib.ExitStack() as other:
         other.enter_context(locked(folder))
         with pytest.raises(BadDocumentError, match="it is bad"):
@@ -156,6 +160,48 @@ def test_waiting_has_an_end_if_one_is_given(tmp_path: Path, source: Path) -> Non
     folder.make(".build")
     with locked(folder), pytest.raises(LockedError, match=r"not finished within 0\.1 s"):
         tokenmill.prepare(str(source), tmp_path / "out", tokenizer="byte", workers=1, wait=True, timeout=0.1)
+
+
+def test_who_waits_plans_once_before_it_and_once_after_it_however_long_that_takes(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Folder(str(tmp_path / "out"))
+    folder.make(".build")
+    tries: list[Recipe] = []
+    looks = iter(range(20))
+
+    def set_up(recipe: Recipe, *, output: str) -> Setup:
+        tries.append(recipe)
+        return setting_up(recipe, output=output)
+
+    def is_held(folder: Folder) -> bool:
+        if next(looks) == 19:
+            other.close()
+        return lock.is_held(folder)
+
+    monkeypatch.setattr(build, "set_up", set_up)
+    monkeypatch.setattr(waiting, "is_held", is_held)
+    monkeypatch.setattr(waiting, "POLL_SECONDS", 0.001)
+    with contextlib.ExitStack() as other:
+        other.enter_context(locked(folder))
+        found = tokenmill.prepare(str(source), tmp_path / "out", tokenizer="byte", workers=1, wait=True)
+    assert len(tries) == 2
+    assert not found.already_complete
+    assert list(looks) == []
+
+
+def test_who_waits_uses_a_dataset_that_stands_before_its_builder_has_tidied_up(tmp_path: Path, source: Path) -> None:
+    folder = Folder(str(tmp_path / "out"))
+    folder.make(".build")
+    with locked(folder):
+
+        def finish(event: dict[str, object]) -> None:
+            if event["kind"] == "waiting":
+                tokenmill.prepare(str(source), tmp_path / "other", tokenizer="byte", workers=1)
+                shutil.copytree(tmp_path / "other", tmp_path / "out", dirs_exist_ok=True)
+
+        found = tokenmill.prepare(str(source), folder.path, tokenizer="byte", workers=1, wait=True, watch=finish)
+    assert found.already_complete
 
 
 def test_waiting_and_starting_over_do_not_go_together(tmp_path: Path, source: Path) -> None:

@@ -47,7 +47,12 @@ def test_documents_without_an_end_of_text(tmp_path: Path, layout: str) -> None:
 
 def test_a_layout_that_the_build_could_not_be_exported_to_is_refused_before_the_build(tmp_path: Path) -> None:
     write_parquet(tmp_path / "a.parquet", ["some text"])
-    for options in ({"eot": "none", "layout": "nanogpt"}, {"layout": "nanogpt:seq_len=3"}, {"layout": "other"}):
+    for options in (
+        {"eot": "none", "layout": "nanogpt"},
+        {"layout": "nanogpt:seq_len=3"},
+        {"layout": "other"},
+        {"layout": "nanogpt", "split": "nanogpt=0.5"},
+    ):
         with pytest.raises(RecipeError):
             tokenmill.prepare(str(tmp_path / "a.parquet"), tmp_path / "data", workers=1, **options)
     assert not (tmp_path / "data").exists()

@@ -19,7 +19,7 @@ from tokenmill.errors import LockedError, StorageError
 from tokenmill.storage import lock
 from tokenmill.storage.folder import Folder
 from tokenmill.storage.fs import FileStat, LocalFileSystem
-from tokenmill.storage.lock import LOCK, PATIENCE_SECONDS, Holder, locked
+from tokenmill.storage.lock import LOCK, PATIENCE_SECONDS, Holder, is_held, locked
 
 HOLD = """
 import sys
@@ -117,6 +117,16 @@ def test_the_lock_of_a_killed_holder_is_taken_over_at_once(folder: Folder, reape
         begin = time.monotonic()
         with locked(folder):
             assert time.monotonic() - begin < PATIENCE_SECONDS
+    assert folder.names(".build") == []
+
+
+def test_a_lock_is_held_as_long_as_its_holder_lives(folder: Folder) -> None:
+    assert not is_held(folder)
+    with holder(folder) as process:
+        assert is_held(folder)
+        process.kill()
+        process.wait()
+        assert not is_held(folder)
     assert folder.names(".build") == []
 
 

@@ -119,6 +119,13 @@ def test_a_folder_or_its_file_may_be_named(tmp_path: Path) -> None:
     assert resolve(str(folder)) == resolve(str(folder / "tokenizer.json"))
 
 
+@pytest.mark.parametrize("name", ["a" * 300, f"/{'a' * 300}/tokenizer.json", "~nobody-of-this-name/tokenizer.json"])
+def test_a_path_that_cannot_be_looked_at_is_an_error_that_names_it(name: str) -> None:
+    with pytest.raises(TokenizerError, match=f"cannot look for the tokenizer {name}: .") as caught:
+        resolve(name)
+    assert caught.value.hint
+
+
 def test_a_folder_without_a_tokenizer_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(TokenizerError, match=r"holds neither tokenizer\.json nor tokenizer\.model") as caught:
         resolve(str(tmp_path))

@@ -10,13 +10,15 @@ from tokenmill.build.budget import Budget
 from tokenmill.build.executor import Executor
 from tokenmill.build.receipt import NO_LIMIT, Key, Receipt, read_receipt, receipt_name
 from tokenmill.build.task import Task
-from tokenmill.errors import BuildError, DatasetError
+from tokenmill.errors import BuildError, DatasetError, SourceChangedError
 from tokenmill.filters import check_filter
 from tokenmill.layouts.transfer import REQUEST
 from tokenmill.planning import Plan
 from tokenmill.sizes import counted
 from tokenmill.storage import Folder
 
+# A finished dataset is not updated: what a build says of a source that changed would be no help.
+SOURCE_CHANGED = "put the old file back, with its time, or prepare the dataset again, with --restart or elsewhere"
 _PREPARE_AGAIN = "prepare it again, with --restart here or into another folder, and compare the two manifests"
 
 
@@ -27,9 +29,10 @@ def reopen(folder: Folder, filter: str | None) -> tuple[Plan, state.Job]:
             f"{folder.path} was imported: it has no sources to be made of again",
             hint="run the same tokenmill import command again: it writes what is damaged, and keeps the rest",
         )
-    if not folder.exists(state.PLAN) or not folder.exists(state.JOB):
+    if lost := [name for name in (state.PLAN, state.JOB) if not folder.exists(name)]:
+        what = lost[0] if folder.exists(".build") else "its .build folder"
         raise DatasetError(
-            f"{folder.path} does not say where its sources are: its .build folder is gone",
+            f"{folder.path} does not say where its sources are: {what} is gone",
             hint=_PREPARE_AGAIN,
         )
     try:
@@ -91,7 +94,8 @@ def run_tasks(executor: Executor, tasks: Iterable[Task]) -> None:
     """Do some units; any failure is an error."""
     failures = executor.run(iter(tasks), lambda message: None)
     if failures:
+        error = failures[0].error
         raise BuildError(
-            f"{counted(len(failures), 'unit')} cannot be done again: {failures[0].error.message}",
-            hint=failures[0].error.hint,
+            f"{counted(len(failures), 'unit')} cannot be done again: {error.message}",
+            hint=SOURCE_CHANGED if isinstance(error, SourceChangedError) else error.hint,
         )

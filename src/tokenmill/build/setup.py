@@ -9,7 +9,7 @@ import numpy as np
 
 from tokenmill.build.task import Work
 from tokenmill.cores import positive_from_environment
-from tokenmill.errors import SourceError, TokenizerError
+from tokenmill.errors import RecipeError, SourceError, TokenizerError
 from tokenmill.planning import Plan, make_plan
 from tokenmill.recipe import Recipe
 from tokenmill.shards.layout import dtype_for
@@ -46,6 +46,7 @@ def set_up(recipe: Recipe, *, output: str | None = None) -> Setup:
             f"{spec.name} names no end-of-text token", hint="name one with --eot-token, or use --eot none"
         )
     listing = list_sources(recipe, output=output)
+    _check_used(recipe, {source.kind for source in listing.sources})
     plan = make_plan(
         identity={},
         sources=listing.sources,
@@ -67,6 +68,18 @@ def set_up(recipe: Recipe, *, output: str | None = None) -> Setup:
         )
     # Where sources may be cut is not needed any more, and may be much.
     return Setup(recipe, replace(listing, extents=()), spec, replace(plan, identity=identity), tuple(notes))
+
+
+def _check_used(recipe: Recipe, kinds: set[str]) -> None:
+    """Refuse what the recipe says of the text if no source is of a kind that it is for."""
+    if kinds == {"text"} and recipe.text_column is not None:
+        raise RecipeError("text_column: none of the sources has columns", hint="leave it out: text files are all text")
+    if kinds == {"text"} and recipe.template is not None:
+        raise RecipeError("template: none of the sources has columns", hint="leave it out: text files are all text")
+    if "text" not in kinds and recipe.documents != "lines":
+        raise RecipeError(
+            "documents: none of the sources is a text file", hint="leave it out: rows and lines of JSON are documents"
+        )
 
 
 def make_work(setup: Setup, *, scratch: str | None, only_look: bool = False) -> Work:

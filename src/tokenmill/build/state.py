@@ -79,8 +79,7 @@ class Clean:
 
 def check_ours(folder: Folder) -> None:
     """Refuse a folder that holds something else."""
-    found = folder.stat("")
-    if found is not None and not found.is_folder:
+    if folder.is_something_else():
         raise OutputError(f"{folder.path} is not a folder", hint="choose another output")
     names = folder.names()
     # Where a driver has no part of its dataset, the record of nodes stands alone.

@@ -18,8 +18,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from tokenmill import errors, records
+from tokenmill import manifest as manifests
 from tokenmill.errors import DatasetError, Interrupted, LockedError, StorageError, TokenmillError
 from tokenmill.storage import Folder
+from tokenmill.storage.lock import is_held
 
 T = TypeVar("T")
 
@@ -54,7 +56,8 @@ def wait_for(
 ) -> T:
     """Try until nobody else holds the lock. Raises what the build that was waited for failed of.
 
-    An attempt asks for that as well once it has the lock: the other build may have failed since it began.
+    An attempt asks for that as well once it has the lock: the other build may have failed since it began. Between two
+    attempts only the lock, the manifest and a note are looked at: an attempt plans anew, which may read every source.
     """
     begin = time.monotonic()
     before = _note(folder)
@@ -65,6 +68,18 @@ def wait_for(
         if now is not None and now != before:
             raise errors.from_record(now.error)
 
+    def wait(locked: LockedError) -> None:
+        while True:
+            if timeout is not None and time.monotonic() - begin > timeout:
+                raise LockedError(
+                    f"{locked.message}, and has not finished within {timeout:g} s",
+                    hint="wait longer, or look at .build/events.jsonl",
+                ) from None
+            time.sleep(POLL_SECONDS)
+            heed()
+            if folder.exists(manifests.NAME) or not is_held(folder):
+                return
+
     while True:
         try:
             return attempt(heed)
@@ -72,13 +87,7 @@ def wait_for(
             if not told:
                 tell(f"{error.message}; waiting for it")
                 told = True
-            if timeout is not None and time.monotonic() - begin > timeout:
-                raise LockedError(
-                    f"{error.message}, and has not finished within {timeout:g} s",
-                    hint="wait longer, or look at .build/events.jsonl",
-                ) from None
-        time.sleep(POLL_SECONDS)
-        heed()
+            wait(error)
 
 
 def _note(folder: Folder) -> Failure | None:

@@ -87,10 +87,10 @@ class _Line:
 def _serve(line: _Line) -> None:
     briefing = line.hear()
     sys.path[:] = briefing["path"]
-    work = records.convert(Work, briefing["work"], where="work")
-    folder = from_record(briefing["output"])
-    name = briefing["tokenizer"]["file"]
     try:
+        work = records.convert(Work, briefing["work"], where="work")
+        folder = from_record(briefing["output"])
+        name = briefing["tokenizer"]["file"]
         spec = from_dataset(briefing["tokenizer"], folder.read(name) if name else None)
         engine = EngineHolder(spec, open_engine(spec))
     except errors.TokenmillError as error:

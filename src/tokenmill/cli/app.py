@@ -250,7 +250,9 @@ def run() -> int:
     except BrokenPipeError:
         return 1
     except OSError as error:  # of files, ours would be; what is left is where we stand, and where the output goes
-        if isinstance(error, FileNotFoundError) and error.filename is None:
+        if error.filename is not None:
+            show.error(redact(f"{error.filename}: {error.strerror}"), "check the path, and who may use it")
+        elif isinstance(error, FileNotFoundError):
             show.error("the current folder is not there any more", "change to another one")
         else:
             show.error(f"the output cannot be printed: {error.strerror}", "check where standard output and error go")

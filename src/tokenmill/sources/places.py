@@ -23,6 +23,7 @@ from tokenmill.storage import hub
 from tokenmill.storage.hub import is_hub
 from tokenmill.storage.patterns import folder_of, is_pattern, matcher
 from tokenmill.storage.urls import Url, is_url, parse_url
+from tokenmill.typed import MAX_INT
 
 if TYPE_CHECKING:  # whoever has a store has loaded it
     from tokenmill.storage.store import Found, Store
@@ -54,7 +55,8 @@ def find(path: str) -> Pin:
         raise SourceError(f"cannot read {path}: {error.strerror}", hint="bring it back, then run again") from None
     if not stat.S_ISREG(local.st_mode):
         raise SourceError(f"{path} is not a plain file", hint="tokenmill reads no pipes or devices")
-    return Pin(local.st_size, max(0, local.st_mtime_ns), "")
+    # Some file systems know times that no record holds, of before 1970 and after 2116.
+    return Pin(local.st_size, min(max(0, local.st_mtime_ns), MAX_INT - 1), "")
 
 
 def pin_of(source: Source) -> Pin:

@@ -194,6 +194,10 @@ class Folder:
     def exists(self, name: str) -> bool:
         return self._is_there(self.at(name))
 
+    def is_something_else(self) -> bool:
+        """Whether what stands in its place is no folder, and no link to one."""
+        return self._is_there(self.path) and not self._is_folder(self.path)
+
     def stat(self, name: str) -> FileStat | None:
         """Size and kind of a file, or None where there is none."""
         path = self.at(name)

@@ -17,7 +17,6 @@ class FileStat(NamedTuple):
 
     size: int
     modified: int
-    num_links: int
     is_file: bool
     is_folder: bool
     inode: tuple[int, int]
@@ -128,7 +127,7 @@ class LocalFileSystem:
         found = os.lstat(path)
         mode = found.st_mode
         inode = (found.st_dev, found.st_ino)
-        return FileStat(found.st_size, found.st_mtime_ns, found.st_nlink, stat.S_ISREG(mode), stat.S_ISDIR(mode), inode)
+        return FileStat(found.st_size, found.st_mtime_ns, stat.S_ISREG(mode), stat.S_ISDIR(mode), inode)
 
     def names(self, path: str) -> list[str]:
         return sorted(os.listdir(path))

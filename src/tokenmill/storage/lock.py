@@ -62,6 +62,17 @@ def locked(folder: Folder, *, patience: float | None = PATIENCE_SECONDS) -> Iter
                 folder.remove(LOCK)
 
 
+def is_held(folder: Folder) -> bool:
+    """Whether a living build has the lock. That of a dead one is removed, as by whoever would take it."""
+    if not folder.exists(LOCK):
+        return False
+    try:
+        _break_if_dead(folder, PATIENCE_SECONDS)
+    except LockedError:
+        return True
+    return False
+
+
 def _acquire(folder: Folder, me: Holder) -> bool:
     return not folder.exists(LOCK) and folder.claim(LOCK, records.seal(me)) and _holder(folder) == me
 
@@ -129,7 +140,7 @@ def _holder(folder: Folder) -> Holder | None:
     """Who has the lock; None if nobody, or if the file says nothing sensible."""
     try:
         return records.unseal(Holder, folder.read(LOCK, max_bytes=4096), where=LOCK)
-    except (DatasetError, FileNotFoundError):
+    except DatasetError:
         return None
 
 

@@ -188,6 +188,10 @@ class ObjectFolder(Folder):
     def exists(self, name: str) -> bool:
         return self.stat(name) is not None
 
+    def is_something_else(self) -> bool:
+        found = self.stat("")
+        return found is not None and not found.is_folder
+
     def stat(self, name: str) -> FileStat | None:
         """An object, or a prefix with objects below it, which counts as a folder."""
         found = self.store.find(self.key(name)) if self.key(name) else None
@@ -337,4 +341,4 @@ class SpooledOutput(DirectOutput):
 
 
 def _stat(size: int, modified: int, *, is_folder: bool = False) -> FileStat:
-    return FileStat(size=size, modified=modified, num_links=1, is_file=not is_folder, is_folder=is_folder, inode=(0, 0))
+    return FileStat(size=size, modified=modified, is_file=not is_folder, is_folder=is_folder, inode=(0, 0))

@@ -140,21 +140,29 @@ def _resolve(name: str, eot_token: str | None) -> TokenizerSpec:
         _no_eot_token(name, eot_token)
         return char_spec("")
     path_text, _, scheme = name.rpartition(":") if ".tiktoken:" in name else (name, "", "")
-    path = Path(path_text).expanduser()
+    try:
+        path = _find_file(path_text)
+    except (OSError, RuntimeError) as error:  # it may not be looked at, can be no path, or has a ~ of nobody
+        cause = error.strerror if isinstance(error, OSError) else str(error).rstrip(".")
+        raise TokenizerError(f"cannot look for the tokenizer {path_text}: {cause}", hint="check the path") from None
+    return _from_hub(name, eot_token) if path is None else _from_file(path, scheme, eot_token)
+
+
+def _find_file(name: str) -> Path | None:
+    """The file that a name means; None if it may be one on the hub."""
+    path = Path(name).expanduser()
     if path.is_dir():
-        for file_name in ("tokenizer.json", "tokenizer.model"):
-            if (path / file_name).is_file():
-                path = path / file_name
-                break
-        else:
+        found = [path / file for file in ("tokenizer.json", "tokenizer.model") if (path / file).is_file()]
+        if not found:
             raise TokenizerError(
                 f"{path} holds neither tokenizer.json nor tokenizer.model", hint="name the tokenizer's file itself"
             )
+        return found[0]
     if path.is_file():
-        return _from_file(path, scheme, eot_token)
+        return path
     if path.suffix in (".json", ".model", ".tiktoken") or name.startswith((".", "/", "~")):
         raise TokenizerError(f"there is no tokenizer file {path}", hint="check the path")
-    return _from_hub(name, eot_token)
+    return None
 
 
 def _from_file(path: Path, scheme: str, eot_token: str | None) -> TokenizerSpec:

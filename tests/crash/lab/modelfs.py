@@ -12,7 +12,6 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
@@ -101,7 +100,6 @@ class ModelFileSystem:
         self.log: list[Operation] = []
         self._folders = {inode: dict(entries) for inode, entries in disk.folders.items()}
         self._files: dict[int, bytes | bytearray] = dict(disk.files)
-        self._links = Counter(inode for entries in disk.folders.values() for inode in entries.values())
         self._modified: dict[int, int] = {}
         self._clock = 0
         self._handles: dict[int, _Handle] = {}
@@ -273,7 +271,6 @@ class ModelFileSystem:
         return FileStat(
             size=4096 if is_folder else len(self._files[inode]),
             modified=self._modified.get(inode, 0),
-            num_links=2 if is_folder else self._links[inode],
             is_file=not is_folder,
             is_folder=is_folder,
             inode=(_DEVICE, inode),
@@ -294,13 +291,10 @@ class ModelFileSystem:
 
     def _set(self, folder: int, name: str, inode: int | None) -> Named:
         entries = self._folders[folder]
-        if name in entries:
-            self._links[entries[name]] -= 1
         if inode is None:
             del entries[name]
         else:
             entries[name] = inode
-            self._links[inode] += 1
         return Named(folder, name, inode)
 
     def _open_new(self, call: str, path: str, folder: int, name: str, *, appends: bool = False) -> int:
