@@ -86,6 +86,13 @@ def test_hidden_files_caches_and_unfinished_files_of_a_folder_are_no_sources(tmp
     assert names(listed(tmp_path)) == ["a.txt"]
 
 
+def test_only_what_hugging_face_writes_is_a_cache_by_its_name(tmp_path: Path) -> None:
+    fill(tmp_path, "cache-coherence.txt", "cache-2024.jsonl", "cache-1234_00000_of_00002.arrow", "cache-notes.pdf")
+    listing = listed(tmp_path)
+    assert names(listing) == ["cache-2024.jsonl", "cache-coherence.txt"]
+    assert listing.notes == ("1 file of other kinds in the folders passed over: 1 .pdf",)
+
+
 def test_a_glob_does_not_match_hidden_files(tmp_path: Path) -> None:
     fill(tmp_path, "a.txt", ".b.txt", ".c/d.txt")
     assert names(listed(tmp_path / "**/*.txt")) == ["a.txt"]

@@ -182,7 +182,9 @@ def _walk(folder: str, passed_over: Counter[str], *, any_ending: bool) -> Iterat
 def _is_wanted(name: str, passed_over: Counter[str], *, any_ending: bool) -> bool:
     """Whether a file in a folder is a source: not hidden, and of a known kind."""
     *folders, last = name.split("/")
-    if last.startswith((".", "cache-")) or any(map(walking.is_passed_over, folders)):
+    # What Hugging Face has computed of a dataset lies beside it.
+    is_cache = last.startswith("cache-") and last.endswith(".arrow")
+    if last.startswith(".") or is_cache or any(map(walking.is_passed_over, folders)):
         return False
     if any_ending or is_known(last):
         return True
