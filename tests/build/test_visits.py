@@ -1,11 +1,10 @@
-"""A look before the work: where, and how it is shared out over workers."""
+"""Where to look before the work."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from tokenmill.build.estimate import Seen, Survey
-from tokenmill.build.visits import Checked, divided, joined, make_request
+from tokenmill.build.visits import make_request
 from tokenmill.planning import Extent, Plan, Source, make_plan
 
 SOURCE = Source(name="a.txt", kind="text", compression="", bytes=0, modified=0, split="", text={})
@@ -53,28 +52,3 @@ def test_tables_share_what_was_planned_for_them() -> None:
 
 def test_a_plan_of_nothing_is_looked_at_all_the_same() -> None:
     assert places_of(texts(0, unit_bytes=10), 2) == [(0, 0, (0, 0))]
-
-
-def test_every_visit_is_in_one_part() -> None:
-    request = make_request(texts(*[10] * 5, unit_bytes=10), 5)
-    for parts in (1, 2, 3, 5, 9):
-        found = divided(request, parts)
-        assert len(found) == min(parts, 5)
-        assert sorted(visit.at for part in found for visit in part.visits) == [0, 10, 20, 30, 40]
-        assert all(replace(part, visits=request.visits) == request for part in found)
-
-
-def checked(*at: int, unread: tuple[int, ...] = ()) -> Checked:
-    seen = tuple(Seen(at=one, tokens=0.1 + one / 100, documents=0.01, text_bytes=1.0, weight=1.0) for one in at)
-    survey = Survey(seen=seen, counts=(), planned_bytes=1000, token_bytes=2, encoded_bytes=10 * len(at), seconds=1.0)
-    count = len(at)
-    parity = {"reference": "tiktoken", "documents": count, "bytes": 10 * count, "tokens": 3 * count}
-    return Checked(parity=parity, survey=survey, unread=unread)
-
-
-def test_parities_add_up_and_the_estimate_is_that_of_one_who_saw_it_all() -> None:
-    whole = joined([checked(1, 5, 8, unread=(7,)), checked(2, 4, unread=(3, 7))])
-    assert whole.parity == {"reference": "tiktoken", "documents": 5, "bytes": 50, "tokens": 15}
-    assert whole.unread == (3, 7)
-    alone = checked(1, 2, 4, 5, 8).estimate
-    assert (whole.estimate.tokens, whole.estimate.error) == (alone.tokens, alone.error)
