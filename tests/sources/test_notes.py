@@ -124,6 +124,17 @@ def test_a_table_that_cannot_be_read_fails_its_own_unit_and_lets_the_others_fini
     assert len(list((tmp_path / "out/.build/receipts").iterdir())) > 3
 
 
+@pytest.mark.parametrize("name", ["z.parquet", "z.arrow"])
+def test_a_table_without_a_byte_fails_the_unit_that_it_is_grouped_in_and_is_named(
+    tokenmill: Command, tmp_path: Path, name: str
+) -> None:
+    write_jsonl(tmp_path / "a.jsonl", ["one"])
+    (tmp_path / name).touch()
+    failed = tokenmill("prepare", "a.jsonl", name, "-o", "out", "--tokenizer", "byte", code=1)
+    assert f"cannot read {tmp_path / name}" in failed.stderr
+    assert "unexpected" not in failed.stderr
+
+
 def test_tables_none_of_which_can_be_read_are_an_error_before_any_work(tmp_path: Path) -> None:
     for name in ("a.parquet", "b.parquet"):
         (tmp_path / name).write_bytes(b"no parquet")
