@@ -96,6 +96,25 @@ def test_a_compressed_file_above_the_limit_is_too_large_for_one_document(tmp_pat
 
 
 @both
+def test_a_limit_that_no_memory_holds_takes_none_from_a_small_file(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"f.txt.{ending}"
+    path.write_bytes(COMPRESS[ending](b"small"))
+    (batch,) = text.read_file(str(path), 0, source_of(path), limit=1 << 60)
+    assert batch.text.to_pylist() == ["small"]
+
+
+@both
+def test_a_file_of_many_steps_is_one_document(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"f.txt.{ending}"
+    path.write_bytes(COMPRESS[ending](WHOLE))
+    with mock.patch.object(text, "BATCH_BYTES", 1000):
+        (batch,) = text.read_file(str(path), 0, source_of(path), limit=len(WHOLE))
+        (too_large,) = text.read_file(str(path), 0, source_of(path), limit=len(WHOLE) - 1)
+    assert batch.text.to_pylist() == [WHOLE.decode()]
+    assert [skip.reason for skip in too_large.skips] == ["too_large"]
+
+
+@both
 def test_a_line_that_swells_beyond_the_limit_is_skipped_and_its_neighbours_survive(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"f.txt.{ending}"
     path.write_bytes(COMPRESS[ending](b"one\n" + b"x" * 30_000_000 + b"\ntwo\n"))
