@@ -265,6 +265,19 @@ def test_a_name_that_is_not_utf8_is_an_error(tmp_path: Path) -> None:
         listed(tmp_path)
 
 
+def test_a_folder_above_the_sources_whose_name_is_not_utf8_is_an_error_and_a_link_leads_around_it(
+    tmp_path: Path,
+) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    fill(folder, "a.txt", "b/c.txt")
+    for sources in ([folder], [folder / "a.txt"], [folder / "a.txt", folder / "b"]):
+        with pytest.raises(SourceError, match=r"the name of .*udcff' is not UTF-8") as caught:
+            listed(*sources)
+        assert "link" in caught.value.hint
+    (tmp_path / "link").symlink_to(folder)
+    assert names(listed(tmp_path / "link")) == ["a.txt", "b/c.txt"]
+
+
 def test_text_and_json_lines_may_be_cut_anywhere_and_what_is_compressed_may_not(tmp_path: Path) -> None:
     fill(tmp_path, "a.txt", "b.jsonl")
     (tmp_path / "c.txt.gz").write_bytes(gzip.compress(b"x\n"))

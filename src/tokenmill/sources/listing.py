@@ -79,6 +79,7 @@ def list_sources(recipe: Recipe, *, output: str | None = None) -> Listing:
         raise RecipeError(f"there are no sources{others}", hint="give files, folders or globs, outside of the output")
     places.require(found)
     root = _root(list(found))
+    _check_utf8(root, hint="rename that folder, or name the sources by a link from elsewhere")
     extents: list[Extent] = []
     unread: list[SourceError] = []
     ordered = sorted(found, key=lambda path: os.fsencode(_name(path, root)))
@@ -101,6 +102,14 @@ def list_sources(recipe: Recipe, *, output: str | None = None) -> Listing:
 
 def _name(path: str, root: str) -> str:
     return path.removeprefix(f"{root}/") if is_url(root) else os.path.relpath(path, root)
+
+
+def _check_utf8(path: str, *, hint: str) -> None:
+    """Refuse a name that records cannot hold."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise SourceError(f"the name of {path!r} is not UTF-8", hint=hint) from None
 
 
 def _expand(
@@ -198,10 +207,7 @@ def _describe(
 ) -> tuple[Source, Extent, SourceError | None]:
     """A source, where it may be cut, and what is wrong with a table that cannot be read: its unit will fail of it."""
     name = _name(path, root)
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        raise SourceError(f"the name of {path!r} is not UTF-8", hint="rename the file") from None
+    _check_utf8(path, hint="rename the file")
     found = pins.get(path) or places.find(path)
     check_kind(path, documents=recipe.documents)
     kind, compression = read_as(path, documents=recipe.documents)
