@@ -58,6 +58,16 @@ def test_on_bad_fail_stops_at_the_first_bad_line(tokenmill: Command, tmp_path: P
         assert not (tmp_path / "out/dataset.json").exists()
 
 
+def test_a_field_that_the_first_line_lacks_is_in_the_text_of_those_that_have_it(
+    tokenmill: Command, tmp_path: Path
+) -> None:
+    rows = [{"instruction": "A", "output": "O"}, {"instruction": "B", "input": "I", "output": "P"}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tokenmill("prepare", "a.jsonl", "-o", "out", "--tokenizer", "byte")
+    documents = [bytes(document[:-1].tolist()) for document in library.open(tmp_path / "out")["train"]]
+    assert documents == [b"A\n\nO", b"B\n\nI\n\nP"]
+
+
 def test_invalid_utf8_and_nulls_in_parquet_and_text_are_quarantined(tokenmill: Command, tmp_path: Path) -> None:
     write_parquet(tmp_path / "a.parquet", ["good", None, "also good"])
     (tmp_path / "b.txt").write_bytes(b"good\n\xff\xfe bad\nfine\n")

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tokenmill.errors import RecipeError
-from tokenmill.sources.columns import Rule, find_rule, row_text, rule_columns, unseen_rule
+from tokenmill.sources.columns import Rule, find_rule, object_rule, row_text, rule_columns, unseen_rule
 
 
 def rule_of(*columns: str) -> Rule:
@@ -66,6 +66,28 @@ def test_text_comes_before_an_instruction() -> None:
 
 def test_an_instruction_and_its_output_come_before_messages() -> None:
     assert rule_columns(rule_of("messages", "instruction", "output")) == ["instruction", "output"]
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "text"),
+    [
+        ({"instruction": "A", "output": "O"}, {"instruction": "A", "input": "I", "output": "O"}, "A\n\nI\n\nO"),
+        ({"input": "I", "output": "O"}, {"instruction": "A", "input": "I", "output": "O"}, "A\n\nI\n\nO"),
+        ({"instruction": "A", "input": "I", "output": "O"}, {"instruction": "A", "output": "O"}, "A\n\nO"),
+    ],
+)
+def test_what_one_object_lacks_is_not_lost_from_another(
+    first: dict[str, Any], later: dict[str, Any], text: str
+) -> None:
+    rule = object_rule(first, text_column=None, template=None)
+    assert rule is not None
+    assert row_text(rule, first) == ("\n\n".join(first.values()), "")
+    assert row_text(rule, later) == (text, "")
+
+
+def test_the_rule_of_a_table_has_no_column_that_is_not_there() -> None:
+    assert rule_of("instruction", "output") == {"join": ["instruction", "output"]}
+    assert rule_of("input", "output") == {"join": ["input", "output"]}
 
 
 @pytest.mark.parametrize("missing", [{"input": None}, {"input": ""}, {}])

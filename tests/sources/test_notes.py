@@ -84,7 +84,7 @@ def test_compressed_json_in_a_folder_is_taken_and_a_plain_one_is_not(tmp_path: P
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({"instruction": "a", "output": "b"}, "instruction and output, with a blank line between"),
+        ({"instruction": "a", "output": "b"}, "instruction and input (if it is there) and output, with"),
         ({"messages": [{"role": "user", "content": "a"}]}, "what is said in messages"),
         ({"text": "a"}, None),
     ],

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from tokenmill.errors import RecipeError, SourceError, StorageError
 from tokenmill.planning import EXPANSION, Extent, Source
 from tokenmill.sources import arrow, jsonl, parquet, places, walking
-from tokenmill.sources.columns import UNREAD, Rule, find_rule, unseen_rule
+from tokenmill.sources.columns import UNREAD, Rule, find_rule, object_rule, refusal, unseen_rule
 from tokenmill.sources.kinds import (
     COMPRESSIONS,
     KINDS,
@@ -236,11 +236,17 @@ def _rule(path: str, source: Source, recipe: Recipe) -> Rule:
     """Where the text of a source's documents is."""
     if source.kind == "text":
         return {}
+    asked = {"text_column": recipe.text_column, "template": recipe.template}
     columns = _columns(path, source.kind, source.compression, places.pin_of(source))
-    if columns or source.kind != "jsonl":
-        return find_rule(columns, text_column=recipe.text_column, template=recipe.template, where=path)
-    check_json(path)
-    return unseen_rule(text_column=recipe.text_column, template=recipe.template)
+    if source.kind != "jsonl":
+        return find_rule(columns, **asked, where=path)
+    if not columns:
+        check_json(path)
+        return unseen_rule(**asked)
+    rule = object_rule(columns, **asked)
+    if rule is None:
+        raise refusal(columns, **asked, where=path)
+    return rule
 
 
 def _extent(path: str, source: Source, recipe: Recipe) -> Extent:

@@ -51,7 +51,8 @@ def notes(
 def _guessed(rule: Rule) -> Iterator[str]:
     """How the text is found, where that is not plain."""
     if "join" in rule:
-        yield f"{' and '.join(name.rstrip('?') for name in rule['join'])}, with a blank line between"
+        parts = (f"{name[:-1]} (if it is there)" if name.endswith("?") else name for name in rule["join"])
+        yield f"{' and '.join(parts)}, with a blank line between"
     elif "turns" in rule:
         yield f"what is said in {rule['turns']}, with a blank line between the turns; who says it is left out"
 
