@@ -38,13 +38,18 @@ def rejects(out: Path) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize("reason", BAD_LINES)
-def test_a_bad_line_is_quarantined_and_its_neighbours_are_kept(tokenmill: Command, tmp_path: Path, reason: str) -> None:
-    first = GOOD[0].encode() + b"\n"
-    (tmp_path / "a.jsonl").write_bytes(first + BAD_LINES[reason] + b"\n" + GOOD[1].encode() + b"\n")
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_bad_line_is_quarantined_and_its_neighbours_are_kept(
+    tokenmill: Command, tmp_path: Path, reason: str, place: int
+) -> None:
+    lines = [line.encode() + b"\n" for line in GOOD]
+    lines.insert(place, BAD_LINES[reason] + b"\n")
+    (tmp_path / "a.jsonl").write_bytes(b"".join(lines))
     done = tokenmill("prepare", "a.jsonl", "-o", "out", "--json", code=3)
     assert json.loads(done.stdout)["dropped"] == {reason: 1}
     assert json.loads(done.stdout)["documents"] == 2
-    assert rejects(tmp_path / "out") == [{"source": "a.jsonl", "position": len(first), "reason": reason}]
+    position = len(b"".join(lines[:place]))
+    assert rejects(tmp_path / "out") == [{"source": "a.jsonl", "position": position, "reason": reason}]
     tokenmill("verify", "out", "--source", "all")
 
 

@@ -11,6 +11,7 @@ part that may be absent stays in the rule, however many objects lack it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -48,13 +49,17 @@ def find_rule(columns: Collection[str], *, text_column: str | None, template: st
     return _shape_rule([name for name in shape if name.rstrip("?") in columns])
 
 
-def object_rule(fields: Collection[str], *, text_column: str | None, template: str | None) -> Rule | None:
-    """The rule that an object of JSON lines with these fields asks for; None if it shows no text."""
+def common_rule(objects: Sequence[Collection[str]], *, text_column: str | None, template: str | None) -> Rule | None:
+    """The rule for JSON lines some of whose objects have these fields: that of the shape which most of them have.
+
+    None if none of them shows its text. A single odd one among them decides nothing, wherever it stands.
+    """
     rule = _asked_rule(text_column, template)
     if rule is not None:
-        return rule if all(name in fields for name in rule_columns(rule)) else None
-    shape = _shape(fields)
-    return _shape_rule(shape) if shape is not None else None
+        wanted = rule_columns(rule)
+        return rule if any(all(name in fields for name in wanted) for fields in objects) else None
+    shapes = Counter(shape for fields in objects if (shape := _shape(fields)) is not None)
+    return _shape_rule(shapes.most_common(1)[0][0]) if shapes else None
 
 
 def refusal(columns: Collection[str], *, text_column: str | None, template: str | None, where: str) -> RecipeError:
@@ -66,10 +71,10 @@ def refusal(columns: Collection[str], *, text_column: str | None, template: str 
             f"{where}: no known shape of text among its columns: {shown}",
             hint='name the text with --text-column NAME or --template "{a}\\n\\n{b}"',
         )
-    missing = [name for name in rule_columns(rule) if name not in columns]
-    return RecipeError(
-        f"{where} has no column {missing[0]!r}; its columns: {shown}", hint="check --text-column or --template"
-    )
+    wanted = rule_columns(rule)
+    missing = [name for name in wanted if name not in columns]
+    what = f"column {missing[0]!r}" if missing else f"object with all of {', '.join(wanted)}"
+    return RecipeError(f"{where} has no {what}; its columns: {shown}", hint="check --text-column or --template")
 
 
 def unseen_rule(*, text_column: str | None, template: str | None) -> Rule:

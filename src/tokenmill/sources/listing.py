@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from tokenmill.errors import RecipeError, SourceError, StorageError
 from tokenmill.planning import EXPANSION, Extent, Source
 from tokenmill.sources import arrow, jsonl, parquet, places, walking
-from tokenmill.sources.columns import UNREAD, Rule, find_rule, object_rule, refusal, unseen_rule
+from tokenmill.sources.columns import UNREAD, Rule, common_rule, find_rule, refusal, unseen_rule
 from tokenmill.sources.kinds import (
     COMPRESSIONS,
     KINDS,
@@ -43,6 +43,8 @@ if TYPE_CHECKING:  # workers read sources too, and need not load what checks rec
 _REQUESTS_AT_ONCE = 16
 # An error for a moment must not make another plan.
 _TRIES = 3
+# Names of fields that an error shows of JSON lines, each of which may have others.
+_MOST_NAMES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,17 +238,26 @@ def _rule(path: str, source: Source, recipe: Recipe) -> Rule:
     """Where the text of a source's documents is."""
     if source.kind == "text":
         return {}
+    if source.kind == "jsonl":
+        return _lines_rule(path, source, recipe)
+    columns = (parquet if source.kind == "parquet" else arrow).columns(path, places.pin_of(source))
+    return find_rule(columns, text_column=recipe.text_column, template=recipe.template, where=path)
+
+
+def _lines_rule(path: str, source: Source, recipe: Recipe) -> Rule:
+    """Where the text of JSON lines is: what the first objects that show any have."""
     asked = {"text_column": recipe.text_column, "template": recipe.template}
-    columns = _columns(path, source.kind, source.compression, places.pin_of(source))
-    if source.kind != "jsonl":
-        return find_rule(columns, **asked, where=path)
-    if not columns:
-        check_json(path)
-        return unseen_rule(**asked)
-    rule = object_rule(columns, **asked)
-    if rule is None:
-        raise refusal(columns, **asked, where=path)
-    return rule
+    seen: set[str] = set()
+    for objects in jsonl.fields(path, source.compression, places.pin_of(source)):
+        rule = common_rule(objects, **asked)
+        if rule is not None:
+            return rule
+        if len(seen) < _MOST_NAMES:
+            seen.update(*objects)
+    if seen:
+        raise refusal(sorted(seen)[:_MOST_NAMES], **asked, where=path)
+    check_json(path)
+    return unseen_rule(**asked)
 
 
 def _extent(path: str, source: Source, recipe: Recipe) -> Extent:
@@ -258,12 +269,6 @@ def _extent(path: str, source: Source, recipe: Recipe) -> Extent:
         return Extent(text_bytes=source.bytes * EXPANSION)
     whole = source.kind == "text" and recipe.documents == "files"
     return Extent(text_bytes=source.bytes, divisible=not whole)
-
-
-def _columns(path: str, kind: str, compression: str, pin: Pin) -> list[str]:
-    if kind == "jsonl":
-        return jsonl.columns(path, compression, pin)
-    return parquet.columns(path, pin) if kind == "parquet" else arrow.columns(path, pin)
 
 
 def _root(paths: list[str]) -> str:
