@@ -132,7 +132,7 @@ def test_a_source_that_fails_every_unit_is_told_once(tokenmill: Command, tmp_pat
 def test_a_mended_source_of_the_same_size_is_seen_as_changed_and_restart_takes_it(
     tokenmill: Command, tmp_path: Path
 ) -> None:
-    texts = make_texts(300)
+    texts = make_texts(3000)  # so many that what is wrong is not yet seen when it is planned
     source = tmp_path / "a.jsonl.gz"
     good = gzip.compress("".join(json.dumps({"text": text}) + "\n" for text in texts).encode())
     source.write_bytes(good[:-8] + b"\0" * 8)

@@ -32,7 +32,7 @@ _SHAPES: tuple[tuple[str, ...], ...] = (
     ("question", "answer"),
     ("prompt", "completion"),
 )
-# Of a table that could not be read when it was planned.
+# Of a source that could not be read when it was planned.
 UNREAD: Rule = {"unread": True}
 _TURN_TEXT = ("content", "value", "text")
 _GLUE = "\n\n"

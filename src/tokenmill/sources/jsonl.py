@@ -8,7 +8,6 @@ becomes of it never depends on its neighbours.
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import json
 from collections.abc import Iterator
@@ -22,7 +21,6 @@ import pyarrow as pa
 import pyarrow.json
 
 from tokenmill.arrow_text import text_array
-from tokenmill.errors import SourceError
 from tokenmill.planning import Source
 from tokenmill.sources.batch import Batch, Skip, judged_batch, make_batch
 from tokenmill.sources.columns import Rule, row_text
@@ -87,8 +85,7 @@ def fields(path: str, compression: str, pin: Pin | None = None) -> Iterator[list
 
     Whoever has seen enough of them asks for no more, and little more than those is read.
     """
-    # Its unit will say what is wrong with it.
-    with contextlib.suppress(SourceError), open_stream(path, compression, pin=pin) as stream:
+    with open_stream(path, compression, pin=pin) as stream:
         held: list[bytes] = []  # of a line that goes on
         for _ in range(_PEEK_BYTES // _PEEK_STEP):
             chunk = stream.read(_PEEK_STEP)

@@ -207,7 +207,7 @@ def _is_wanted(name: str, passed_over: Counter[str], *, any_ending: bool) -> boo
 def _describe(
     path: str, *, root: str, splits: Mapping[str, str], pins: Mapping[str, Pin], recipe: Recipe
 ) -> tuple[Source, Extent, SourceError | None]:
-    """A source, where it may be cut, and what is wrong with a table that cannot be read: its unit will fail of it."""
+    """A source, where it may be cut, and what is wrong with one that cannot be read: its unit will fail of it."""
     name = _name(path, root)
     _check_utf8(path, hint="rename the file")
     found = pins.get(path) or places.find(path)
@@ -228,10 +228,9 @@ def _describe(
             planned = replace(source, text=_rule(path, source, recipe))
             return planned, _extent(path, planned, recipe), None
         except SourceError as error:
-            if source.kind not in ("parquet", "arrow"):
-                raise
             trouble = error
-    return replace(source, text=UNREAD), Extent(text_bytes=max(1, source.bytes)), trouble
+    text_bytes = source.bytes * (EXPANSION if source.compression else 1)
+    return replace(source, text=UNREAD), Extent(text_bytes=max(1, text_bytes)), trouble
 
 
 def _rule(path: str, source: Source, recipe: Recipe) -> Rule:

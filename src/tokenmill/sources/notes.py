@@ -24,7 +24,7 @@ _MOST = 10
 def notes(
     recipe: Recipe, root: str, sources: Iterable[Source], passed_over: Counter[str], unread: Sequence[SourceError]
 ) -> Iterator[str]:
-    """One sentence each. `passed_over` are endings of files in folders, `unread` errors of tables."""
+    """One sentence each. `passed_over` are endings of files in folders, `unread` what is wrong with sources."""
     for argument in (*recipe.sources, *recipe.val_sources):
         if is_hub(root):
             yield f"{argument} is taken from the hub: {root}"
