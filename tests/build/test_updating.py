@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import errno
 import gzip
+import json
 import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 import tokenmill
@@ -17,7 +19,7 @@ from conftest import make_texts, tree, write_jsonl, write_parquet
 from tokenmill.build.build import Manner, build, make_executor
 from tokenmill.errors import BuildError, OutputError, RecipeError, SourceChangedError, SourceError, TokenmillError
 from tokenmill.recipe import make_recipe
-from tokenmill.sources import parquet
+from tokenmill.sources import parquet, streams
 from tokenmill.sources.places import Pin
 from tokenmill.storage import Folder
 from tokenmill.storage.fs import LocalFileSystem
@@ -151,6 +153,39 @@ def test_a_table_that_could_not_be_read_for_a_moment_fails_its_unit_and_makes_no
     assert "--update" in caught.value.hint
     with pytest.raises(OutputError):
         tokenmill.prepare(sources, out, **OPTIONS)
+    tokenmill.prepare(sources, out, update=True, **OPTIONS)
+    assert tree(out) == tree(tmp_path / "right")
+
+
+def test_json_lines_that_could_not_be_read_for_a_moment_fail_their_unit_and_make_no_other_dataset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources, out, tries = tmp_path / "sources", tmp_path / "out", []
+    sources.mkdir()
+    write_jsonl(sources / "plain.jsonl", make_texts(100))
+    turns = [{"messages": [{"role": "user", "content": text}]} for text in make_texts(100, seed=1)]
+    (sources / "turns.jsonl").write_text("".join(json.dumps(row) + "\n" for row in turns))
+
+    def open_flaky(path: str, *arguments: Any, **options: Any) -> pa.NativeFile:
+        if path.endswith("turns.jsonl"):
+            tries.append(path)
+            if len(tries) <= fails:
+                raise OSError(errno.EIO, "Input/output error")
+        return open_file(path, *arguments, **options)
+
+    open_file = streams.open_file
+    tokenmill.prepare(sources, tmp_path / "right", **OPTIONS)
+    monkeypatch.setattr(streams, "open_file", open_flaky)
+    fails = 2
+    tokenmill.prepare(sources, tmp_path / "soon", **OPTIONS)
+    assert tree(tmp_path / "soon") == tree(tmp_path / "right"), "it is tried again at once"
+    tries.clear()
+    fails = 3
+    with pytest.raises(
+        BuildError, match=r"turns\.jsonl could not be read when the plan was made, and can be now"
+    ) as caught:
+        tokenmill.prepare(sources, out, **OPTIONS)
+    assert "--update" in caught.value.hint
     tokenmill.prepare(sources, out, update=True, **OPTIONS)
     assert tree(out) == tree(tmp_path / "right")
 

@@ -50,5 +50,15 @@ def test_tables_share_what_was_planned_for_them() -> None:
     assert sizes == [100, 100, 100, 100]
 
 
+def test_tables_without_a_byte_share_it_too() -> None:
+    text = replace(SOURCE, name="a.txt", bytes=14)
+    tables = [replace(SOURCE, name=name, bytes=0, kind="parquet") for name in ("y.parquet", "z.parquet")]
+    visits = make_request(plan_of(text, *tables, sizes=[14, 1, 1], unit_bytes=1000), 8).visits
+    assert [(visit.task.sources[0].name, visit.task.unit.text_bytes) for visit in visits] == [
+        ("a.txt", 14),
+        ("z.parquet", 1),
+    ]
+
+
 def test_a_plan_of_nothing_is_looked_at_all_the_same() -> None:
     assert places_of(texts(0, unit_bytes=10), 2) == [(0, 0, (0, 0))]

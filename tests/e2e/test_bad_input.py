@@ -38,13 +38,18 @@ def rejects(out: Path) -> list[dict[str, object]]:
 
 
 @pytest.mark.parametrize("reason", BAD_LINES)
-def test_a_bad_line_is_quarantined_and_its_neighbours_are_kept(tokenmill: Command, tmp_path: Path, reason: str) -> None:
-    first = GOOD[0].encode() + b"\n"
-    (tmp_path / "a.jsonl").write_bytes(first + BAD_LINES[reason] + b"\n" + GOOD[1].encode() + b"\n")
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_bad_line_is_quarantined_and_its_neighbours_are_kept(
+    tokenmill: Command, tmp_path: Path, reason: str, place: int
+) -> None:
+    lines = [line.encode() + b"\n" for line in GOOD]
+    lines.insert(place, BAD_LINES[reason] + b"\n")
+    (tmp_path / "a.jsonl").write_bytes(b"".join(lines))
     done = tokenmill("prepare", "a.jsonl", "-o", "out", "--json", code=3)
     assert json.loads(done.stdout)["dropped"] == {reason: 1}
     assert json.loads(done.stdout)["documents"] == 2
-    assert rejects(tmp_path / "out") == [{"source": "a.jsonl", "position": len(first), "reason": reason}]
+    position = len(b"".join(lines[:place]))
+    assert rejects(tmp_path / "out") == [{"source": "a.jsonl", "position": position, "reason": reason}]
     tokenmill("verify", "out", "--source", "all")
 
 
@@ -56,6 +61,16 @@ def test_on_bad_fail_stops_at_the_first_bad_line(tokenmill: Command, tmp_path: P
         assert reason.replace("_", " ") in done.stderr
         assert "a.jsonl at 21" in done.stderr
         assert not (tmp_path / "out/dataset.json").exists()
+
+
+def test_a_field_that_the_first_line_lacks_is_in_the_text_of_those_that_have_it(
+    tokenmill: Command, tmp_path: Path
+) -> None:
+    rows = [{"instruction": "A", "output": "O"}, {"instruction": "B", "input": "I", "output": "P"}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    tokenmill("prepare", "a.jsonl", "-o", "out", "--tokenizer", "byte")
+    documents = [bytes(document[:-1].tolist()) for document in library.open(tmp_path / "out")["train"]]
+    assert documents == [b"A\n\nO", b"B\n\nI\n\nP"]
 
 
 def test_invalid_utf8_and_nulls_in_parquet_and_text_are_quarantined(tokenmill: Command, tmp_path: Path) -> None:
@@ -117,7 +132,7 @@ def test_a_source_that_fails_every_unit_is_told_once(tokenmill: Command, tmp_pat
 def test_a_mended_source_of_the_same_size_is_seen_as_changed_and_restart_takes_it(
     tokenmill: Command, tmp_path: Path
 ) -> None:
-    texts = make_texts(300)
+    texts = make_texts(3000)  # so many that what is wrong is not yet seen when it is planned
     source = tmp_path / "a.jsonl.gz"
     good = gzip.compress("".join(json.dumps({"text": text}) + "\n" for text in texts).encode())
     source.write_bytes(good[:-8] + b"\0" * 8)

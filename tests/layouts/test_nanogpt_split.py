@@ -14,6 +14,7 @@ import pytest
 
 import tokenmill
 from conftest import make_texts, write_jsonl, write_parquet
+from tokenmill.errors import BuildError
 from tokenmill.layouts.shuffled import num_validation, original_permutation
 
 pytestmark = pytest.mark.xdist_group("nanogpt")  # one process, so that the original is run once
@@ -95,6 +96,13 @@ def test_empty_documents_are_dropped_in_every_other_mode(tmp_path: Path, texts: 
     write_parquet(tmp_path / "a.parquet", texts[:20])
     done = tokenmill.prepare(str(tmp_path / "a.parquet"), tmp_path / "data", workers=1)
     assert done.manifest.dropped == {"empty": 2}
+
+
+def test_a_source_without_documents_is_told_as_in_every_other_mode(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").touch()
+    for split in ("nanogpt", "val=0.1"):
+        with pytest.raises(BuildError, match="no document was kept; there was none"):
+            tokenmill.prepare(str(tmp_path / "a.txt"), tmp_path / split, split=split, workers=1)
 
 
 def test_the_order_of_the_sources_can_be_had_as_well(tmp_path: Path, texts: list[str]) -> None:

@@ -185,6 +185,76 @@ for batch in arrow.read({str(path)!r}, 0, source, 0, -1):
     assert "f.arrow, record batch 0" in done.stderr
 
 
+def change(path: Path, old: bytes, new: bytes) -> None:
+    """Replace what stands in a file for the last time."""
+    head, found, tail = path.read_bytes().rpartition(old)
+    assert found
+    path.write_bytes(head + new + tail)
+
+
+def offsets_of(*ends: int) -> bytes:
+    return b"".join(end.to_bytes(4, "little") for end in (0, *ends))
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        pytest.param(offsets_of(4, 8, 12), offsets_of(4, 1 << 30, 12), id="of-another-field"),
+        pytest.param(offsets_of(1, 2, 3), offsets_of(1, 1 << 28, 3), id="of-the-list"),
+    ],
+)
+def test_invalid_text_does_not_hide_offsets_that_lead_out_of_the_file(tmp_path: Path, old: bytes, new: bytes) -> None:
+    path = tmp_path / "f.arrow"
+    turns = [
+        [{"content": text, "role": role}] for text, role in (("QQQQQ", "user"), ("efghi", "role"), ("jklmn", "some"))
+    ]
+    write(path, pa.ipc.new_stream, [{"messages": turns}])
+    change(path, b"QQQQQ", b"Q\xffQQQ")
+    change(path, old, new)
+    script = f"""
+from tokenmill.planning import Source
+from tokenmill.sources import arrow
+source = Source(name="f", kind="arrow", compression="", bytes=0, modified=0, split="", text={{"turns": "messages"}})
+list(arrow.read({str(path)!r}, 0, source, 0, -1))
+"""
+    # In a process of its own: what goes wrong here takes the whole process down.
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert "SourceError: cannot read" in done.stderr
+    assert "f.arrow, record batch 0" in done.stderr
+
+
+TURNS = pa.struct([("content", pa.string()), ("role", pa.dictionary(pa.int8(), pa.string()))])
+
+
+@pytest.mark.parametrize(
+    ("kind", "make"),
+    [
+        (pa.string(), lambda text: text),
+        (pa.large_string(), lambda text: text),
+        (pa.string_view(), lambda text: text),
+        (pa.dictionary(pa.int8(), pa.string()), lambda text: text),
+        (pa.list_(TURNS), lambda text: [{"content": text, "role": "user"}]),
+        (pa.large_list(TURNS), lambda text: [{"content": text, "role": "user"}]),
+        (pa.list_(TURNS, 1), lambda text: [{"content": text, "role": "user"}]),
+        (pa.list_view(pa.list_view(pa.string())), lambda text: [[text]]),
+        (pa.large_list_view(pa.large_string()), lambda text: [text]),
+        (pa.map_(pa.string(), pa.string()), lambda text: [("key", text)]),
+    ],
+    ids=str,
+)
+def test_invalid_text_at_any_depth_is_that_of_its_row_alone(
+    tmp_path: Path, kind: pa.DataType, make: Callable[[str], Any]
+) -> None:
+    path = tmp_path / "f.arrow"
+    rows = [make(text) for text in ("one", "QQQQQQQQQQQQQQQ", "three")]
+    write(path, pa.ipc.new_stream, [{"it": pa.array(rows, kind)}])
+    change(path, b"QQQQQQQQQQQQQQQ", b"QQQQQQ\xffQQQQQQQQ")
+    documents, skips = read(path, {"template": "{it}"})
+    assert [row for row, _ in documents] == [0, 2]
+    assert skips == [(1, "invalid_utf8")]
+
+
 def test_a_saved_dataset_of_several_shards_is_read_whole_and_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tokenmill.errors import RecipeError
-from tokenmill.sources.columns import Rule, find_rule, row_text, rule_columns, unseen_rule
+from tokenmill.sources.columns import Rule, common_rule, find_rule, row_text, rule_columns, unseen_rule
 
 
 def rule_of(*columns: str) -> Rule:
@@ -66,6 +66,49 @@ def test_text_comes_before_an_instruction() -> None:
 
 def test_an_instruction_and_its_output_come_before_messages() -> None:
     assert rule_columns(rule_of("messages", "instruction", "output")) == ["instruction", "output"]
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "text"),
+    [
+        ({"instruction": "A", "output": "O"}, {"instruction": "A", "input": "I", "output": "O"}, "A\n\nI\n\nO"),
+        ({"input": "I", "output": "O"}, {"instruction": "A", "input": "I", "output": "O"}, "A\n\nI\n\nO"),
+        ({"instruction": "A", "input": "I", "output": "O"}, {"instruction": "A", "output": "O"}, "A\n\nO"),
+    ],
+)
+def test_what_one_object_lacks_is_not_lost_from_another(
+    first: dict[str, Any], later: dict[str, Any], text: str
+) -> None:
+    rule = common_rule([first], text_column=None, template=None)
+    assert rule is not None
+    assert row_text(rule, first) == ("\n\n".join(first.values()), "")
+    assert row_text(rule, later) == (text, "")
+
+
+@pytest.mark.parametrize("odd", [{"url": "u"}, {}, {"text": "T"}, {"messages": []}])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_the_shape_of_most_objects_decides_wherever_an_odd_one_stands(odd: dict[str, Any], place: int) -> None:
+    objects: list[dict[str, Any]] = [{"question": "Q", "answer": "A"}] * 2
+    objects.insert(place, odd)
+    assert common_rule(objects, text_column=None, template=None) == {"join": ["question", "answer"]}
+
+
+def test_objects_none_of_which_has_a_shape_of_its_own_have_no_rule() -> None:
+    assert common_rule([], text_column=None, template=None) is None
+    assert common_rule([{"question": "Q"}, {"answer": "A"}], text_column=None, template=None) is None
+
+
+def test_what_was_asked_for_need_be_in_one_object() -> None:
+    objects = [{"text": "T"}, {"a": "A"}, {"a": "A", "b": "B"}]
+    assert common_rule(objects, text_column="a", template=None) == {"column": "a"}
+    assert common_rule(objects, text_column=None, template="{a}{b}") == {"template": "{a}{b}"}
+    assert common_rule(objects[:2], text_column="b", template=None) is None
+    assert common_rule(objects[:2], text_column=None, template="{text}{a}") is None
+
+
+def test_the_rule_of_a_table_has_no_column_that_is_not_there() -> None:
+    assert rule_of("instruction", "output") == {"join": ["instruction", "output"]}
+    assert rule_of("input", "output") == {"join": ["input", "output"]}
 
 
 @pytest.mark.parametrize("missing", [{"input": None}, {"input": ""}, {}])

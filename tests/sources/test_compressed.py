@@ -80,7 +80,7 @@ def test_json_lines_and_whole_files_may_be_compressed(tmp_path: Path, ending: st
         batch.text.to_pylist() for batch in jsonl.read(str(rows), 0, source_of(rows, "jsonl"), 0, -1, limit=1 << 20)
     ]
     assert list(chain.from_iterable(found)) == LINES[:50]
-    assert jsonl.columns(str(rows), ending) == ["text"]
+    assert list(chain.from_iterable(jsonl.fields(str(rows), ending))) == [["text"]] * 50
     whole = tmp_path / f"f.txt.{ending}"
     whole.write_bytes(COMPRESS[ending](WHOLE[:100]) + COMPRESS[ending](WHOLE[100:]))
     (batch,) = text.read_file(str(whole), 0, source_of(whole), limit=1 << 30)
@@ -93,6 +93,25 @@ def test_a_compressed_file_above_the_limit_is_too_large_for_one_document(tmp_pat
     path.write_bytes(COMPRESS[ending](b"x" * 100_000))
     (batch,) = text.read_file(str(path), 0, source_of(path), limit=99_999)
     assert (len(batch.text), [skip.reason for skip in batch.skips]) == (0, ["too_large"])
+
+
+@both
+def test_a_limit_that_no_memory_holds_takes_none_from_a_small_file(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"f.txt.{ending}"
+    path.write_bytes(COMPRESS[ending](b"small"))
+    (batch,) = text.read_file(str(path), 0, source_of(path), limit=1 << 60)
+    assert batch.text.to_pylist() == ["small"]
+
+
+@both
+def test_a_file_of_many_steps_is_one_document(tmp_path: Path, ending: str) -> None:
+    path = tmp_path / f"f.txt.{ending}"
+    path.write_bytes(COMPRESS[ending](WHOLE))
+    with mock.patch.object(text, "BATCH_BYTES", 1000):
+        (batch,) = text.read_file(str(path), 0, source_of(path), limit=len(WHOLE))
+        (too_large,) = text.read_file(str(path), 0, source_of(path), limit=len(WHOLE) - 1)
+    assert batch.text.to_pylist() == [WHOLE.decode()]
+    assert [skip.reason for skip in too_large.skips] == ["too_large"]
 
 
 @both

@@ -200,7 +200,7 @@ def test_a_last_line_needs_no_end(tmp_path: Path) -> None:
 def test_a_file_without_objects_has_no_documents(tmp_path: Path, data: bytes) -> None:
     (tmp_path / "f.jsonl").write_bytes(data)
     assert read(tmp_path / "f.jsonl") == ([], [])
-    assert jsonl.columns(str(tmp_path / "f.jsonl"), "") == []
+    assert list(jsonl.fields(str(tmp_path / "f.jsonl"), "")) == []
 
 
 def test_an_empty_text_is_a_document(tmp_path: Path) -> None:
@@ -263,18 +263,42 @@ def test_turns_and_templates_are_read_from_lines(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "columns"),
+    ("lines", "fields"),
     [
-        ([b'{"b": 1, "a": 2}', b'{"c": 1}'], ["b", "a"]),
-        ([b"bad", b"", b"[1]", b'{"b": 1}'], ["b"]),
+        ([b'{"b": 1, "a": 2}', b'{"c": 1}'], [["b", "a"], ["c"]]),
+        ([b"bad", b"", b"[1]", b"{}", b"{", b' {"b": [{"c": 1}]}\r'], [["b"]]),
         ([b"bad"], []),
     ],
 )
-def test_the_columns_are_those_of_the_first_object(tmp_path: Path, lines: list[bytes], columns: list[str]) -> None:
+@pytest.mark.parametrize("bom", [b"", BOM])
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_the_fields_of_each_object_at_the_beginning_are_told(
+    tmp_path: Path, lines: list[bytes], fields: list[list[str]], bom: bytes, end: bytes
+) -> None:
+    (tmp_path / "f.jsonl").write_bytes(bom + b"\n".join(lines) + end)
+    assert list(chain.from_iterable(jsonl.fields(str(tmp_path / "f.jsonl"), ""))) == fields
+
+
+def test_no_more_is_read_of_a_file_than_the_objects_that_are_asked_for_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "f.jsonl").write_bytes(b'{"text": "x"}\n' * 1_000_000)
+    decoded: list[bytes] = []
+
+    def field_names(line: bytes) -> list[str]:
+        decoded.append(line)
+        return ["text"]
+
+    monkeypatch.setattr(jsonl, "_field_names", field_names)
+    assert next(jsonl.fields(str(tmp_path / "f.jsonl"), "")) == [["text"]] * len(decoded)
+    assert len(decoded) < 100
+
+
+@pytest.mark.parametrize("size", [1, 60_000, 70_000, 200_000])
+def test_an_object_is_found_wherever_the_steps_of_the_look_end(tmp_path: Path, size: int) -> None:
+    lines = [b'{"a": "' + b"x" * size + b'"}', b"bad" * size, b'{"b": 1}', b'{"c": "' + b"x" * size + b'"}']
     write(tmp_path / "f.jsonl", lines)
-    (tmp_path / "bom.jsonl").write_bytes(BOM + (tmp_path / "f.jsonl").read_bytes())
-    assert jsonl.columns(str(tmp_path / "f.jsonl"), "") == columns
-    assert jsonl.columns(str(tmp_path / "bom.jsonl"), "") == columns
+    assert list(chain.from_iterable(jsonl.fields(str(tmp_path / "f.jsonl"), ""))) == [["a"], ["b"], ["c"]]
 
 
 @given(bad=st.sets(st.integers(0, 19)), cuts=st.sets(st.integers(1, 399), max_size=5))

@@ -86,6 +86,13 @@ def test_hidden_files_caches_and_unfinished_files_of_a_folder_are_no_sources(tmp
     assert names(listed(tmp_path)) == ["a.txt"]
 
 
+def test_only_what_hugging_face_writes_is_a_cache_by_its_name(tmp_path: Path) -> None:
+    fill(tmp_path, "cache-coherence.txt", "cache-2024.jsonl", "cache-1234_00000_of_00002.arrow", "cache-notes.pdf")
+    listing = listed(tmp_path)
+    assert names(listing) == ["cache-2024.jsonl", "cache-coherence.txt"]
+    assert listing.notes == ("1 file of other kinds in the folders passed over: 1 .pdf",)
+
+
 def test_a_glob_does_not_match_hidden_files(tmp_path: Path) -> None:
     fill(tmp_path, "a.txt", ".b.txt", ".c/d.txt")
     assert names(listed(tmp_path / "**/*.txt")) == ["a.txt"]
@@ -227,6 +234,43 @@ def test_a_file_of_json_lines_without_an_object_is_a_source_all_the_same(tmp_pat
     assert source.text == {"column": "body"}
 
 
+@pytest.mark.parametrize("filling", [0, 100, 200_000])
+def test_objects_without_text_at_the_beginning_of_json_lines_do_not_hide_it(tmp_path: Path, filling: int) -> None:
+    lines = [{"version": 1}] + [{"note": "x" * 100}] * (filling // 100) + [{"body": "B", "text": "T"}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for fields, rule in (
+        ({}, {"column": "text"}),
+        ({"text_column": "body"}, {"column": "body"}),
+        ({"template": "{body}{text}"}, {"template": "{body}{text}"}),
+    ):
+        (source,) = listed(tmp_path, **fields).sources
+        assert source.text == rule
+
+
+@pytest.mark.parametrize(
+    ("fields", "said"),
+    [
+        ({}, r"a\.jsonl: no known shape of text among its columns: a, b, c"),
+        ({"text_column": "d"}, r"a\.jsonl has no column 'd'; its columns: a, b, c"),
+        ({"template": "{a}{d}"}, r"a\.jsonl has no column 'd'; its columns: a, b, c"),
+        ({"template": "{a}{c}"}, r"a\.jsonl has no object with all of a, c; its columns: a, b, c"),
+    ],
+)
+def test_json_lines_none_of_which_shows_its_text_are_an_error_that_lists_the_fields_of_all(
+    tmp_path: Path, fields: dict[str, Any], said: str
+) -> None:
+    (tmp_path / "a.jsonl").write_text('{"b": 1, "a": 2}\n{"c": 3}\n')
+    with pytest.raises(RecipeError, match=said):
+        listed(tmp_path, **fields)
+
+
+def test_an_error_does_not_list_fields_without_end(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text("".join(f'{{"field {number}": 1}}\n' for number in range(100_000)))
+    with pytest.raises(RecipeError, match="field 0, ") as caught:
+        listed(tmp_path)
+    assert len(caught.value.message) < 2000
+
+
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
 def test_a_table_without_any_column_is_an_error_that_names_it(tmp_path: Path, name: str) -> None:
     if name == "a.parquet":
@@ -256,6 +300,19 @@ def test_a_name_that_is_not_utf8_is_an_error(tmp_path: Path) -> None:
         file.write(b"x")
     with pytest.raises(SourceError, match="not UTF-8"):
         listed(tmp_path)
+
+
+def test_a_folder_above_the_sources_whose_name_is_not_utf8_is_an_error_and_a_link_leads_around_it(
+    tmp_path: Path,
+) -> None:
+    folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
+    fill(folder, "a.txt", "b/c.txt")
+    for sources in ([folder], [folder / "a.txt"], [folder / "a.txt", folder / "b"]):
+        with pytest.raises(SourceError, match=r"the name of .*udcff' is not UTF-8") as caught:
+            listed(*sources)
+        assert "link" in caught.value.hint
+    (tmp_path / "link").symlink_to(folder)
+    assert names(listed(tmp_path / "link")) == ["a.txt", "b/c.txt"]
 
 
 def test_text_and_json_lines_may_be_cut_anywhere_and_what_is_compressed_may_not(tmp_path: Path) -> None:

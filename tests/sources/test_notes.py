@@ -12,6 +12,7 @@ import pytest
 from conftest import Command, make_texts, write_jsonl, write_parquet
 from tokenmill.errors import RecipeError, SourceError
 from tokenmill.recipe import make_recipe
+from tokenmill.sources import streams
 from tokenmill.sources.listing import Listing, list_sources
 
 
@@ -84,7 +85,7 @@ def test_compressed_json_in_a_folder_is_taken_and_a_plain_one_is_not(tmp_path: P
 @pytest.mark.parametrize(
     ("row", "said"),
     [
-        ({"instruction": "a", "output": "b"}, "instruction and output, with a blank line between"),
+        ({"instruction": "a", "output": "b"}, "instruction and input (if it is there) and output, with"),
         ({"messages": [{"role": "user", "content": "a"}]}, "what is said in messages"),
         ({"text": "a"}, None),
     ],
@@ -122,6 +123,42 @@ def test_a_table_that_cannot_be_read_fails_its_own_unit_and_lets_the_others_fini
     assert failed.stderr.count("b.parquet") >= 1
     assert failed.stderr.count("c.parquet") >= 1
     assert len(list((tmp_path / "out/.build/receipts").iterdir())) > 3
+
+
+@pytest.mark.parametrize("name", ["z.parquet", "z.arrow"])
+def test_a_table_without_a_byte_fails_the_unit_that_it_is_grouped_in_and_is_named(
+    tokenmill: Command, tmp_path: Path, name: str
+) -> None:
+    write_jsonl(tmp_path / "a.jsonl", ["one"])
+    (tmp_path / name).touch()
+    failed = tokenmill("prepare", "a.jsonl", name, "-o", "out", "--tokenizer", "byte", code=1)
+    assert f"cannot read {tmp_path / name}" in failed.stderr
+    assert "unexpected" not in failed.stderr
+
+
+@pytest.mark.parametrize("ending", ["", ".gz"])
+def test_json_lines_that_cannot_be_read_fail_their_own_unit_and_are_named_before(
+    tokenmill: Command, tmp_path: Path, ending: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As without the right to read them, which nothing is to those who run tests as root."""
+    write_jsonl(tmp_path / "a.jsonl", make_texts(10))
+    write_parquet(tmp_path / "b.parquet", make_texts(10))
+    (tmp_path / f"c.jsonl{ending}").write_bytes(b"closed")
+    open_file = streams.open_file
+
+    def open_allowed(path: str, *arguments: Any, **options: Any) -> Any:
+        if "c.jsonl" in path:
+            raise PermissionError(13, "Permission denied")
+        return open_file(path, *arguments, **options)
+
+    monkeypatch.setattr(streams, "open_file", open_allowed)
+    trouble = f"cannot read {tmp_path}/c.jsonl{ending}: [Errno 13] Permission denied"
+    assert trouble in listed(tmp_path).notes
+    sources = ("a.jsonl", "b.parquet", f"c.jsonl{ending}")
+    failed = tokenmill("prepare", *sources, "-o", "out", "--tokenizer", "byte", "--unit-bytes", "1KB", code=1)
+    assert trouble in failed.stderr
+    assert "1 of" in failed.stderr
+    assert list((tmp_path / "out/.build/receipts").iterdir())
 
 
 def test_tables_none_of_which_can_be_read_are_an_error_before_any_work(tmp_path: Path) -> None:

@@ -95,7 +95,11 @@ def _visits(task: Task, begin: int, places: list[int]) -> Iterator[Visit]:
 def _planned_sizes(task: Task) -> list[int]:
     """What was planned for each source of a unit. Of tables only the sum is known, so that files share it."""
     tables = [source.kind in TABLES for source in task.sources]
-    sizes = [source.bytes * (EXPANSION if source.compression else 1) for source in task.sources]
+    # A table without a byte is none, but its unit was planned, and will say so.
+    sizes = [
+        max(1, source.bytes) if table else source.bytes * (EXPANSION if source.compression else 1)
+        for source, table in zip(task.sources, tables, strict=True)
+    ]
     in_tables = sum(itertools.compress(sizes, tables))
     left = task.unit.text_bytes - (sum(sizes) - in_tables)
     return [size * left // in_tables if table else size for size, table in zip(sizes, tables, strict=True)]

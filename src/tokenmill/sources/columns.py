@@ -2,13 +2,17 @@
 
 A rule says how: one column, a template, parts joined by a blank line, or the turns of a
 conversation. Without the user's word, the rule is found from the names of the columns, by the
-first of these shapes that fits: text; input/output; instruction(+input)/output; messages;
+first of these shapes that fits: text; instruction(+input)/output; input/output; messages;
 conversations; prompt/response; question/answer; prompt/completion.
+
+All rows of a table have the same columns. An object of JSON lines has fields of its own, so that a
+part that may be absent stays in the rule, however many objects lack it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from tokenmill.errors import RecipeError
@@ -16,49 +20,84 @@ from tokenmill.template import fill, template_columns
 
 Rule = dict[str, Any]
 
-# Each shape: the columns that must be there, those that may be, and the order in which they are joined.
+# Each shape: the columns that must be there, those that may be, and the order in which they are joined. What has an
+# instruction and an output is told by them first: its instruction must not be lost.
 _SHAPES: tuple[tuple[str, ...], ...] = (
-    ("input", "output"),
+    ("text",),
     ("instruction", "input?", "output"),
+    ("instruction?", "input", "output"),
     ("messages",),
     ("conversations",),
     ("prompt", "response"),
     ("question", "answer"),
     ("prompt", "completion"),
 )
-# Of a table that could not be read when it was planned.
+# Of a source that could not be read when it was planned.
 UNREAD: Rule = {"unread": True}
 _TURN_TEXT = ("content", "value", "text")
 _GLUE = "\n\n"
 
 
 def find_rule(columns: Collection[str], *, text_column: str | None, template: str | None, where: str) -> Rule:
-    """The rule for a source with these columns."""
-    if text_column is not None:
-        _require(columns, [text_column], where)
-        return {"column": text_column}
-    if template is not None:
-        _require(columns, template_columns(template), where)
-        return {"template": template}
-    if "text" in columns:
-        return {"column": "text"}
-    # input/output stands before instruction/output in the list of shapes, but a table with an
-    # instruction column is an instruction table: its instruction must not be lost.
-    shapes = sorted(_SHAPES, key=lambda shape: "instruction" not in shape) if "instruction" in columns else _SHAPES
-    for shape in shapes:
-        if all(name in columns for name in shape if not name.endswith("?")):
-            if len(shape) == 1:
-                return {"turns": shape[0]}
-            return {"join": [name for name in shape if name.rstrip("?") in columns]}
-    raise RecipeError(
-        f"{where}: no known shape of text among its columns: {', '.join(sorted(columns)) or 'none'}",
-        hint='name the text with --text-column NAME or --template "{a}\\n\\n{b}"',
-    )
+    """The rule for a table with these columns."""
+    rule = _asked_rule(text_column, template)
+    if rule is not None and all(name in columns for name in rule_columns(rule)):
+        return rule
+    shape = _shape(columns) if rule is None else None
+    if shape is None:
+        raise refusal(columns, text_column=text_column, template=template, where=where)
+    return _shape_rule([name for name in shape if name.rstrip("?") in columns])
+
+
+def common_rule(objects: Sequence[Collection[str]], *, text_column: str | None, template: str | None) -> Rule | None:
+    """The rule for JSON lines some of whose objects have these fields: that of the shape which most of them have.
+
+    None if none of them shows its text. A single odd one among them decides nothing, wherever it stands.
+    """
+    rule = _asked_rule(text_column, template)
+    if rule is not None:
+        wanted = rule_columns(rule)
+        return rule if any(all(name in fields for name in wanted) for fields in objects) else None
+    shapes = Counter(shape for fields in objects if (shape := _shape(fields)) is not None)
+    return _shape_rule(shapes.most_common(1)[0][0]) if shapes else None
+
+
+def refusal(columns: Collection[str], *, text_column: str | None, template: str | None, where: str) -> RecipeError:
+    """Why there is no rule for a source with these columns."""
+    shown = ", ".join(sorted(columns)) or "none"
+    rule = _asked_rule(text_column, template)
+    if rule is None:
+        return RecipeError(
+            f"{where}: no known shape of text among its columns: {shown}",
+            hint='name the text with --text-column NAME or --template "{a}\\n\\n{b}"',
+        )
+    wanted = rule_columns(rule)
+    missing = [name for name in wanted if name not in columns]
+    what = f"column {missing[0]!r}" if missing else f"object with all of {', '.join(wanted)}"
+    return RecipeError(f"{where} has no {what}; its columns: {shown}", hint="check --text-column or --template")
 
 
 def unseen_rule(*, text_column: str | None, template: str | None) -> Rule:
     """The rule for a source that shows no columns: it is empty or bad, and its documents will tell."""
-    return {"template": template} if template is not None else {"column": text_column or "text"}
+    return _asked_rule(text_column, template) or {"column": "text"}
+
+
+def _asked_rule(text_column: str | None, template: str | None) -> Rule | None:
+    if text_column is not None:
+        return {"column": text_column}
+    return {"template": template} if template is not None else None
+
+
+def _shape(columns: Collection[str]) -> tuple[str, ...] | None:
+    """The first shape that fits."""
+    fitting = (shape for shape in _SHAPES if all(name in columns for name in shape if not name.endswith("?")))
+    return next(fitting, None)
+
+
+def _shape_rule(shape: Sequence[str]) -> Rule:
+    if len(shape) > 1:
+        return {"join": list(shape)}
+    return {"column": "text"} if shape[0] == "text" else {"turns": shape[0]}
 
 
 def rule_columns(rule: Rule) -> list[str]:
@@ -139,12 +178,3 @@ def _turn_text(turn: Any) -> str | None:
                 return _turn_text(turn[key])
         return ""
     return None
-
-
-def _require(columns: Collection[str], wanted: list[str], where: str) -> None:
-    missing = [name for name in wanted if name not in columns]
-    if missing:
-        raise RecipeError(
-            f"{where} has no column {missing[0]!r}; its columns: {', '.join(sorted(columns)) or 'none'}",
-            hint="check --text-column or --template",
-        )

@@ -8,7 +8,7 @@ becomes of it never depends on its neighbours.
 
 from __future__ import annotations
 
-import contextlib
+import itertools
 import json
 from collections.abc import Iterator
 from functools import lru_cache
@@ -21,7 +21,6 @@ import pyarrow as pa
 import pyarrow.json
 
 from tokenmill.arrow_text import text_array
-from tokenmill.errors import SourceError
 from tokenmill.planning import Source
 from tokenmill.sources.batch import Batch, Skip, judged_batch, make_batch
 from tokenmill.sources.columns import Rule, row_text
@@ -33,6 +32,8 @@ _BOM = b"\xef\xbb\xbf"
 _NEWLINE, _RETURN, _OPEN, _CLOSE = b"\n\r{}"
 _PEEK_BYTES = 64_000_000
 _PEEK_STEP = 1 << 16
+# Objects that tell together where the text is: enough that an odd one does not, and quickly looked at in many files.
+_FEW = 64
 # Of the first bytes of a run, how many beyond ASCII make Arrow the quicker one: it need not make Python's strings.
 _LOOK_BYTES = 1 << 16
 _FOREIGN_SHARE = 1 / 64
@@ -79,30 +80,46 @@ def _is_one_object_a_line(
     return bool((view[starts] == _OPEN).all() and (last == _CLOSE).all())
 
 
-def columns(path: str, compression: str, pin: Pin | None = None) -> list[str]:
-    """The field names of the first object of a file; none if it has none, or none that can be read."""
-    # Its unit will say what is wrong with it.
-    with contextlib.suppress(SourceError), open_stream(path, compression, pin=pin) as stream:
-        line: list[bytes] = []
+def fields(path: str, compression: str, pin: Pin | None = None) -> Iterator[list[list[str]]]:
+    """The names of the fields of each object at the beginning of a file, a few objects at a time.
+
+    Whoever has seen enough of them asks for no more, and little more than those is read.
+    """
+    with open_stream(path, compression, pin=pin) as stream:
+        held: list[bytes] = []  # of a line that goes on
         for _ in range(_PEEK_BYTES // _PEEK_STEP):
             chunk = stream.read(_PEEK_STEP)
             if not chunk:
-                return _field_names(b"".join(line))
-            *whole, rest = chunk.split(b"\n")
-            for end in whole:
-                if names := _field_names(b"".join([*line, end])):
-                    return names
-                line = []
-            line.append(rest)
-    return []
+                yield from _few_objects([b"".join(held)])
+                return
+            first, *others = chunk.split(b"\n")
+            held.append(first)
+            if others:
+                yield from _few_objects([b"".join(held), *others[:-1]])
+                held = others[-1:]
+
+
+def _few_objects(lines: list[bytes]) -> Iterator[list[list[str]]]:
+    """The names of the fields of each line that is an object with any, by the few."""
+    objects = filter(None, map(_field_names, lines))
+    while few := list(itertools.islice(objects, _FEW)):
+        yield few
 
 
 def _field_names(line: bytes) -> list[str]:
+    line = line.removeprefix(_BOM)
+    if not line.lstrip().startswith(b"{"):  # there may be millions of such lines, and an error for each takes its time
+        return []
     try:
-        row = msgspec.json.decode(line.removeprefix(_BOM))
+        return list(_fields_decoder().decode(line))
     except (ValueError, RecursionError):
         return []
-    return list(row) if isinstance(row, dict) else []
+
+
+@lru_cache(maxsize=1)
+def _fields_decoder() -> msgspec.json.Decoder[dict[str, msgspec.Raw]]:
+    """A decoder of objects that takes their names, and passes over the values."""
+    return msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def _is_foreign(view: npt.NDArray[np.uint8]) -> bool:

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from tokenmill.errors import RecipeError, SourceError, StorageError
 from tokenmill.planning import EXPANSION, Extent, Source
 from tokenmill.sources import arrow, jsonl, parquet, places, walking
-from tokenmill.sources.columns import UNREAD, Rule, find_rule, unseen_rule
+from tokenmill.sources.columns import UNREAD, Rule, common_rule, find_rule, refusal, unseen_rule
 from tokenmill.sources.kinds import (
     COMPRESSIONS,
     KINDS,
@@ -43,6 +43,8 @@ if TYPE_CHECKING:  # workers read sources too, and need not load what checks rec
 _REQUESTS_AT_ONCE = 16
 # An error for a moment must not make another plan.
 _TRIES = 3
+# Names of fields that an error shows of JSON lines, each of which may have others.
+_MOST_NAMES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +81,7 @@ def list_sources(recipe: Recipe, *, output: str | None = None) -> Listing:
         raise RecipeError(f"there are no sources{others}", hint="give files, folders or globs, outside of the output")
     places.require(found)
     root = _root(list(found))
+    _check_utf8(root, hint="rename that folder, or name the sources by a link from elsewhere")
     extents: list[Extent] = []
     unread: list[SourceError] = []
     ordered = sorted(found, key=lambda path: os.fsencode(_name(path, root)))
@@ -101,6 +104,14 @@ def list_sources(recipe: Recipe, *, output: str | None = None) -> Listing:
 
 def _name(path: str, root: str) -> str:
     return path.removeprefix(f"{root}/") if is_url(root) else os.path.relpath(path, root)
+
+
+def _check_utf8(path: str, *, hint: str) -> None:
+    """Refuse a name that records cannot hold."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise SourceError(f"the name of {path!r} is not UTF-8", hint=hint) from None
 
 
 def _expand(
@@ -182,7 +193,9 @@ def _walk(folder: str, passed_over: Counter[str], *, any_ending: bool) -> Iterat
 def _is_wanted(name: str, passed_over: Counter[str], *, any_ending: bool) -> bool:
     """Whether a file in a folder is a source: not hidden, and of a known kind."""
     *folders, last = name.split("/")
-    if last.startswith((".", "cache-")) or any(map(walking.is_passed_over, folders)):
+    # What Hugging Face has computed of a dataset lies beside it.
+    is_cache = last.startswith("cache-") and last.endswith(".arrow")
+    if last.startswith(".") or is_cache or any(map(walking.is_passed_over, folders)):
         return False
     if any_ending or is_known(last):
         return True
@@ -194,12 +207,9 @@ def _is_wanted(name: str, passed_over: Counter[str], *, any_ending: bool) -> boo
 def _describe(
     path: str, *, root: str, splits: Mapping[str, str], pins: Mapping[str, Pin], recipe: Recipe
 ) -> tuple[Source, Extent, SourceError | None]:
-    """A source, where it may be cut, and what is wrong with a table that cannot be read: its unit will fail of it."""
+    """A source, where it may be cut, and what is wrong with one that cannot be read: its unit will fail of it."""
     name = _name(path, root)
-    try:
-        name.encode()
-    except UnicodeEncodeError:
-        raise SourceError(f"the name of {path!r} is not UTF-8", hint="rename the file") from None
+    _check_utf8(path, hint="rename the file")
     found = pins.get(path) or places.find(path)
     check_kind(path, documents=recipe.documents)
     kind, compression = read_as(path, documents=recipe.documents)
@@ -218,21 +228,35 @@ def _describe(
             planned = replace(source, text=_rule(path, source, recipe))
             return planned, _extent(path, planned, recipe), None
         except SourceError as error:
-            if source.kind not in ("parquet", "arrow"):
-                raise
             trouble = error
-    return replace(source, text=UNREAD), Extent(text_bytes=max(1, source.bytes)), trouble
+    text_bytes = source.bytes * (EXPANSION if source.compression else 1)
+    return replace(source, text=UNREAD), Extent(text_bytes=max(1, text_bytes)), trouble
 
 
 def _rule(path: str, source: Source, recipe: Recipe) -> Rule:
     """Where the text of a source's documents is."""
     if source.kind == "text":
         return {}
-    columns = _columns(path, source.kind, source.compression, places.pin_of(source))
-    if columns or source.kind != "jsonl":
-        return find_rule(columns, text_column=recipe.text_column, template=recipe.template, where=path)
+    if source.kind == "jsonl":
+        return _lines_rule(path, source, recipe)
+    columns = (parquet if source.kind == "parquet" else arrow).columns(path, places.pin_of(source))
+    return find_rule(columns, text_column=recipe.text_column, template=recipe.template, where=path)
+
+
+def _lines_rule(path: str, source: Source, recipe: Recipe) -> Rule:
+    """Where the text of JSON lines is: what the first objects that show any have."""
+    asked = {"text_column": recipe.text_column, "template": recipe.template}
+    seen: set[str] = set()
+    for objects in jsonl.fields(path, source.compression, places.pin_of(source)):
+        rule = common_rule(objects, **asked)
+        if rule is not None:
+            return rule
+        if len(seen) < _MOST_NAMES:
+            seen.update(*objects)
+    if seen:
+        raise refusal(sorted(seen)[:_MOST_NAMES], **asked, where=path)
     check_json(path)
-    return unseen_rule(text_column=recipe.text_column, template=recipe.template)
+    return unseen_rule(**asked)
 
 
 def _extent(path: str, source: Source, recipe: Recipe) -> Extent:
@@ -244,12 +268,6 @@ def _extent(path: str, source: Source, recipe: Recipe) -> Extent:
         return Extent(text_bytes=source.bytes * EXPANSION)
     whole = source.kind == "text" and recipe.documents == "files"
     return Extent(text_bytes=source.bytes, divisible=not whole)
-
-
-def _columns(path: str, kind: str, compression: str, pin: Pin) -> list[str]:
-    if kind == "jsonl":
-        return jsonl.columns(path, compression, pin)
-    return parquet.columns(path, pin) if kind == "parquet" else arrow.columns(path, pin)
 
 
 def _root(paths: list[str]) -> str:

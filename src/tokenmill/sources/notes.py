@@ -24,7 +24,7 @@ _MOST = 10
 def notes(
     recipe: Recipe, root: str, sources: Iterable[Source], passed_over: Counter[str], unread: Sequence[SourceError]
 ) -> Iterator[str]:
-    """One sentence each. `passed_over` are endings of files in folders, `unread` errors of tables."""
+    """One sentence each. `passed_over` are endings of files in folders, `unread` what is wrong with sources."""
     for argument in (*recipe.sources, *recipe.val_sources):
         if is_hub(root):
             yield f"{argument} is taken from the hub: {root}"
@@ -51,7 +51,8 @@ def notes(
 def _guessed(rule: Rule) -> Iterator[str]:
     """How the text is found, where that is not plain."""
     if "join" in rule:
-        yield f"{' and '.join(name.rstrip('?') for name in rule['join'])}, with a blank line between"
+        parts = (f"{name[:-1]} (if it is there)" if name.endswith("?") else name for name in rule["join"])
+        yield f"{' and '.join(parts)}, with a blank line between"
     elif "turns" in rule:
         yield f"what is said in {rule['turns']}, with a blank line between the turns; who says it is left out"
 

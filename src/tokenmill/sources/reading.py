@@ -82,11 +82,15 @@ def _read_source(
 
 
 def _check_read(path: str, source: Source) -> None:
-    """Refuse a table that was planned without being read: where it may be cut, and where its text is, nobody knows."""
+    """Refuse a source that was planned without being read: where it may be cut, and where its text is, nobody knows."""
     if source.text != UNREAD:
         return
-    columns = parquet.columns if source.kind == "parquet" else arrow.columns
-    columns(path, pin_of(source))  # raises what is wrong with it
+    # Raises what is wrong with it, if anything still is.
+    if source.kind == "jsonl":
+        for _ in jsonl.fields(path, source.compression, pin_of(source)):
+            pass
+    else:
+        (parquet if source.kind == "parquet" else arrow).columns(path, pin_of(source))
     raise SourceError(
         f"{path} could not be read when the plan was made, and can be now",
         hint="go on with --update: it is planned anew",

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import pyarrow as pa
 
 from tokenmill.planning import Source
-from tokenmill.sources.batch import Batch, Skip, make_batch
+from tokenmill.sources.batch import BATCH_BYTES, Batch, Skip, make_batch
 from tokenmill.sources.places import pin_of
 from tokenmill.sources.separated import read_runs
 from tokenmill.sources.streams import open_stream
@@ -70,20 +70,21 @@ def read_separated(
 def read_file(path: str, index: int, source: Source, *, limit: int) -> Iterator[Batch]:
     """The whole file as one document."""
     position = np.zeros(1, np.int64)
+    # What is asked for is set aside at once, and neither the limit nor a small file is a reason to set aside much.
+    step = BATCH_BYTES if source.compression else min(BATCH_BYTES, source.bytes + 1)
+    data = bytearray()
     with open_stream(path, source.compression, pin=pin_of(source)) as stream:
-        data = stream.read(min(limit + 1, source.bytes + 1) if not source.compression else limit + 1)
-        if len(data) > limit:
-            yield make_batch(index, _strings([]), position[:0], [Skip(index, 0, "too_large")])
-            return
-        while more := stream.read(limit + 1 - len(data)):
+        while more := stream.read(min(step, limit + 1 - len(data))):
             data += more
             if len(data) > limit:
                 yield make_batch(index, _strings([]), position[:0], [Skip(index, 0, "too_large")])
                 return
-    yield make_batch(index, _strings([data.removeprefix(_BOM)]), position)
+    if data.startswith(_BOM):
+        del data[: len(_BOM)]
+    yield make_batch(index, _strings([data]), position)
 
 
-def _strings(texts: list[bytes]) -> pa.Array:
+def _strings(texts: Sequence[bytes | bytearray]) -> pa.Array:
     """Bytes as Arrow text that is not known to be valid yet; the unit checks it."""
     return pa.array(texts, pa.large_binary()).view(pa.large_string())
 
