@@ -241,7 +241,7 @@ TURNS = pa.struct([("content", pa.string()), ("role", pa.dictionary(pa.int8(), p
         (pa.large_list_view(pa.large_string()), lambda text: [text]),
         (pa.map_(pa.string(), pa.string()), lambda text: [("key", text)]),
     ],
-    ids=str,
+    ids=lambda value: str(value) if isinstance(value, pa.DataType) else "",
 )
 def test_invalid_text_at_any_depth_is_that_of_its_row_alone(
     tmp_path: Path, kind: pa.DataType, make: Callable[[str], Any]
