@@ -87,8 +87,8 @@ def test_one_of_something_is_not_many(tokenmill: Command, tmp_path: Path) -> Non
     assert "1 token, 1 document, 1 shard\n" in inspected
     assert "1, 1 document read" in inspected
     assert "1 unit tokenised again" in tokenmill("verify", "out", "--source", "all").stdout
-    write_jsonl(tmp_path / "b.jsonl.gz", ["no gzip"])
-    assert "1 of 1 unit failed" in tokenmill("prepare", "b.jsonl.gz", "-o", "bad", code=1).stderr
+    (tmp_path / "b.txt.gz").write_bytes(b"no gzip")
+    assert "1 of 1 unit failed" in tokenmill("prepare", "b.txt.gz", "-o", "bad", code=1).stderr
 
 
 def test_train_comes_first(tokenmill: Command, tmp_path: Path) -> None:

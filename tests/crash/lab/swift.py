@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 from unittest.mock import patch
 
-from tokenmill.build import build, documents, inline, progress
+from tokenmill.build import build, documents, progress
 
 
 @contextlib.contextmanager
@@ -19,7 +19,7 @@ def swift() -> Iterator[None]:
     """Until the end of the block, builds in this process remember what does not depend on the output."""
     with contextlib.ExitStack() as stack:
         stack.enter_context(patch.object(build, "set_up", _remembered(build.set_up, lambda recipe, **_: repr(recipe))))
-        stack.enter_context(patch.object(inline, "check", _remembered(inline.check, lambda *given: repr(given[:2]))))
+        stack.enter_context(patch.object(build, "check", _remembered(build.check, lambda *given: repr(given[:2]))))
         real = documents.read_unit
         read = _remembered(lambda *given, **more: list(real(*given, **more)), lambda *given, **_: repr(given[:2]))
         stack.enter_context(patch.object(documents, "read_unit", read))
