@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import gzip
 import json
-import os
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +13,9 @@ import pytest
 
 import tokenmill
 from conftest import make_texts, tree, write_jsonl, write_parquet
-from tokenmill.build.build import Manner, build, make_executor
 from tokenmill.errors import BuildError, OutputError, RecipeError, SourceChangedError, SourceError, TokenmillError
-from tokenmill.recipe import make_recipe
 from tokenmill.sources import parquet, streams
 from tokenmill.sources.places import Pin
-from tokenmill.storage import Folder
-from tokenmill.storage.fs import LocalFileSystem
 
 OPTIONS: dict[str, Any] = {"tokenizer": "byte", "unit_bytes": 20_000, "workers": 1, "split": "val=0.1"}
 
@@ -238,44 +231,3 @@ def test_an_update_where_nothing_changed_goes_on_as_ever(sources: Path, tmp_path
     mend(sources)
     tokenmill.prepare(sources, tmp_path / "out", update=True, **OPTIONS)
     assert tokenmill.prepare(sources, tmp_path / "out", update=True, **OPTIONS).already_complete
-
-
-class Killed(BaseException):
-    pass
-
-
-class NoLinks(LocalFileSystem):
-    """A file system without links, of which a process dies once it has given back so many of the files it kept."""
-
-    def __init__(self, moves: int) -> None:
-        self.moves = moves
-
-    def link(self, path: str, new: str) -> None:
-        os.lstat(path)
-        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
-
-    def rename(self, path: str, new: str) -> None:
-        if "/.build/kept/" in path and "/.build/kept/" not in new:
-            if self.moves == 0:
-                raise Killed
-            self.moves -= 1
-        super().rename(path, new)
-
-
-@pytest.mark.parametrize("moves", [0, 1, 4, 9, 15])
-def test_where_there_are_no_links_an_update_that_was_killed_is_gone_on_with(
-    sources: Path, tmp_path: Path, moves: int
-) -> None:
-    recipe = make_recipe({"sources": [sources], "tokenizer": "byte", "unit_bytes": 20_000})
-
-    def prepare(out: str, fs: LocalFileSystem, **manner: Any) -> None:
-        build(recipe, Folder(str(tmp_path / out), fs), Manner(hire=partial(make_executor, 1, None), **manner))
-
-    with pytest.raises(BuildError):
-        prepare("out", NoLinks(-1))
-    mend(sources)
-    with pytest.raises(Killed):
-        prepare("out", NoLinks(moves), update=True)
-    prepare("out", NoLinks(-1))
-    prepare("right", LocalFileSystem())
-    assert tree(tmp_path / "out") == tree(tmp_path / "right")

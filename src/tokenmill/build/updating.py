@@ -5,8 +5,7 @@
     .build/kept/plan.json               comes last: from here on it is decided, and whoever was killed goes on with it
 
 What a unit wrote depends on its own sources and the recipe, so that nothing of it changes but its name. No step
-moves a file: each gives it a second name, which a store can do as well. Only where there are no links, files move;
-a unit whose files were on their way when the update was killed is done again.
+moves a file: each gives it a second name, which a store can do as well.
 """
 
 from __future__ import annotations
@@ -57,11 +56,10 @@ def finish(folder: Folder) -> None:
     state.start_over(folder, but=(KEPT,))
     for parent in (PIECES, RECEIPTS, REJECTS):
         folder.make(parent)
-    whole: list[str] = []
-    folder.link_all(_links(folder, whole))
+    folder.link_all(link for _, receipt in _kept(folder) for link in _links(receipt))
     for parent in (PIECES, REJECTS):
         folder.sync(parent)
-    folder.link_all(_receipt_link(data, receipt) for data, receipt in _kept(folder, whole))
+    folder.link_all(_receipt_link(data, receipt) for data, receipt in _kept(folder))
     folder.sync(RECEIPTS)
     folder.replace(state.CLEAN, folder.read(_CLEAN))
     folder.write_parts(state.PLAN, map(bytes, folder.blocks(KEPT_PLAN)))
@@ -126,25 +124,18 @@ def _renamed(receipt: Receipt, unit: int, fingerprint: str) -> Receipt:
     )
 
 
-def _kept(folder: Folder, names: Iterable[str]) -> Iterable[tuple[bytes, Receipt]]:
-    """Receipts that were gathered under these names, each with its text."""
+def _kept(folder: Folder) -> Iterable[tuple[bytes, Receipt]]:
+    """Receipts that were gathered, each with its text."""
 
     def read(name: str) -> tuple[bytes, Receipt]:
-        data = folder.read(_place(name))
-        return data, open_receipt(data, where=folder.at(_place(name)))
+        data = folder.read(name)
+        return data, open_receipt(data, where=folder.at(name))
 
-    return folder.each(read, names)
+    return folder.each(read, [f"{_place(RECEIPTS)}/{name}" for name in folder.names(_place(RECEIPTS))])
 
 
-def _links(folder: Folder, whole: list[str]) -> Iterator[tuple[str, str, Digest]]:
-    """Where the files of each receipt are and belong. Those of which no file is gone are put to `whole`."""
-    names = [f"{RECEIPTS}/{name}" for name in folder.names(_place(RECEIPTS))]
-    size_of = folder.sizes_in([_place(PIECES), _place(REJECTS)])
-    for _, receipt in _kept(folder, names):
-        files = receipt.all_files()
-        if all(size_of(_place(name)) is not None for name in files):
-            whole.append(receipt_name(*receipt.key))
-            yield from ((_place(name), name, digest) for name, digest in files.items())
+def _links(receipt: Receipt) -> Iterator[tuple[str, str, Digest]]:
+    return ((_place(name), name, digest) for name, digest in receipt.all_files().items())
 
 
 def _receipt_link(data: bytes, receipt: Receipt) -> tuple[str, str, Digest]:
