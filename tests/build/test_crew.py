@@ -106,7 +106,7 @@ def test_a_foreman_that_was_called_in_is_taken_or_sent_home() -> None:
     crew = Crew(1)
     assert set(children(os.getpid())) - set(before) == {called}
     crew.stop()
-    foreman.call_in()
+    foreman.call_in("gpt2")
     foreman.send_home()
     assert children(os.getpid()) == before
 

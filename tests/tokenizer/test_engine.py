@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import base64
 import io
+import re
 import tempfile
 from collections.abc import Callable
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from itertools import chain
 from pathlib import Path
 
@@ -21,10 +22,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
-from tokenmill.errors import TokenizerError
+from tokenmill.errors import ParityError, TokenizerError
 from tokenmill.tokenizer.encoded import Engine
 from tokenmill.tokenizer.engine import open_engine
-from tokenmill.tokenizer.parity import PATTERNS, choose_engine
+from tokenmill.tokenizer.parity import PATTERNS, check_parity, choose_engine, open_reference, try_engine
 from tokenmill.tokenizer.spec import TokenizerSpec, char_spec, resolve
 
 PROPERTY = settings(max_examples=100, deadline=None, database=None)
@@ -70,7 +71,9 @@ tricky_text = st.lists(
     ),
     max_size=12,
 ).map("".join)
-texts = st.lists(any_text | tricky_text, min_size=1, max_size=4)
+# Under gpt4's scheme, gigatoken 0.10.0 takes a newline and wide spaces at the end of a text for one word.
+known_to_differ = re.compile(r"[\r\n]\s*[^\S\x00-\x7f]\s*\Z")
+texts = st.lists((any_text | tricky_text).filter(lambda text: not known_to_differ.search(text)), min_size=1, max_size=4)
 
 
 def encode(engine: Engine, documents: list[str]) -> list[list[int]]:
@@ -112,6 +115,16 @@ def test_gpt2_gives_the_ids_of_tiktoken(documents: list[str]) -> None:
 def test_a_rank_file_gives_the_ids_of_tiktoken_under_every_scheme(scheme: str, documents: list[str]) -> None:
     engine, reference = ranked(scheme)
     assert encode(engine, documents) == [reference.encode_ordinary(document) for document in documents]
+
+
+def test_a_text_on_which_gigatoken_is_known_to_differ_stops_a_build() -> None:
+    text = "the end\n\u00a0"
+    engine, reference = ranked("gpt4")
+    assert known_to_differ.search(text)
+    assert encode(engine, [text]) != [reference.encode_ordinary(text)], "mended: texts need not be left out any more"
+    spec = replace(resolve("gpt2"), scheme="gpt4")
+    with pytest.raises(ParityError, match="disagree"):
+        check_parity(spec, open_reference(spec), [text], partial(try_engine, engine))
 
 
 @cache

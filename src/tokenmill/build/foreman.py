@@ -18,10 +18,15 @@ import struct
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from typing import NoReturn
 
 # What is loaded stays: looking through it for garbage again and again makes loading slower.
-_START = "import gc; gc.disable(); from tokenmill.build import foreman, worker; gc.freeze(); foreman.serve({fd})"
+_START = """
+import gc; gc.disable()
+from tokenmill.build import foreman, worker
+foreman.serve({fd}, {tokenizer!r})
+"""
 # What a process that does units has in its environment when it starts, here and on a cluster.
 WORKER_ENVIRONMENT = {
     # numpy would start a thread for each core as it loads, and take a tenth of a second; Arrow's allocator starts one.
@@ -43,13 +48,13 @@ _waiting: list[Foreman] = []
 class Foreman:
     """The parent's view: workers have the numbers 0, 1, 2, ... in the order in which they were hired."""
 
-    def __init__(self) -> None:
+    def __init__(self, tokenizer: str = "") -> None:
         self._line, theirs = socket.socketpair()
         self._is_heard = True
         self._hired = 0
         with theirs:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _START.format(fd=theirs.fileno())],
+                [sys.executable, "-P", "-c", _START.format(fd=theirs.fileno(), tokenizer=tokenizer)],
                 pass_fds=[theirs.fileno()],
                 env={**os.environ, **WORKER_ENVIRONMENT},
                 stdin=subprocess.DEVNULL,
@@ -96,9 +101,12 @@ class Foreman:
             self._process.wait()
 
 
-def call_in() -> None:
-    """Have a foreman load while this process does, too: for a command that will most likely want one."""
-    _waiting.append(Foreman())
+def call_in(tokenizer: str = "") -> None:
+    """Have a foreman load while this process does, too: for a command that will most likely want one.
+
+    It opens the engine of `tokenizer` for all its workers, if that is given.
+    """
+    _waiting.append(Foreman(tokenizer))
 
 
 def new_foreman() -> Foreman:
@@ -112,12 +120,14 @@ def send_home() -> None:
         _waiting.pop().leave()
 
 
-def serve(fd: int) -> NoReturn:
+def serve(fd: int, tokenizer: str) -> NoReturn:
     """The foreman's own life: ends when the parent does."""
     from tokenmill.build import worker
 
     for number in (signal.SIGINT, signal.SIGTERM):  # the parent decides: the line ends when it is time to go
         signal.signal(number, signal.SIG_IGN)
+    ready = worker.get_ready(tokenizer) if tokenizer else None
+    gc.freeze()
     line = socket.socket(fileno=fd)
     numbers: list[int] = []
     while True:
@@ -126,7 +136,7 @@ def serve(fd: int) -> NoReturn:
             _take_leave(numbers)
         wanted = _MESSAGE.unpack(message)[0]
         if wanted == _HIRE:
-            numbers.append(_fork(worker.main, links[0], line))
+            numbers.append(_fork(partial(worker.main, links[0], ready), links[0], line))
         else:
             _, status = os.waitpid(numbers[wanted], 0)
             line.send(_MESSAGE.pack(os.waitstatus_to_exitcode(status)))
@@ -139,7 +149,7 @@ def _take_leave(workers: list[int]) -> NoReturn:
     os._exit(0)
 
 
-def _fork(main: Callable[[int], None], link: int, line: socket.socket) -> int:
+def _fork(main: Callable[[], None], link: int, line: socket.socket) -> int:
     process = os.fork()
     if process:
         os.close(link)
@@ -147,7 +157,7 @@ def _fork(main: Callable[[int], None], link: int, line: socket.socket) -> int:
     try:
         gc.enable()
         line.close()
-        main(link)
+        main()
     except BaseException:  # a bug of ours; the foreman's loop is no place for it
         import traceback
 

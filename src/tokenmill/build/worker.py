@@ -18,6 +18,7 @@ import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from typing import TypeVar
 
@@ -34,20 +35,34 @@ from tokenmill.storage.places import from_record
 from tokenmill.tokenizer.encoded import Engine
 from tokenmill.tokenizer.engine import open_engine
 from tokenmill.tokenizer.parity import try_engine
-from tokenmill.tokenizer.spec import from_dataset
+from tokenmill.tokenizer.ragged import stand_in
+from tokenmill.tokenizer.spec import TokenizerSpec, from_dataset, resolve
 
 T = TypeVar("T")
 
 _STOPPED = 128 + signal.SIGTERM
 
 
-def main(fd: int) -> None:
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """A tokenizer that is opened before it is known whether it is the one."""
+
+    spec: TokenizerSpec
+    engine: Engine
+
+
+def get_ready(tokenizer: str) -> Ready:
+    spec = resolve(tokenizer)
+    return Ready(spec, open_engine(spec))
+
+
+def main(fd: int, ready: Ready | None) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
     signal.signal(signal.SIGTERM, lambda *_: os._exit(_STOPPED))  # there is nothing to tidy up yet
     start_arrow()
     code = 0
     try:
-        _serve(_Line(fd))
+        _serve(_Line(fd), ready)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the parent is gone
     except SystemExit:
@@ -84,7 +99,7 @@ class _Line:
             return None
 
 
-def _serve(line: _Line) -> None:
+def _serve(line: _Line, ready: Ready | None) -> None:
     briefing = line.hear()
     sys.path[:] = briefing["path"]
     try:
@@ -92,7 +107,9 @@ def _serve(line: _Line) -> None:
         folder = from_record(briefing["output"])
         name = briefing["tokenizer"]["file"]
         spec = from_dataset(briefing["tokenizer"], folder.read(name) if name else None)
-        engine = EngineHolder(spec, open_engine(spec))
+        if not work.filter:
+            stand_in()
+        engine = EngineHolder(spec, ready.engine if ready and ready.spec == spec else open_engine(spec))
     except errors.TokenmillError as error:
         line.say({"kind": "failed", "unit": None, "error": errors.to_record(error)})
         return

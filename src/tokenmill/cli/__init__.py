@@ -83,7 +83,8 @@ def _foreman_for(arguments: list[str]) -> Iterator[None]:
         return
     from tokenmill.build.foreman import call_in, send_home
 
-    call_in()
+    other = re.search(r"--config|--tokenizer(?![ =]gpt2( |$))", line)
+    call_in(tokenizer="" if other else "gpt2")
     try:
         yield
     finally:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 from typing import Any
 
-import awkward as ak
 import numpy as np
 import pyarrow as pa
 from gigatoken import Tokenizer as _Gigatoken
@@ -19,6 +18,7 @@ from tokenmill.arrow_text import text_array, text_buffers
 from tokenmill.errors import TokenizerError
 from tokenmill.storage.temporary import temporary_file
 from tokenmill.tokenizer.encoded import Encoded, Engine, Ids
+from tokenmill.tokenizer.ragged import encode_ragged
 from tokenmill.tokenizer.spec import TokenizerSpec
 
 
@@ -65,15 +65,7 @@ class _GigatokenEngine:
         return _Gigatoken.from_json(without_specials(spec)).backend
 
     def encode(self, text: pa.Array) -> Encoded:
-        offsets, data = text_buffers(text)
-        strings = ak.contents.ListOffsetArray(
-            ak.index.Index64(offsets),
-            ak.contents.NumpyArray(data, parameters={"__array__": "char"}),
-            parameters={"__array__": "string"},
-        )
-        found = self._encoder.encode_batch(ak.Array(strings), parallel=False).layout
-        ends = np.asarray(found.offsets.data)
-        return Encoded(np.asarray(found.content.data)[ends[0] : ends[-1]], np.diff(ends))
+        return encode_ragged(self._encoder, *text_buffers(text))
 
     def decode(self, ids: Ids) -> str:
         return bytes(self._encoder.decode(ids.astype(np.uint32))).decode(errors="replace")
