@@ -24,13 +24,13 @@ def main() -> None:
         print(f"tokenmill {__version__}")
         return
     _have_streams()
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupt)
-    # No command does linear algebra; without this numpy starts a thread for each core when it loads.
-    os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-    # What a command loads stays: looking through it for garbage again and again makes loading slower.
-    gc.set_threshold(100_000)
     try:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, _interrupt)
+        # No command does linear algebra; without this numpy starts a thread for each core when it loads.
+        os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+        # What a command loads stays: looking through it for garbage again and again makes loading slower.
+        gc.set_threshold(100_000)
         with _foreman_for(sys.argv[1:]):
             from tokenmill.cli.app import run
 
