@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 STORE_TESTS := $(addprefix tests/,storage/clouds.py storage/test_objects.py e2e/test_object_store.py test_moving.py data/test_remote.py build/test_early.py)
 
-.PHONY: demo test lint bench bench-layouts bench-loader crash interop stores docs clean
+.PHONY: demo test lint bench bench-layouts bench-loader crash differ interop stores docs clean
 
 demo: $(VENV)/.core
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/demo.sh
@@ -31,6 +31,10 @@ bench-loader: $(VENV)/.bench .venv-peers/.done
 crash: $(VENV)/.test
 	-$(PIP) --group crash
 	$(BIN)/python tests/crash/run.py $(ARGS)
+
+# The lab of differences: what the package computes against independent computations of the same.
+differ: $(VENV)/.test
+	$(BIN)/python tests/differ/run.py $(ARGS)
 
 interop: $(VENV)/.core
 	sh interop/run.sh $(ARGS)

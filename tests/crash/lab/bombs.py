@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import zstandard
 
 from lab.judge import quick_folder
-from lab.report import Row
+from lab_runner import Row
 from tokenmill.cores import MEMORY_BUDGET
 
 BEFORE, AFTER = b'{"text": "before"}\n', b'{"text": "after"}\n'

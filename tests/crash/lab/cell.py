@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from multiprocessing import connection
 from typing import Any
 
-from lab.report import Row
+from lab_runner import Row
 
 # Tries the point of a number; a sentence if its result is wrong.
 Point = Callable[[int], str | None]

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.cell import Point, explore
-from lab.report import Row
+from lab_runner import Row
 from lab.world import World, files, make_world, tree
 from tokenmill.errors import DatasetError, TokenmillError
 from tokenmill.storage import Folder

@@ -24,7 +24,7 @@ from unittest.mock import patch
 
 from lab.commands import FAILED, FINISHED, Bench, run
 from lab.judge import Case, finish, looks_finished_but_wrong, make_case, mend
-from lab.report import Row
+from lab_runner import Row
 from lab.scenes import damage
 from lab.swift import swift
 from tokenmill.build import build

@@ -24,7 +24,7 @@ from typing import Any
 
 from lab.cell import Point, explore
 from lab.judge import Case, looks_finished_but_wrong, untyped
-from lab.report import Row
+from lab_runner import Row
 from lab.scenes import SCENES, scene_operations, set_scenes
 from lab.seam import Tapped
 

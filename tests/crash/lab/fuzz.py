@@ -22,7 +22,7 @@ import numpy as np
 from lab import hostile
 from lab.cell import Point, explore
 from lab.mutate import HUGE, body_of, bytes_of, reseal, value_of
-from lab.report import Row
+from lab_runner import Row
 from lab.vocabularies import byte_level, ranks, sentence_pieces, unigram
 from lab.world import make_world
 from tokenmill import manifest as manifests

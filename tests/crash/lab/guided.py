@@ -15,7 +15,7 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from lab.report import Row
+from lab_runner import Row
 
 NAMES = ("manifest", "plan", "job", "receipt", "index")
 _SECONDS_AN_INPUT = 20

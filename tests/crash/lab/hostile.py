@@ -17,7 +17,7 @@ from pathlib import Path
 from lab.cell import Point, explore
 from lab.damage import Scene
 from lab.mutate import body_of, reseal, same_kind_of, value_of
-from lab.report import Row
+from lab_runner import Row
 from lab.world import make_world
 from tokenmill import records
 from tokenmill.build.state import PLAN

@@ -23,7 +23,7 @@ import zstandard
 
 from lab.cell import Point, explore
 from lab.mutate import bytes_of, value_of
-from lab.report import Row
+from lab_runner import Row
 from tokenmill.build.documents import hash_documents
 from tokenmill.build.setup import set_up
 from tokenmill.cores import MEMORY_BUDGET

@@ -16,7 +16,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from lab.report import Row
+from lab_runner import Row
 
 SECRET = "hunter2-3f9c1d77aa"
 VARIABLES = (

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 
 from lab.commands import FINISHED, Bench, make_bench, run
-from lab.report import Row
+from lab_runner import Row
 
 DOCUMENTS = 24
 _NO_END = "it came to no end"

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from lab.aftermath import Machine, choices, identity, moments, random_cut
 from lab.modelfs import ModelFileSystem, Operation
-from lab.report import Row
+from lab_runner import Row
 from lab.steady import Boots, steady
 from lab.subject import KINDS, Subject, make_subject
 from lab.verdict import Hang, Judge, Wrong

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from lab.commands import FAILED, FINISHED, Bench, make_bench, num_receipts, run, started, wait_until
-from lab.report import Row
+from lab_runner import Row
 from lab.world import tree
 from nodes import add_node, ray_cluster, unit_processes
 from tokenmill.placement import NAME

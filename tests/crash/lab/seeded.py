@@ -15,7 +15,7 @@ from lab import trouble
 from lab.bugs import BUGS, Bug
 from lab.decay import decays
 from lab.powercut import Enough, Explorer
-from lab.report import Row
+from lab_runner import Row
 from lab.steady import Boots, steady
 from lab.subject import Subject, make_subject
 from lab.verdict import Hang

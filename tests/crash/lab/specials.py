@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import tokenmill
-from lab.report import Row
+from lab_runner import Row
 from lab.vocabularies import SPECIALS, byte_level
 from tokenmill.storage import Folder
 from tokenmill.tokenizer.engine import open_engine, specials

@@ -1,0 +1,24 @@
+"""The lab tests itself: each mend is taken out in turn, and a comparison has to notice."""
+
+from __future__ import annotations
+
+import importlib
+
+from differ.seeding import Bug, is_caught
+from lab_runner import Row
+
+MODULES = ("tokenizers", "derived", "arguments", "hostile", "bounds")
+
+
+def all_bugs() -> list[Bug]:
+    return [bug for module in MODULES for bug in importlib.import_module(f"differ.{module}").BUGS]
+
+
+def seeded_bugs() -> Row:
+    """Each bug alone; those that no comparison notices are what is wrong."""
+    bugs = all_bugs()
+    missed = tuple(f"nothing notices: {bug.name}" for bug in bugs if not is_caught(bug))
+    return Row(fault="seeded bugs caught", tried=len(bugs), wrong=missed)
+
+
+EXPERIMENTS = [("seeded bugs", seeded_bugs)]
