@@ -1,6 +1,6 @@
 """What the labs share: the row that an experiment gives, the table of all rows, and a command that runs them.
 
-    tests/crash/run.py, tests/differ/run.py  ->  run_lab(modules, targets)  ->  one process per experiment  ->  a table
+tests/crash/run.py, tests/differ/run.py  ->  run_lab(modules, targets)  ->  one process per experiment  ->  a table
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from lab.cell import Point, explore
-from lab_runner import Row
 from lab.world import World, files, make_world, tree
+from lab_runner import Row
 from tokenmill.errors import DatasetError, TokenmillError
 from tokenmill.storage import Folder
 

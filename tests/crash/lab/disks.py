@@ -24,9 +24,9 @@ from unittest.mock import patch
 
 from lab.commands import FAILED, FINISHED, Bench, run
 from lab.judge import Case, finish, looks_finished_but_wrong, make_case, mend
-from lab_runner import Row
 from lab.scenes import damage
 from lab.swift import swift
+from lab_runner import Row
 from tokenmill.build import build
 from tokenmill.errors import DiskFullError, TokenmillError
 

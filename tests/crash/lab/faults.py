@@ -24,9 +24,9 @@ from typing import Any
 
 from lab.cell import Point, explore
 from lab.judge import Case, looks_finished_but_wrong, untyped
-from lab_runner import Row
 from lab.scenes import SCENES, scene_operations, set_scenes
 from lab.seam import Tapped
+from lab_runner import Row
 
 ERRORS = ("EIO", "ENOSPC", "EDQUOT", "EINTR", "ESTALE")
 SPANS = ("once", "for ever")

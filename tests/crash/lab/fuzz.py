@@ -22,9 +22,9 @@ import numpy as np
 from lab import hostile
 from lab.cell import Point, explore
 from lab.mutate import HUGE, body_of, bytes_of, reseal, value_of
-from lab_runner import Row
 from lab.vocabularies import byte_level, ranks, sentence_pieces, unigram
 from lab.world import make_world
+from lab_runner import Row
 from tokenmill import manifest as manifests
 from tokenmill import records
 from tokenmill.arrow_text import text_array

@@ -17,8 +17,8 @@ from pathlib import Path
 from lab.cell import Point, explore
 from lab.damage import Scene
 from lab.mutate import body_of, reseal, same_kind_of, value_of
-from lab_runner import Row
 from lab.world import make_world
+from lab_runner import Row
 from tokenmill import records
 from tokenmill.build.state import PLAN
 from tokenmill.cli.inspecting import describe, first_texts

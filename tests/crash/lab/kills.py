@@ -25,9 +25,9 @@ from lab.cell import Point, explore
 from lab.commands import FINISHED, below, is_alive, make_bench, num_receipts, run, started, wait_until
 from lab.forks import PATIENCE_SECONDS, Fork
 from lab.judge import Case
-from lab_runner import Row
 from lab.scenes import SCENES, scene_operations, set_scenes
 from lab.seam import Tapped
+from lab_runner import Row
 from tokenmill.storage.fs import FileSystem
 
 BUILDS = ("build", "build with scratch", "build with budget", "build with prepend")

@@ -22,8 +22,8 @@ from unittest.mock import patch
 import numpy as np
 
 import tokenmill
-from lab_runner import Row
 from lab.world import World, make_world, tree
+from lab_runner import Row
 from proxy import Proxy, at_random, fault_proxy
 from s3 import Bucket, make_bucket, s3_server
 from tokenmill.errors import TokenmillError

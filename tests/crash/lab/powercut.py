@@ -17,10 +17,10 @@ from pathlib import Path
 
 from lab.aftermath import Machine, choices, identity, moments, random_cut
 from lab.modelfs import ModelFileSystem, Operation
-from lab_runner import Row
 from lab.steady import Boots, steady
 from lab.subject import KINDS, Subject, make_subject
 from lab.verdict import Hang, Judge, Wrong
+from lab_runner import Row
 
 # A defect shows in thousands of states; a few of them tell what it is.
 MAX_WRONG = 10

@@ -27,9 +27,9 @@ from lab.cell import Point, explore
 from lab.commands import FINISHED, make_bench
 from lab.forks import End, Fork
 from lab.judge import Case, finish, looks_finished_but_wrong
-from lab_runner import Row
 from lab.scenes import scene_operations, set_scenes
 from lab.seam import Tapped
+from lab_runner import Row
 from tokenmill.build import build
 from tokenmill.storage import lock
 from tokenmill.storage.fs import FileSystem

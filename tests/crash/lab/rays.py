@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from lab.commands import FAILED, FINISHED, Bench, make_bench, num_receipts, run, started, wait_until
-from lab_runner import Row
 from lab.world import tree
+from lab_runner import Row
 from nodes import add_node, ray_cluster, unit_processes
 from tokenmill.placement import NAME
 

@@ -15,10 +15,10 @@ from lab import trouble
 from lab.bugs import BUGS, Bug
 from lab.decay import decays
 from lab.powercut import Enough, Explorer
-from lab_runner import Row
 from lab.steady import Boots, steady
 from lab.subject import Subject, make_subject
 from lab.verdict import Hang
+from lab_runner import Row
 from tokenmill.errors import TokenmillError
 
 Trial = Callable[[Subject], Iterator[str | None]]

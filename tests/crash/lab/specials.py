@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import tokenmill
-from lab_runner import Row
 from lab.vocabularies import SPECIALS, byte_level
+from lab_runner import Row
 from tokenmill.storage import Folder
 from tokenmill.tokenizer.engine import open_engine, specials
 from tokenmill.tokenizer.spec import from_dataset

@@ -25,9 +25,9 @@ from lab.cell import Point, explore
 from lab.forks import PATIENCE_SECONDS
 from lab.judge import difference, quick_folder
 from lab.kills import Kill, until_killed
-from lab_runner import Row
 from lab.seam import operations
 from lab.world import Tree, files
+from lab_runner import Row
 from tokenmill.layouts import consolidating, exporting, importing
 from tokenmill.storage import Folder
 from tokenmill.storage.fs import LOCAL, FileSystem
