@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from tokenmill import __version__
-from tokenmill.cli import INTERRUPTED, hosts, layouts, moving, show
+from tokenmill.cli import hosts, layouts, moving, show
 from tokenmill.cli.options import (
     OPTIONS,
     PREPARE_OPTIONS,
@@ -21,6 +21,7 @@ from tokenmill.cli.options import (
     with_modules_here,
     with_options,
 )
+from tokenmill.cli.stopping import INTERRUPTED
 from tokenmill.cli.watching import Watcher
 from tokenmill.errors import TokenmillError
 from tokenmill.redaction import redact
