@@ -58,6 +58,10 @@ Tell what prepare would do with the same arguments: files, units, tokens, disk, 
 \b
 Example:
   tokenmill plan corpus/*.parquet -o data/owt
+
+\b
+Exit codes: 0 prepare could begin, 1 too little space on the disk or failed,
+2 usage, or a folder that prepare would refuse.
 """
 _VERIFY = """
 Check a dataset against its manifest: every size, every index, every SHA-256.
@@ -148,10 +152,12 @@ def plan(options: dict[str, Any]) -> int:
     with naming_options():
         preview = plan(**library_arguments(options))
     if options["as_json"]:
-        show.as_json(dataclasses.asdict(preview))
+        show.as_json(dataclasses.asdict(preview) | {"disk_missing": preview.disk_missing})
     elif not options["quiet"]:
         show.preview(preview)
-    return 2 if preview.conflict else 0
+    if preview.conflict:
+        return 2
+    return 1 if preview.disk_missing else 0
 
 
 @app.command(help=_VERIFY)

@@ -59,6 +59,11 @@ def check_num_files(name: str, options: Options, num_tokens: Iterable[int]) -> N
         )
 
 
+def layout_bytes(name: str, dtype: str, num_tokens: int) -> int:
+    """About how many bytes so many tokens of a dataset have in a layout, at most."""
+    return load_layout(name).WIDTHS[dtype != "uint16"] * num_tokens
+
+
 def check_needs(name: str, *, dtype: str, vocab_size: int, eot: str, where: str) -> None:
     """Refuse tokens that a layout cannot hold."""
     needs = load_layout(name).NEEDS

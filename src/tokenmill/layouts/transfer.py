@@ -20,15 +20,15 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from tokenmill import records
-from tokenmill.errors import DatasetError, DiskFullError, Interrupted, OutputError, RecipeError, TokenmillError
+from tokenmill.errors import DatasetError, Interrupted, OutputError, RecipeError, TokenmillError
 from tokenmill.layouts.shape import Files, Part, Receipt
 from tokenmill.manifest import check_name
 from tokenmill.storage import Digest, Folder, Output, ScratchOutput
 from tokenmill.storage.lock import LOCK, locked
 from tokenmill.storage.mapped import fast_digest
 from tokenmill.storage.output import is_temp
-from tokenmill.storage.scratch import scratch_corner
-from tokenmill.storage.space import require_space
+from tokenmill.storage.scratch import Fallback, make_corner, scratch_corner
+from tokenmill.storage.space import require_space, same_disk
 from tokenmill.threads import as_done
 
 REQUEST = ".build/request.json"
@@ -161,8 +161,7 @@ def _transfer(
     folder.make(RECEIPTS)
     with locked(folder):
         _sweep(folder)
-        if local is not None:
-            local = _make_corner(local)
+        local = make_corner(local)
         folder.write(REQUEST, records.seal(request))
         run = _Run(folder, local, request.fingerprint, watch)
         try:
@@ -183,6 +182,7 @@ class _Run:
         self.fingerprint = fingerprint
         self._is_stopped = False
         self._watch = watch or (lambda _: None)
+        self._fallback = Fallback(local, lambda message: self._watch({"kind": "note", "message": message}))
         self._lock = threading.Lock()
         self._bytes = 0
 
@@ -194,7 +194,9 @@ class _Run:
         kept = {name: receipt for name, receipt in known.items() if receipt is not None}
         # The largest first, so that no thread is left alone with a large one at the end.
         missing = sorted((part for part in parts if part.name not in kept), key=lambda part: -part.num_bytes)
-        require_space(self.folder, sum(part.num_bytes for part in missing))
+        # A scratch folder on the same disk has what the threads are at, once more.
+        twice = threads if self.local is not None and same_disk(self.local, self.folder) else 0
+        require_space(self.folder, sum(part.num_bytes for part in (*missing, *missing[:twice])))
         if kept and missing:
             self._watch({"kind": "resume", "units": len(kept), "total_units": len(parts), "trusted": len(kept)})
         total = {"total_bytes": sum(part.num_bytes for part in missing), "total_units": len(missing)}
@@ -227,6 +229,7 @@ class _Run:
                 for done in results:
                     if done is not None:
                         found[done[0].name] = done[1]
+                        self._fallback.look()
                     now = time.monotonic()
                     if about and (now - told >= _TELL_SECONDS or len(found) == len(parts)):
                         told = now
@@ -331,15 +334,6 @@ _GO_ON = "run the same command again: it goes on from there"
 
 def _receipt_name(part: str) -> str:
     return f"{RECEIPTS}/{part.replace('/', '-')}.json"
-
-
-def _make_corner(local: Folder) -> Folder | None:
-    try:
-        local.make()
-        local.sweep()
-    except DiskFullError:  # what does not fit there goes straight to the output
-        return None
-    return local
 
 
 def _sweep(folder: Folder) -> None:
