@@ -188,7 +188,7 @@ def _check_sources(
             for name in (PIECES, RECEIPTS, REJECTS):
                 fresh.make(name)
             try:
-                again = run_unit(fresh, job.work, make_task(plan, *receipt.key), lambda: engine, lambda *_: None)
+                again = run_unit(fresh, job.work, make_task(plan, *receipt.key), lambda: engine, lambda *_, **__: None)
             except SourceChangedError as error:
                 raise SourceChangedError(error.message, hint=SOURCE_CHANGED) from None
             except TokenmillError:
