@@ -9,12 +9,12 @@ documents were left behind.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -30,9 +30,9 @@ from tokenmill.storage.mapped import fast_digest
 from tokenmill.storage.output import is_temp
 from tokenmill.storage.places import ready
 from tokenmill.storage.space import require_space
+from tokenmill.threads import as_done
 
 FILES_AT_ONCE = 4
-STOP_SECONDS = 1.0
 LEFT_BEHIND = "left_behind"
 _TELL_SECONDS = 0.2
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
@@ -113,16 +113,9 @@ def _move(
         tally = Tally(sum(digest.bytes for digest in files.values()), count, watch)
         # The largest first, so that none is left alone at the end.
         names = sorted(files, key=lambda name: -files[name].bytes)
-        pool = ThreadPoolExecutor(count, thread_name_prefix="tokenmill-move")
-        waiting = {name: pool.submit(move, name, files[name], tally) for name in names}
-        try:
-            moved = [name for name, future in waiting.items() if future.result()]
-        except BaseException:
-            tally.stop()
-            pool.shutdown(wait=False, cancel_futures=True)
-            wait(waiting.values(), STOP_SECONDS)  # a line that has gone silent is not waited for
-            raise
-        pool.shutdown()
+        work = as_done(lambda name: move(name, files[name], tally), names, count, stop=tally.stop)
+        with contextlib.closing(work) as results:  # a line that has gone silent is not waited for
+            moved = [done[0] for done in results if done is not None and done[1]]
         for parent in parents:
             target.sync(parent)
         if not target.exists(manifests.NAME) or manifests.load(target) != result:

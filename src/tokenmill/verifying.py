@@ -7,10 +7,10 @@ source   and the sources, tokenised again, give the tokens that are in the shard
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Literal
 
@@ -33,6 +33,7 @@ from tokenmill.sources.places import open_file
 from tokenmill.storage import Digest, Folder, open_folder
 from tokenmill.storage.mapped import fast_digest
 from tokenmill.storage.temporary import temporary_folder
+from tokenmill.threads import as_done
 from tokenmill.tokenizer.engine import open_engine
 from tokenmill.tokenizer.spec import from_dataset
 
@@ -164,8 +165,9 @@ def _hash_all(folder: Folder, found: Manifest, files: dict[str, Digest], threads
 
     # The largest first, so that no thread is left alone with a large one at the end.
     items = sorted(files.items(), key=lambda item: -item[1].bytes)
-    with ThreadPoolExecutor(threads) as pool:
-        return sorted((p for p in pool.map(check, items) if p is not None), key=lambda problem: problem.file)
+    with contextlib.closing(as_done(check, items, threads)) as results:
+        problems = [done[1] for done in results if done is not None and done[1] is not None]
+    return sorted(problems, key=lambda problem: problem.file)
 
 
 def _check_sources(
@@ -186,7 +188,7 @@ def _check_sources(
             for name in (PIECES, RECEIPTS, REJECTS):
                 fresh.make(name)
             try:
-                again = run_unit(fresh, job.work, make_task(plan, *receipt.key), lambda: engine, lambda *_: None)
+                again = run_unit(fresh, job.work, make_task(plan, *receipt.key), lambda: engine, lambda *_, **__: None)
             except SourceChangedError as error:
                 raise SourceChangedError(error.message, hint=SOURCE_CHANGED) from None
             except TokenmillError:

@@ -181,7 +181,9 @@ def test_the_uncertainty_of_the_tokens_is_told_in_words(tokenmill: Command, sour
 
 def test_a_layout_is_checked_before_the_work(tokenmill: Command, sources: list[Path]) -> None:
     asked = ("plan", *sources, "-o", "out", "--tokenizer", "byte", "--layout")
-    assert "note: nanogpt has the tokens once more" in tokenmill(*asked, "nanogpt").stdout
+    told = tokenmill(*asked, "nanogpt").stdout
+    assert re.search(r"disk +about \S+ KB needed for the dataset, \S+ KB for the layout, .* free\n", told)
+    assert "note: the time is that of the dataset, without the export to nanogpt" in told
     refused = [tokenmill(command, *asked[1:], "nowhere", code=2).stderr for command in ("plan", "prepare")]
     assert refused[0] == refused[1]
 

@@ -15,6 +15,7 @@ from conftest import make_texts, write_jsonl, write_parquet
 from tokenmill.build.progress import Progress, Tally
 from tokenmill.build.receipt import PIECES, RECEIPTS
 from tokenmill.build.setup import make_work, set_up
+from tokenmill.build.state import CLEAN
 from tokenmill.build.task import make_task
 from tokenmill.build.unit import run_unit
 from tokenmill.recipe import make_recipe
@@ -67,7 +68,7 @@ def reports(path: Path, folder: Path, **recipe: str) -> tuple[list[tuple[int, in
         out.make(name)
     task, engine = make_task(setup.plan, 0), open_engine(setup.spec)
     found: list[tuple[int, int, int]] = []
-    run_unit(out, make_work(setup, scratch=None), task, lambda: engine, lambda *counts: found.append(counts))
+    run_unit(out, make_work(setup, scratch=None), task, lambda: engine, lambda *counts, **_: found.append(counts))
     return found, task.unit.text_bytes
 
 
@@ -141,3 +142,39 @@ def test_a_build_with_a_budget_ends_at_all_of_what_it_takes(tmp_path: Path, budg
     assert last["seconds_left"] == 0
     # The budget is taken into account from the beginning on.
     assert start["total_bytes"] == pytest.approx(last["total_bytes"], rel=1, abs=6_000)
+
+
+def test_rates_after_a_kill_are_those_of_new_work_alone(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", TEXTS)
+    options: dict[str, Any] = {"tokenizer": "byte", "unit_bytes": "3KB", "workers": 1}
+
+    def stop(event: dict[str, Any]) -> None:
+        if event["kind"] == "done" and event["unit"] == 5:
+            raise KeyboardInterrupt
+
+    with pytest.raises(tokenmill.TokenmillError):
+        tokenmill.prepare(str(tmp_path / "a.jsonl"), tmp_path / "out", watch=stop, **options)
+    (tmp_path / "out" / CLEAN).unlink()  # as a kill leaves it: all units are hashed again
+    told: list[dict[str, Any]] = []
+    result = tokenmill.prepare(str(tmp_path / "a.jsonl"), tmp_path / "out", watch=told.append, **options)
+    found = [event for event in told if event["kind"] == "progress"]
+    assert {event["tokens_per_second"] for event in found if event["units"] < 6} == {0}
+    assert found[-1]["tokens"] == result.tokens
+    assert found[-1]["tokens_per_second"] > 0
+    assert found[-1]["seconds_left"] == 0
+
+
+def test_the_clock_of_the_rates_begins_with_new_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr("tokenmill.build.progress.time.monotonic", lambda: now[0])
+    progress = Progress(None)
+    progress.start(Tally(total_bytes=1000, total_units=10, workers=1))
+    for unit in range(8):
+        now[0] += 50
+        progress.hear({"kind": "progress", "unit": unit, "documents": 1, "tokens": 100, "bytes": 100, "kept": True})
+        progress.hear({"kind": "done", "unit": unit})
+    now[0] += 10
+    progress.hear({"kind": "progress", "unit": 8, "documents": 1, "tokens": 100, "bytes": 100, "kept": False})
+    last = progress.tally.snapshot()
+    assert (last["tokens"], last["tokens_per_second"], last["bytes_per_second"]) == (900, 10, 10)
+    assert last["seconds_left"] == 10

@@ -55,3 +55,57 @@ def test_what_cannot_be_printed_is_told_as_that(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert done.stderr.startswith("error: the output cannot be printed: No space left on device")
     assert (tmp_path / "out/dataset.json").exists()
+
+
+def _swallowing(folder: Path) -> subprocess.Popen[str]:
+    """A build that an interrupt alone does not end: whatever is raised in its filter, it waits for ten minutes."""
+    (folder / "deaf.py").write_text(
+        "import time, pathlib\n"
+        "def keep(text):\n"
+        "    pathlib.Path('begun').touch()\n"
+        "    for _ in range(3):\n"
+        "        try:\n"
+        "            time.sleep(600)\n"
+        "        except KeyboardInterrupt:\n"
+        "            pass\n"
+    )
+    write_jsonl(folder / "a.jsonl", make_texts(5, seed=1))
+    process = subprocess.Popen(
+        command("prepare", "a.jsonl", "--tokenizer", "byte", "-o", "out", "-j", 1, "--filter", "deaf:keep"),
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=folder,
+    )
+    while process.poll() is None and not (folder / "begun").exists():
+        time.sleep(0.01)
+    return process
+
+
+@pytest.mark.parametrize("numbers", [(signal.SIGINT,), (signal.SIGTERM, signal.SIGTERM, signal.SIGINT)])
+def test_a_command_ends_in_time_even_if_the_interrupt_is_lost(tmp_path: Path, numbers: tuple[signal.Signals]) -> None:
+    process = _swallowing(tmp_path)
+    begin = time.monotonic()
+    for number in numbers:
+        process.send_signal(number)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert time.monotonic() - begin < 10
+    assert said.endswith("error: stopped\nhint: run the same command again to resume\n")
+
+
+def test_a_signal_that_was_ignored_from_the_start_stays_ignored(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", make_texts(5, seed=1))
+    (tmp_path / "slow.py").write_text(
+        "import os, signal, time\n"
+        "def keep(text):\n"
+        "    os.kill(os.getpid(), signal.SIGHUP)\n"
+        "    time.sleep(0.01)\n"
+        "    return True\n"
+    )
+    done = subprocess.run(
+        command("prepare", "a.jsonl", "--tokenizer", "byte", "-o", "out", "-j", 1, "--filter", "slow:keep"),
+        cwd=tmp_path,
+        preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_IGN),
+        timeout=60,
+    )
+    assert done.returncode == 0, "as under nohup"

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import resource
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -309,6 +310,45 @@ def test_a_disk_too_small_for_the_estimate_is_refused_before_the_work(
     refused = tokenmill("prepare", "a.parquet", "-o", small_disk / "out", code=1)
     assert "missing" in refused.stderr
     assert not (small_disk / "out/.build/receipts").exists() or not list((small_disk / "out/.build/receipts").iterdir())
+
+
+def test_a_plan_for_a_disk_that_is_too_small_fails_with_the_figures(
+    tokenmill: Command, tmp_path: Path, small_disk: Path
+) -> None:
+    write_parquet(tmp_path / "a.parquet", make_texts(300))
+    planned = tokenmill("plan", "a.parquet", "-o", small_disk / "out", code=1)
+    assert re.search(r"disk +about [\d.]+ KB needed, 3\.1\d MB free: [\d.]+ MB are missing", planned.stdout)
+    assert "are missing on the output's disk" in planned.stderr
+    record = json.loads(tokenmill("plan", "a.parquet", "-o", small_disk / "out", "--json", code=1).stdout)
+    assert record["disk_missing"] == record["disk_needed"] + 64_000_000 - record["disk_free"]
+    assert tokenmill("plan", "a.parquet", "-o", tmp_path / "out").returncode == 0
+
+
+def test_a_layout_counts_before_the_work(tokenmill: Command, tmp_path: Path, small_disk: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,size=72m", str(small_disk)], check=True)
+    (tmp_path / "a.txt").write_bytes(b"0123456789abcde\n" * 150_000)
+    build = ("prepare", "a.txt", "--tokenizer", "byte", "-j", 1, "-o", small_disk / "out")
+    refused = tokenmill(*build, "--layout", "templar", code=1)
+    assert re.search(r"[\d.]+ MB of it for the dataset and 9\.60 MB for the layout", refused.stderr), refused.stderr
+    assert not list((small_disk / "out/.build/receipts").iterdir())
+    assert "missing" in tokenmill("plan", *build[1:], "--layout", "templar", code=1).stdout
+    tokenmill(*build)
+
+
+def test_an_export_that_fails_after_the_build_says_that_the_dataset_is_done(tokenmill: Command, tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("".join(f"{number:07d}\n" for number in range(2000)))
+    build = ("prepare", "a.txt", "--tokenizer", "byte", "-j", 1, "-o", "out", "--split", "val=0.1")
+    tokenmill(*build)
+    (tmp_path / "out/llmc").mkdir()
+    (tmp_path / "out/llmc/stranger").touch()
+    failed = tokenmill(*build, "--layout", "llmc:shard_size=5000,name=some_thing", code=2)
+    assert f"the dataset at {tmp_path}/out is finished and complete, but its export to llmc is not" in failed.stderr
+    tokenmill("verify", "out")
+    (tmp_path / "out/llmc/stranger").unlink()
+    line = failed.stderr.partition("resume the export alone: tokenmill ")[2].strip()
+    assert "--shard-size 5000" in line
+    tokenmill(*shlex.split(line))
+    assert list((tmp_path / "out/llmc").glob("some_thing*"))
 
 
 def test_a_disk_that_fills_up_stops_the_build_and_freed_space_lets_it_go_on(tmp_path: Path, small_disk: Path) -> None:

@@ -83,6 +83,11 @@ def test_a_split_that_the_layout_has_no_place_for(tmp_path: Path) -> None:
         ("templar", {"seq_len": 0}, "positive"),
         ("templar", {"seq_len": 1000}, "no sample"),
         ("llmc", {"shard_size": "many"}, "not a size"),
+        ("llmc", {"shard_size": "1B"}, "a size in bytes, not a number of tokens"),
+        ("llmc", {"shard_size": "100MB"}, "a size in bytes, not a number of tokens"),
+        ("llmc", {"shard_size": 7.5}, "not a whole number of tokens"),
+        ("templar", {"shard_size": "1GiB"}, "a size in bytes, not a number of tokens"),
+        ("templar", {"seq_len": "2kB"}, "a size in bytes, not a number of tokens"),
         ("llmc", {"name": "../x"}, "no name"),
         ("nope", {}, "no layout"),
         ("nanogpt", {"nope": 1}, "no option"),
@@ -96,7 +101,27 @@ def test_options_that_make_no_sense(
     assert not list(tmp_path.glob("out/*.bin"))
 
 
-@pytest.mark.parametrize("text", ["templar:seq_len", "templar:x=1", "templar:seq_len=1,seq_len=2", "templar:seq_len=x"])
+@pytest.mark.parametrize("layout", ["catid", "datatrove", "huggingface", "litdata", "llmc", "mds", "olmo", "templar"])
+def test_a_shard_size_that_makes_millions_of_files_is_refused_with_their_number(layout: str, tmp_path: Path) -> None:
+    many = make_dataset(tmp_path, {"train": [[1] * 3_000_000], "val": [[1]]})
+    with pytest.raises(RecipeError, match=r"about 1,500,002 files, more than 1,000,000") as caught:
+        tokenmill.export(many, tmp_path / "out", to=layout, shard_size=2)
+    assert "4 tokens or more" in caught.value.hint
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "templar:seq_len",
+        "templar:x=1",
+        "templar:seq_len=1,seq_len=2",
+        "templar:seq_len=x",
+        "templar:shard_size=1B",
+        "templar:seq_len=2KiB",
+        "llmc:shard_size=100MB",
+    ],
+)
 def test_a_layout_that_is_written_wrongly(text: str) -> None:
     with pytest.raises(RecipeError):
         parse_layout(text)

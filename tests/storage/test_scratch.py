@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from tokenmill.errors import DiskFullError, StorageError
+from tokenmill.storage import scratch as scratch_module
 from tokenmill.storage.folder import Folder
 from tokenmill.storage.fs import LocalFileSystem
 from tokenmill.storage.output import Digest
-from tokenmill.storage.scratch import ScratchOutput
+from tokenmill.storage.scratch import RESERVE_BYTES, Fallback, ScratchOutput, make_corner
 
 DATA = os.urandom(1000)
 
@@ -57,7 +58,9 @@ def fill(output: ScratchOutput, *, step: int = 100) -> None:
 
 
 def names(tmp_path: Path) -> dict[str, list[str]]:
-    return {name: sorted(os.listdir(tmp_path / name)) for name in ("scratch", "target")}
+    """The files that are there, but for the note that the scratch disk was full."""
+    found = {name: sorted(os.listdir(tmp_path / name)) for name in ("scratch", "target")}
+    return {name: [file for file in files if file != scratch_module._FULL] for name, files in found.items()}
 
 
 def test_the_bytes_arrive_and_the_scratch_is_empty(tmp_path: Path) -> None:
@@ -148,3 +151,38 @@ def test_a_discarded_file_leaves_nothing_on_either_disk(tmp_path: Path, room: in
     fill(output)
     output.discard()
     assert names(tmp_path) == {"scratch": [], "target": []}
+
+
+class Small(LocalFileSystem):
+    """A disk that tells of so much free space, and has none behind it."""
+
+    def __init__(self, free: int) -> None:
+        self.free = free
+
+    def free_bytes(self, path: str) -> int:
+        return self.free
+
+    def write(self, fd: int, data: memoryview) -> int:
+        count = super().write(fd, data)
+        self.free -= count
+        return count
+
+
+def test_a_scratch_disk_keeps_its_reserve_and_it_is_said_once(tmp_path: Path) -> None:
+    disk = Small(RESERVE_BYTES + (5 << 20))
+    scratch, target = folders(tmp_path, scratch=disk)
+    said: list[str] = []
+    fallback = Fallback(scratch, said.append)
+    output = ScratchOutput(scratch, target, "a.bin")
+    block = os.urandom(1 << 20)
+    for count in range(9):
+        output.write(block)
+        fallback.look()
+        assert bool(said) == (count >= 5)
+    assert disk.free >= RESERVE_BYTES
+    target.publish([output])
+    assert (tmp_path / "target/a.bin").read_bytes() == 9 * block
+    assert len(said) == 1
+    assert "straight to the output" in said[0]
+    make_corner(scratch)
+    assert os.listdir(tmp_path / "scratch") == []

@@ -57,7 +57,7 @@ from tokenmill.storage import Folder
 from tokenmill.storage.lock import locked
 from tokenmill.storage.log import open_log
 from tokenmill.storage.places import ready
-from tokenmill.storage.scratch import scratch_corner
+from tokenmill.storage.scratch import Fallback, make_corner, scratch_corner
 from tokenmill.storage.space import has_space, require_space
 from tokenmill.tokenizer.spec import TokenizerSpec
 
@@ -69,7 +69,8 @@ class Manner:
     """How a build goes about it, which changes no byte. `hire` gives what runs its units.
 
     With `restart` nothing is kept of what is there; with `update`, what was made of sources that have not changed.
-    `heed` is called once nobody else builds, and may raise: then nothing is begun.
+    `heed` is called once nobody else builds, and may raise: then nothing is begun. `bytes_beside` tells what will be
+    written to the same disk afterwards, of the dtype and number of tokens that are expected.
     """
 
     hire: Hire
@@ -78,6 +79,7 @@ class Manner:
     update: bool = False
     watch: Watcher | None = None
     heed: Callable[[], None] = lambda: None
+    bytes_beside: Callable[[str, int], int] = lambda _dtype, _tokens: 0
 
 
 def build(recipe: Recipe, folder: Folder, manner: Manner) -> tuple[Manifest, bool]:
@@ -110,12 +112,7 @@ def build_planned(setup: Setup, folder: Folder, manner: Manner) -> tuple[Manifes
             return done, True
         manner.heed()
         progress.log_to(log)
-        if local is not None:
-            try:
-                local.make()
-                local.sweep()
-            except DiskFullError:  # what does not fit there goes straight to the output
-                local = None
+        local = make_corner(local)
         if not restart:
             updating.finish(folder)
         if manner.update:
@@ -123,7 +120,7 @@ def build_planned(setup: Setup, folder: Folder, manner: Manner) -> tuple[Manifes
         state.enter(folder, setup, restart=restart)
         with leaving_a_note(folder):
             try:
-                return _build(setup, folder, local, manner.hire, progress), False
+                return _build(setup, folder, local, manner, progress), False
             except TokenmillError:
                 done = _finished_by_another(folder, setup.plan)
                 if done is None:
@@ -138,20 +135,21 @@ def _finished_by_another(folder: Folder, plan: Plan) -> Manifest | None:
     return None
 
 
-def _build(setup: Setup, folder: Folder, local: Folder | None, hire: Hire, progress: Progress) -> Manifest:
+def _build(setup: Setup, folder: Folder, local: Folder | None, manner: Manner, progress: Progress) -> Manifest:
     for name in (PIECES, RECEIPTS, REJECTS):
         folder.make(name)
     state.sweep(folder, setup.recipe.splits)
     work = make_work(setup, scratch=local.path if local else None)
     tokenizer_file = state.keep_tokenizer(folder, setup.spec)
-    executor = hire(folder, work, setup.spec)
+    executor = manner.hire(folder, work, setup.spec)
     try:
         checked = _check_first(setup, work, folder, executor, progress)
+        _check_space(setup, folder, checked, manner)
         job = state.Job(work=work, tokenizer=setup.spec.describe(), parity=checked.parity)
         state.save_job(folder, job)
         linked: set[str] = set()
         with _telling_what_is_missing(folder, _output_bytes(setup, checked)):
-            receipts = _run_units(setup, folder, executor, progress, linked, checked.estimate)
+            receipts = _run_units(setup, folder, local, executor, progress, linked, checked.estimate)
         _tell_of_damage(folder, progress)
         if checked.unread:  # whatever it was, it has passed, and the manifest must not tell of it
             job = replace(job, parity=_check_again(setup, work, executor, len(receipts)))
@@ -201,11 +199,24 @@ def make_executor(workers: int, crew: Crew | None, folder: Folder, work: Work, s
 
 
 def _check_first(setup: Setup, work: Work, folder: Folder, executor: Executor, progress: Progress) -> Checked:
-    """Before the work: the engine against its reference, and the disk against the estimate."""
+    """Before the work: the engine against its reference."""
     checked = check(make_request(setup.plan), work, setup.spec, executor)
     progress.tell("parity", **checked.parity)
-    check_space(folder, _output_bytes(setup, checked))
     return checked
+
+
+def _check_space(setup: Setup, folder: Folder, checked: Checked, manner: Manner) -> None:
+    """Before the work: the disk against the estimate, with what will be written beside the dataset."""
+    whole = _output_bytes(setup, checked)
+    tokens = round(checked.estimate.tokens * checked.estimate.share(setup.recipe.max_tokens))
+    beside = manner.bytes_beside(setup.dtype, tokens)
+    try:
+        check_space(folder, whole + beside)
+    except DiskFullError as error:
+        if not beside:
+            raise
+        parts = f"{format_bytes(whole)} of it for the dataset and {format_bytes(beside)} for the layout"
+        raise DiskFullError(f"{error.message}; {parts}", hint=f"{error.hint}; or leave --layout out") from None
 
 
 def _output_bytes(setup: Setup, checked: Checked) -> int:
@@ -249,7 +260,13 @@ def _telling_what_is_missing(folder: Folder, whole: int) -> Iterator[None]:
 
 
 def _run_units(
-    setup: Setup, folder: Folder, executor: Executor, progress: Progress, linked: set[str], expected: Estimate
+    setup: Setup,
+    folder: Folder,
+    scratch: Folder | None,
+    executor: Executor,
+    progress: Progress,
+    linked: set[str],
+    expected: Estimate,
 ) -> Sequence[Receipt]:
     """Receipts of all units that the dataset consists of, in order. Shards that stand already are put to `linked`."""
     plan = setup.plan
@@ -280,6 +297,8 @@ def _run_units(
             if unit.index not in known:
                 yield make_task(plan, unit.index)
 
+    fallback = Fallback(scratch, lambda message: progress.tell("note", message=message))
+
     def listen(message: dict[str, Any]) -> None:
         if message.pop("silent", False):
             # These raise if there is no answer for us either: no other unit would fare better.
@@ -290,6 +309,7 @@ def _run_units(
             look()
             pack(message["unit"])
             release(message["unit"])
+            fallback.look()
         progress.hear(message)
 
     try:

@@ -84,6 +84,7 @@ class Reporter:
         self._say = say
         self._unit = unit
         self._counts = (0, 0, 0)
+        self._kept = False
         self._last = time.monotonic()
 
     def __enter__(self) -> Reporter:
@@ -92,7 +93,8 @@ class Reporter:
     def __exit__(self, *_: object) -> None:
         self._flush()
 
-    def __call__(self, documents: int, tokens: int, planned_bytes: int) -> None:
+    def __call__(self, documents: int, tokens: int, planned_bytes: int, *, kept: bool = False) -> None:
+        self._kept = kept
         now = (documents, tokens, planned_bytes)
         self._counts = tuple(a + b for a, b in zip(self._counts, now, strict=True))  # type: ignore[assignment]  # three
         if time.monotonic() - self._last >= _REPORT_SECONDS:
@@ -101,7 +103,7 @@ class Reporter:
     def _flush(self) -> None:
         documents, tokens, planned_bytes = self._counts
         counts = {"documents": documents, "tokens": tokens, "bytes": planned_bytes}
-        self._say({"kind": "progress", "unit": self._unit, **counts})
+        self._say({"kind": "progress", "unit": self._unit, "kept": self._kept, **counts})
         self._counts, self._last = (0, 0, 0), time.monotonic()
 
 

@@ -129,10 +129,12 @@ def prepare(
         from tokenmill.recipe import make_recipe
 
         wanted = make_recipe(fields, config=config)
+        besides: dict[str, Any] = {}
         if layout is not None:
-            from tokenmill.build.export import check_layout, export_beside
+            from tokenmill.build.export import bytes_beside, check_layout, export_beside
 
             check_layout(layout, wanted)
+            besides["bytes_beside"] = partial(bytes_beside, folder, layout)
 
         hire: Hire = partial(make_executor, count, crew)
         if executor == "ray":
@@ -145,19 +147,16 @@ def prepare(
         def attempt(heed: Callable[[], None] = lambda: None) -> Result:
             begin = time.monotonic()
             place = None if scratch is None else local_folder(scratch).path
-            manner = Manner(hire=hire, scratch=place, restart=restart, update=update, watch=watch, heed=heed)
+            manner = Manner(hire=hire, scratch=place, restart=restart, update=update, watch=watch, heed=heed, **besides)
             found, already_complete = build(wanted, folder, manner)
-            exported = None
-            if layout is not None:
-                exported = export_beside(
-                    folder.path, layout, workers=count, scratch=scratch, restart=restart, watch=watch
-                )
             return Result(
                 output=folder.path,
                 manifest=found,
                 already_complete=already_complete,
                 seconds=loading + time.monotonic() - begin,
-                export=exported,
+                export=None
+                if layout is None
+                else export_beside(folder.path, layout, workers=count, scratch=scratch, restart=restart, watch=watch),
             )
 
         def tell(message: str) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from tokenmill.build import state
 from tokenmill.build.check import Here, check
 from tokenmill.build.estimate import Estimate
-from tokenmill.build.export import check_layout
+from tokenmill.build.export import bytes_beside, check_layout
 from tokenmill.build.prepare import check_executor, check_place
 from tokenmill.build.rehearsal import elapsed, rehearse
 from tokenmill.build.setup import Setup, make_work, set_up
@@ -17,9 +17,11 @@ from tokenmill.build.updating import num_kept
 from tokenmill.build.visits import Request, make_request
 from tokenmill.cores import MEMORY_BUDGET, num_cores, resolve_workers
 from tokenmill.errors import DatasetError, OutputError, SourceChangedError
+from tokenmill.layouts.registry import layout_bytes
 from tokenmill.planning import Plan
 from tokenmill.recipe import Sources, make_recipe
 from tokenmill.storage import Folder, local_folder, open_folder
+from tokenmill.storage.space import MARGIN_BYTES
 from tokenmill.storage.urls import is_url
 from tokenmill.tokenizer.engine import open_engine
 
@@ -50,6 +52,7 @@ class Preview:
     was_rehearsed: bool
     max_tokens: int | None
     disk_needed: int
+    disk_layout: int
     disk_free: int | None
     scratch_free: int | None
     memory: int
@@ -57,6 +60,12 @@ class Preview:
     finished: bool
     conflict: tuple[str, ...]
     notes: tuple[str, ...]
+
+    @property
+    def disk_missing(self) -> int:
+        """Bytes that are not free on the output's disk, and would have to be; those of `disk_layout` are among them."""
+        need = self.disk_needed + self.disk_layout
+        return max(0, need + MARGIN_BYTES - self.disk_free) if need and self.disk_free is not None else 0
 
 
 def plan(
@@ -83,9 +92,7 @@ def plan(
     if layout is not None:
         check_place(layout, folder)
         check_layout(layout, wanted)
-        notes.append(
-            f"{layout.partition(':')[0]} has the tokens once more: disk and time are those of the dataset alone"
-        )
+        notes.append(f"the time is that of the dataset, without the export to {layout.partition(':')[0]}")
     if folder is not None and not restart and not update:
         wanted = state.as_before(folder, wanted)
     setup = set_up(wanted, output=None if folder is None else folder.path)
@@ -101,6 +108,9 @@ def plan(
     needed = 0 if finished else round(expected.output_bytes * share)
     if folder is not None and not restart:
         needed -= state.bytes_done(folder)
+    beside = 0
+    if layout is not None:
+        beside = _layout_bytes(folder, layout, setup.dtype, round(expected.tokens * share))
     # A store is not read from for its speed: it would be asked for much, and at another time be another one.
     cost = None if is_url(setup.listing.root) else rehearse(setup.plan, work, engine)
     seconds = expected.encode_seconds if cost is None else expected.text_bytes * cost
@@ -118,6 +128,7 @@ def plan(
         was_rehearsed=cost is not None,
         max_tokens=wanted.max_tokens,
         disk_needed=max(0, needed),
+        disk_layout=beside,
         disk_free=folder.free_bytes() if folder is not None else None,
         scratch_free=local_folder(scratch).free_bytes() if scratch is not None else None,
         memory=count * MEMORY_BUDGET,
@@ -126,6 +137,13 @@ def plan(
         conflict=conflict,
         notes=(*setup.notes, *notes),
     )
+
+
+def _layout_bytes(folder: Folder | None, layout: str, dtype: str, num_tokens: int) -> int:
+    """What an export would write on the output's disk. If it goes to another one that is full, that is an error."""
+    if folder is not None:
+        return bytes_beside(folder, layout, dtype, num_tokens)
+    return layout_bytes(layout.partition(":")[0], dtype, num_tokens)
 
 
 def _num_workers(workers: int | None, executor: str) -> tuple[int, int]:

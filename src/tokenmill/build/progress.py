@@ -19,7 +19,10 @@ _COUNTS = ("documents", "tokens", "bytes")
 
 @dataclass(slots=True)
 class Tally:
-    """Running totals, those of earlier runs apart. `bytes` are planned ones, of which `total_bytes` are to be done."""
+    """Running totals, those of earlier runs apart. `bytes` are planned ones, of which `total_bytes` are to be done.
+
+    Rates and the time that is left are those of this run's own work.
+    """
 
     total_bytes: int
     total_units: int
@@ -37,6 +40,14 @@ class Tally:
         self.tokens += tokens
         self.bytes += planned_bytes
 
+    def add_kept(self, documents: int, tokens: int, planned_bytes: int) -> None:
+        """What an earlier run has done and this one has found to hold."""
+        self.documents += documents
+        self.done_tokens += tokens
+        self.done_bytes += planned_bytes
+        if not self.bytes:  # the work of this run has not begun: to hash again is none
+            self.started = time.monotonic()
+
     def snapshot(self) -> Event:
         seconds = max(time.monotonic() - self.started, 1e-6)
         speed = self.bytes / seconds
@@ -52,7 +63,7 @@ class Tally:
             "workers": self.workers,
             "bytes_per_second": round(speed),
             "tokens_per_second": round(self.tokens / seconds),
-            "seconds_left": round(left / speed, 1) if speed > 0 else None,
+            "seconds_left": round(left / speed, 1) if speed > 0 else None if left else 0.0,
         }
 
 
@@ -64,6 +75,7 @@ class Progress:
         self._log: EventLog | None = None
         self._logged = 0.0
         self._counted: dict[int, tuple[int, int, int]] = {}  # of each unit that has begun and is not done
+        self._kept: set[int] = set()  # those of them that an earlier run has done
         self.tally = Tally(total_bytes=0, total_units=0, workers=0)
 
     def log_to(self, log: EventLog) -> None:
@@ -91,13 +103,16 @@ class Progress:
     def hear(self, message: Event) -> None:
         """What an executor tells."""
         if message["kind"] == "progress":
+            if message.get("kept"):
+                self._kept.add(message["unit"])
             self._count(message["unit"], *(message[name] for name in _COUNTS))
         else:
             counted = self._counted.pop(message["unit"], (0, 0, 0))
             if message["kind"] == "done":
                 self.tally.done_units += 1
             else:  # all of it is done again, or was for nothing
-                self.tally.add(*(-count for count in counted))
+                self._adder(message["unit"])(*(-count for count in counted))
+            self._kept.discard(message["unit"])
             self.tell(message["kind"], **{key: value for key, value in message.items() if key != "kind"})
         self._show()
 
@@ -110,6 +125,9 @@ class Progress:
             self._watch(event)
 
     def _count(self, unit: int, documents: int, tokens: int, planned_bytes: int) -> None:
-        self.tally.add(documents, tokens, planned_bytes)
+        self._adder(unit)(documents, tokens, planned_bytes)
         before = self._counted.get(unit, (0, 0, 0))
         self._counted[unit] = (before[0] + documents, before[1] + tokens, before[2] + planned_bytes)
+
+    def _adder(self, unit: int) -> Callable[[int, int, int], None]:
+        return self.tally.add_kept if unit in self._kept else self.tally.add

@@ -79,10 +79,10 @@ class Bench:
 
     def _do(self, told: Message) -> Message:
         task = records.convert(Task, told, where="task")
-        counts = Counter(documents=0, tokens=0, bytes=0)
+        counts = Counter(documents=0, tokens=0, bytes=0, kept=0)
 
-        def report(documents: int, tokens: int, planned_bytes: int) -> None:
-            counts.update(documents=documents, tokens=tokens, bytes=planned_bytes)
+        def report(documents: int, tokens: int, planned_bytes: int, *, kept: bool = False) -> None:
+            counts.update(documents=documents, tokens=tokens, bytes=planned_bytes, kept=int(kept))
 
         with self._computing:
             finish = begin_unit(self._folder, self._work, task, self._engine, report)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from typing import Protocol
 
 import numpy as np
 
@@ -38,7 +39,11 @@ from tokenmill.sources.batch import Batch, Skip
 from tokenmill.storage import Folder, Output, ScratchOutput
 from tokenmill.tokenizer.encoded import Engine
 
-Report = Callable[[int, int, int], None]
+
+class Report(Protocol):
+    """Hears of documents, tokens and planned bytes; `kept` are those of a unit that an earlier run has done."""
+
+    def __call__(self, documents: int, tokens: int, planned_bytes: int, *, kept: bool = False) -> None: ...
 
 
 def run_unit(folder: Folder, work: Work, task: Task, engine: Callable[[], Engine], report: Report) -> Receipt:
@@ -53,7 +58,7 @@ def begin_unit(
     unit, limit = task.unit, task.token_limit
     done = load_receipt(folder, unit.index, limit, work.fingerprint, rehash=True)
     if done is not None:
-        report(done.documents_read, done.tokens, unit.text_bytes)
+        report(done.documents_read, done.tokens, unit.text_bytes, kept=True)
         return lambda: done
     run = Run(work, task, folder)
     come = 0

@@ -7,12 +7,11 @@ import gc
 import io
 import os
 import re
-import signal
 import sys
 from collections.abc import Iterator
 from typing import NoReturn
 
-INTERRUPTED = 130
+from tokenmill.cli.stopping import INTERRUPTED, STOPPED, heed_signals
 
 
 def main() -> None:
@@ -25,8 +24,7 @@ def main() -> None:
         return
     _have_streams()
     try:
-        for number in (signal.SIGTERM, signal.SIGHUP):
-            signal.signal(number, _interrupt)
+        heed_signals()
         # No command does linear algebra; without this numpy starts a thread for each core when it loads.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
         # What a command loads stays: looking through it for garbage again and again makes loading slower.
@@ -38,7 +36,7 @@ def main() -> None:
     except KeyboardInterrupt:
         code = INTERRUPTED
         with contextlib.suppress(OSError):
-            print("error: stopped\nhint: run the same command again: it goes on from there", file=sys.stderr)
+            sys.stderr.write(STOPPED)
     _leave(code)
 
 
@@ -54,10 +52,6 @@ def _have_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # where the output is plain ASCII, names and texts may be not
             stream.reconfigure(errors="backslashreplace")
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
 
 
 def _leave(code: int) -> NoReturn:

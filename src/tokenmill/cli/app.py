@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from tokenmill import __version__
-from tokenmill.cli import INTERRUPTED, hosts, layouts, moving, show
+from tokenmill.cli import hosts, layouts, moving, show
 from tokenmill.cli.options import (
     OPTIONS,
     PREPARE_OPTIONS,
@@ -21,6 +21,7 @@ from tokenmill.cli.options import (
     with_modules_here,
     with_options,
 )
+from tokenmill.cli.stopping import INTERRUPTED
 from tokenmill.cli.watching import Watcher
 from tokenmill.errors import TokenmillError
 from tokenmill.redaction import redact
@@ -57,6 +58,10 @@ Tell what prepare would do with the same arguments: files, units, tokens, disk, 
 \b
 Example:
   tokenmill plan corpus/*.parquet -o data/owt
+
+\b
+Exit codes: 0 prepare could begin, 1 too little space on the disk or failed,
+2 usage, or a folder that prepare would refuse.
 """
 _VERIFY = """
 Check a dataset against its manifest: every size, every index, every SHA-256.
@@ -147,10 +152,12 @@ def plan(options: dict[str, Any]) -> int:
     with naming_options():
         preview = plan(**library_arguments(options))
     if options["as_json"]:
-        show.as_json(dataclasses.asdict(preview))
+        show.as_json(dataclasses.asdict(preview) | {"disk_missing": preview.disk_missing})
     elif not options["quiet"]:
         show.preview(preview)
-    return 2 if preview.conflict else 0
+    if preview.conflict:
+        return 2
+    return 1 if preview.disk_missing else 0
 
 
 @app.command(help=_VERIFY)

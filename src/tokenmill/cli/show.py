@@ -137,7 +137,7 @@ def preview(preview: Preview) -> None:
             + (f", {_within(estimate.error)}" if total == estimate.tokens else " (--max-tokens)"),
         ),
         ("documents", f"about {format_count(estimate.documents)} in all"),
-        ("disk", f"about {format_bytes(preview.disk_needed)} needed{_free(preview.disk_free)}"),
+        ("disk", _disk(preview)),
         ("memory", f"at most {format_bytes(preview.memory)} for {counted(preview.workers, 'worker')}"),
         ("time", _time(preview)),
     ]
@@ -149,6 +149,9 @@ def preview(preview: Preview) -> None:
         _print(f"  note: {note}")
     if preview.finished:
         _print("  the dataset is complete already")
+    if preview.disk_missing:
+        missing = f"{format_bytes(preview.disk_missing)} are missing on the output's disk"
+        error(missing, "free some space, choose another output, or limit the work with --max-tokens or --sample")
 
 
 def _within(error: int) -> str:
@@ -167,8 +170,11 @@ def _time(preview: Preview) -> str:
     return f"{seconds} or more with {workers}{alone}: encoding alone, without reading and writing"
 
 
-def _free(free: int | None) -> str:
-    return "" if free is None else f", {format_bytes(free)} free"
+def _disk(preview: Preview) -> str:
+    layout = f" for the dataset, {format_bytes(preview.disk_layout)} for the layout" if preview.disk_layout else ""
+    free = "" if preview.disk_free is None else f", {format_bytes(preview.disk_free)} free"
+    missing = f": {format_bytes(preview.disk_missing)} are missing" if preview.disk_missing else ""
+    return f"about {format_bytes(preview.disk_needed)} needed{layout}{free}{missing}"
 
 
 def report(report: Report) -> None:

@@ -29,6 +29,7 @@ from tokenmill.shards.layout import Tokens
 SUMMARY = "compressed documents with indexes and hashes for catid's dataloader"
 OPTIONS = frozenset({"shard_size"})
 NEEDS: frozenset[str] = frozenset()
+WIDTHS = (4, 4)
 
 SHARD_TOKENS = 1 << 25
 TOKEN_BYTES = 4

@@ -18,6 +18,7 @@ from tokenmill.layouts.exporting import Exported
 from tokenmill.layouts.shape import Facts, Files, Part
 from tokenmill.layouts.templar import consolidated
 from tokenmill.layouts.transfer import REQUEST, Request, Watcher, check_free, make_request, transfer
+from tokenmill.sizes import parse_size
 from tokenmill.storage import Folder, local_folder
 
 
@@ -34,6 +35,7 @@ def consolidate(
     begin = time.monotonic()
     folder = local_folder(data_root)
     shards = [name for name in folder.names() if name.startswith("train_") and name.endswith(".npy")]
+    seq_len = parse_size(seq_len, of="tokens")
     options = {"seq_len": seq_len, "templar_compat": compat}
     if shards:
         _check_numbers(shards, folder.path)

@@ -14,6 +14,7 @@ from tokenmill.layouts.stream import TokenStream, cut_at_documents, lengths_by_b
 SUMMARY = ".ds files of raw tokens with an index of documents"
 OPTIONS = frozenset({"name", "shard_size"})
 NEEDS: frozenset[str] = frozenset()
+WIDTHS = (2, 4)
 
 SHARD_TOKENS = 1 << 28
 

@@ -14,7 +14,7 @@ from tokenmill.data.dataset import Dataset
 from tokenmill.data.dataset import open as open_dataset
 from tokenmill.errors import RecipeError
 from tokenmill.layouts.expecting import Expected, compare
-from tokenmill.layouts.registry import check_needs, check_options, load_layout
+from tokenmill.layouts.registry import SIZES, check_needs, check_num_files, check_options, load_layout
 from tokenmill.layouts.shape import Options
 from tokenmill.layouts.transfer import Watcher, check_free, make_request, start_over, transfer
 from tokenmill.sizes import parse_size
@@ -80,6 +80,7 @@ def export(
     )
     if expected and (to != "templar" or "train" not in source.splits):
         raise RecipeError(f"{to} has no tokens.bin to compare", hint="checksums are expected of templar's alone")
+    check_num_files(to, wanted, (source[name].num_tokens for name in source.splits))
     planned = layout.plan(source, wanted)
     if not planned.parts:
         raise RecipeError(f"{source.path} has no tokens to export", hint="check the dataset")
@@ -125,7 +126,5 @@ def _options(given: dict[str, Any]) -> Options:
     known = Options.__dataclass_fields__
     if unknown := sorted(given.keys() - known.keys()):
         raise RecipeError(f"there is no option {unknown[0]!r}", hint=f"there are {', '.join(known)}")
-    sizes = {
-        name: parse_size(given[name]) for name in ("shard_size", "seq_len") if isinstance(given.get(name), str | int)
-    }
+    sizes = {name: parse_size(given[name], of="tokens") for name in SIZES if given.get(name) is not None}
     return Options(**{**given, **sizes})

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 SUMMARY = "parquet with a column input_ids, a row a document or packed rows"
 OPTIONS = frozenset({"shard_size", "seq_len"})
 NEEDS: frozenset[str] = frozenset()
+WIDTHS = (4, 4)
 
 SHARD_TOKENS = 1 << 25
 GROUP_TOKENS = 1 << 20

@@ -32,6 +32,7 @@ from tokenmill.typed import convert
 SUMMARY = "chunks of raw tokens for litData's TokensLoader"
 OPTIONS = frozenset({"shard_size"})
 NEEDS: frozenset[str] = frozenset()
+WIDTHS = (2, 4)
 
 SHARD_TOKENS = 1 << 24
 _MAX_BYTES = (1 << 32) - 1

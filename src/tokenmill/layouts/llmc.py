@@ -21,6 +21,7 @@ from tokenmill.layouts.stream import TokenStream, cut_anywhere
 SUMMARY = "shards with llm.c's header, GPT-2's or Llama-3's by the size of the vocabulary"
 OPTIONS = frozenset({"name", "shard_size"})
 NEEDS = frozenset({"eot"})
+WIDTHS = (2, 4)
 
 SHARD_TOKENS = 10**8
 MAX_FILE_BYTES = (1 << 31) - 1

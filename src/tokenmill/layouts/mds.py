@@ -27,6 +27,7 @@ from tokenmill.shards.layout import Tokens
 SUMMARY = "shards of Mosaic's streaming datasets, a sample a document or packed ones"
 OPTIONS = frozenset({"shard_size", "seq_len"})
 NEEDS: frozenset[str] = frozenset()
+WIDTHS = (4, 4)
 
 SHARD_TOKENS = 1 << 24
 _MAX_BYTES = (1 << 32) - 1

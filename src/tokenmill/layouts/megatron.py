@@ -19,6 +19,7 @@ from tokenmill.shards.layout import CODES, HEADER, MAGIC, numpy_dtype
 SUMMARY = "pairs of .bin and .idx with the names of Megatron-LM's tools"
 OPTIONS = frozenset({"name", "shard_size"})
 NEEDS: frozenset[str] = frozenset()
+WIDTHS = (2, 4)
 
 _CHUNK = 1 << 18
 

@@ -23,6 +23,7 @@ from tokenmill.storage import Folder
 SUMMARY = "train.bin and val.bin of raw uint16 tokens"
 OPTIONS = frozenset({"order", "seed"})
 NEEDS = frozenset({"eot", "uint16"})
+WIDTHS = (2, 4)
 
 
 def plan(source: Dataset, options: Options) -> Export:

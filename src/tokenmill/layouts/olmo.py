@@ -21,6 +21,7 @@ from tokenmill.layouts.stream import TokenStream, cut_at_documents, lengths_by_b
 SUMMARY = "raw .npy files with tables of documents, as dolma writes and OLMo reads them"
 OPTIONS = frozenset({"shard_size"})
 NEEDS = frozenset({"eot"})
+WIDTHS = (2, 4)
 
 SHARD_TOKENS = 1 << 28
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
+from collections.abc import Iterable
 from typing import cast
 
 from tokenmill.errors import RecipeError
 from tokenmill.layouts.shape import Layout, Options
-from tokenmill.sizes import parse_size
+from tokenmill.sizes import counted, parse_size
 
 LAYOUTS = (
     "catid",
@@ -21,7 +22,8 @@ LAYOUTS = (
     "olmo",
     "templar",
 )
-_SIZES = ("shard_size", "seq_len")
+SIZES = ("shard_size", "seq_len")
+MAX_FILES = 1_000_000
 
 
 def load_layout(name: str) -> Layout:
@@ -45,6 +47,21 @@ def check_options(name: str, options: Options) -> Options:
     if options.seed is not None and not 0 <= options.seed < 1 << 62:
         raise RecipeError(f"seed {options.seed} is out of range", hint="use a number from 0 on")
     return options
+
+
+def check_num_files(name: str, options: Options, num_tokens: Iterable[int]) -> None:
+    """Refuse a shard size that makes too many files of splits with so many tokens."""
+    size, splits = options.shard_size, tuple(num_tokens)
+    if size is not None and (count := sum(-(-split // size) for split in splits)) > MAX_FILES:
+        raise RecipeError(
+            f"{name} with a shard size of {counted(size, 'token')} has about {count:,} files, more than {MAX_FILES:,}",
+            hint=f"give a shard size of {sum(splits) // MAX_FILES + 1:,} tokens or more; 100M are 100 million",
+        )
+
+
+def layout_bytes(name: str, dtype: str, num_tokens: int) -> int:
+    """About how many bytes so many tokens of a dataset have in a layout, at most."""
+    return load_layout(name).WIDTHS[dtype != "uint16"] * num_tokens
 
 
 def check_needs(name: str, *, dtype: str, vocab_size: int, eot: str, where: str) -> None:
@@ -79,8 +96,8 @@ def parse_layout(text: str) -> tuple[str, Options]:
 
 
 def _value(option: str, text: str) -> object:
-    if option in _SIZES:
-        return parse_size(text)
+    if option in SIZES:
+        return parse_size(text, of="tokens")
     if option == "templar_compat":
         return text not in ("0", "false", "no")
     if option == "seed":

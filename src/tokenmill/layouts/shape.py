@@ -3,6 +3,7 @@
     SUMMARY                  one line for people
     OPTIONS                  which options of `Options` it takes
     NEEDS                    what the tokens must have: "eot" (documents with an end of text), "uint16"
+    WIDTHS                   bytes that a token takes here if the dataset has it in two, and in four
     plan(source, options)    what to write: parts, each with the files that belong together, and notes
     open(path, hints)        files of the layout as a dataset with splits, for import
 
@@ -97,6 +98,7 @@ class Layout(Protocol):
     SUMMARY: str
     OPTIONS: frozenset[str]
     NEEDS: frozenset[str]
+    WIDTHS: tuple[int, int]
 
     def plan(self, source: Dataset, options: Options) -> Export: ...
     def open(self, path: str, hints: Hints) -> Dataset: ...

@@ -24,6 +24,7 @@ from tokenmill.layouts.stream import TokenStream, cut_anywhere
 SUMMARY = ".npy shards of an exact size, tokens.bin and sample_ids.bin"
 OPTIONS = frozenset({"shard_size", "seq_len", "templar_compat"})
 NEEDS = frozenset({"eot"})
+WIDTHS = (4, 8)
 
 SHARD_TOKENS = 1 << 30
 SEQ_LEN = 2048

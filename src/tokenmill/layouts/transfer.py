@@ -16,26 +16,26 @@ import os
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from tokenmill import records
-from tokenmill.errors import DatasetError, DiskFullError, Interrupted, OutputError, RecipeError, TokenmillError
+from tokenmill.errors import DatasetError, Interrupted, OutputError, RecipeError, TokenmillError
 from tokenmill.layouts.shape import Files, Part, Receipt
 from tokenmill.manifest import check_name
 from tokenmill.storage import Digest, Folder, Output, ScratchOutput
 from tokenmill.storage.lock import LOCK, locked
 from tokenmill.storage.mapped import fast_digest
 from tokenmill.storage.output import is_temp
-from tokenmill.storage.scratch import scratch_corner
-from tokenmill.storage.space import require_space
+from tokenmill.storage.scratch import Fallback, make_corner, scratch_corner
+from tokenmill.storage.space import require_space, same_disk
+from tokenmill.threads import as_done
 
 REQUEST = ".build/request.json"
 RECEIPTS = ".build/receipts"
 FORMAT = 1
 LAST = "last"
-POLL_SECONDS = 0.2
+_TELL_SECONDS = 0.1
 
 T = TypeVar("T")
 Watcher = Callable[[dict[str, Any]], None]
@@ -161,8 +161,7 @@ def _transfer(
     folder.make(RECEIPTS)
     with locked(folder):
         _sweep(folder)
-        if local is not None:
-            local = _make_corner(local)
+        local = make_corner(local)
         folder.write(REQUEST, records.seal(request))
         run = _Run(folder, local, request.fingerprint, watch)
         try:
@@ -181,8 +180,9 @@ class _Run:
     def __init__(self, folder: Folder, local: Folder | None, fingerprint: str, watch: Watcher | None) -> None:
         self.folder, self.local = folder, local
         self.fingerprint = fingerprint
-        self.stop = threading.Event()
+        self._is_stopped = False
         self._watch = watch or (lambda _: None)
+        self._fallback = Fallback(local, lambda message: self._watch({"kind": "note", "message": message}))
         self._lock = threading.Lock()
         self._bytes = 0
 
@@ -190,18 +190,18 @@ class _Run:
         """Receipts of all parts, in order, and how many of them stood already."""
         for part in parts:
             check_name(part.name, where="a part")
-        with ThreadPoolExecutor(threads) as pool:
-            known = self._gather(pool, {part.name: pool.submit(self._load, part.name) for part in parts})
-            kept = {name: receipt for name, receipt in known.items() if receipt is not None}
-            # The largest first, so that no thread is left alone with a large one at the end.
-            missing = sorted((part for part in parts if part.name not in kept), key=lambda part: -part.num_bytes)
-            require_space(self.folder, sum(part.num_bytes for part in missing))
-            if kept and missing:
-                self._watch({"kind": "resume", "units": len(kept), "total_units": len(parts), "trusted": len(kept)})
-            total = {"total_bytes": sum(part.num_bytes for part in missing), "total_units": len(missing)}
-            self._watch({"kind": "start", "bytes": 0, **total})
-            futures = {part.name: pool.submit(self._write, part) for part in missing}
-            fresh = self._gather(pool, futures, workers=threads, **total)
+        known = self._gather(lambda part: self._load(part.name), parts, threads)
+        kept = {name: receipt for name, receipt in known.items() if receipt is not None}
+        # The largest first, so that no thread is left alone with a large one at the end.
+        missing = sorted((part for part in parts if part.name not in kept), key=lambda part: -part.num_bytes)
+        # A scratch folder on the same disk has what the threads are at, once more.
+        twice = threads if self.local is not None and same_disk(self.local, self.folder) else 0
+        require_space(self.folder, sum(part.num_bytes for part in (*missing, *missing[:twice])))
+        if kept and missing:
+            self._watch({"kind": "resume", "units": len(kept), "total_units": len(parts), "trusted": len(kept)})
+        total = {"total_bytes": sum(part.num_bytes for part in missing), "total_units": len(missing)}
+        self._watch({"kind": "start", "bytes": 0, **total})
+        fresh = self._gather(self._write, missing, threads, workers=threads, **total)
         found = {**kept, **fresh}
         return [found[part.name] for part in parts], len(kept)
 
@@ -220,25 +220,26 @@ class _Run:
         self.folder.remove(_receipt_name(LAST))
         return self._write(Part(name=LAST, num_bytes=0, write=write))
 
-    def _gather(self, pool: ThreadPoolExecutor, futures: dict[str, Future[T]], **about: int) -> dict[str, T]:
-        """Wait for all, telling of progress. The first error stops the others."""
-        begin = time.monotonic()
+    def _gather(self, work: Callable[[Part], T], parts: Sequence[Part], threads: int, **about: int) -> dict[str, T]:
+        """What comes of all parts, telling of progress if there is something to say of it. The first error ends it."""
+        begin = told = time.monotonic()
+        found: dict[str, T] = {}
         try:
-            open_ones = set(futures.values())
-            while open_ones:
-                done, open_ones = wait(open_ones, POLL_SECONDS, FIRST_COMPLETED)
-                for future in done:
-                    future.result()
-                if about:
-                    units = about["total_units"] - len(open_ones)
-                    self._watch(_progress(self._bytes, time.monotonic() - begin, units=units, **about))
-        except BaseException as error:
-            self.stop.set()
-            pool.shutdown(cancel_futures=True)
-            if isinstance(error, KeyboardInterrupt):
-                raise Interrupted("stopped; what is done is kept", hint=_GO_ON) from None
-            raise
-        return {name: future.result() for name, future in futures.items()}
+            with contextlib.closing(as_done(work, parts, threads, stop=self._stop)) as results:
+                for done in results:
+                    if done is not None:
+                        found[done[0].name] = done[1]
+                        self._fallback.look()
+                    now = time.monotonic()
+                    if about and (now - told >= _TELL_SECONDS or len(found) == len(parts)):
+                        told = now
+                        self._watch(_progress(self._bytes, now - begin, units=len(found), **about))
+        except KeyboardInterrupt:
+            raise Interrupted("stopped; what is done is kept", hint=_GO_ON) from None
+        return found
+
+    def _stop(self) -> None:
+        self._is_stopped = True
 
     def _write(self, part: Part) -> Receipt:
         files = _Files(self)
@@ -274,7 +275,7 @@ class _Run:
         return None if bad else receipt
 
     def _holds(self, name: str, digest: Digest) -> bool:
-        if self.stop.is_set():
+        if self._is_stopped:
             raise Interrupted("stopped", hint=_GO_ON)
         found = self.folder.stat(name)
         if found is None or not found.is_file or found.size != digest.bytes:
@@ -282,7 +283,7 @@ class _Run:
         return fast_digest(self.folder, name) == digest
 
     def count(self, size: int) -> None:
-        if self.stop.is_set():
+        if self._is_stopped:
             raise Interrupted("stopped", hint=_GO_ON)
         with self._lock:
             self._bytes += size
@@ -333,15 +334,6 @@ _GO_ON = "run the same command again: it goes on from there"
 
 def _receipt_name(part: str) -> str:
     return f"{RECEIPTS}/{part.replace('/', '-')}.json"
-
-
-def _make_corner(local: Folder) -> Folder | None:
-    try:
-        local.make()
-        local.sweep()
-    except DiskFullError:  # what does not fit there goes straight to the output
-        return None
-    return local
 
 
 def _sweep(folder: Folder) -> None:

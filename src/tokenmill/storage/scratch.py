@@ -5,7 +5,7 @@
     target/x       <--link
 
 When the scratch disk is too small for a file, what is there so far moves to the target and
-the rest follows it directly.
+the rest follows it directly. Some of the disk is left to others: RESERVE_BYTES stay free.
 """
 
 from __future__ import annotations
@@ -14,11 +14,19 @@ import contextlib
 import hashlib
 import os
 import secrets
+from collections.abc import Callable
 
 from tokenmill import records
 from tokenmill.errors import DiskFullError, StorageError
+from tokenmill.sizes import format_bytes
 from tokenmill.storage.folder import Folder
 from tokenmill.storage.output import TEMP_SUFFIX, Digest, DirectOutput, explained, write_all
+
+RESERVE_BYTES = 64_000_000
+# How much is written between two looks at the free space.
+_LOOK_BYTES = 1 << 20
+# A file in a corner that says that something did not fit. It has a temp name, so that the next run sweeps it.
+_FULL = f"full.000000000000{TEMP_SUFFIX}"
 
 
 def scratch_corner(scratch: str | None, target: Folder) -> Folder | None:
@@ -29,6 +37,36 @@ def scratch_corner(scratch: str | None, target: Folder) -> Folder | None:
     if scratch is None or not target.is_local:
         return None
     return Folder(os.path.join(scratch, f"tokenmill-{records.digest(target.path)[:12]}"), target.fs)
+
+
+def make_corner(corner: Folder | None) -> Folder | None:
+    """The corner, made and swept; None if nothing fits into it."""
+    if corner is None:
+        return None
+    try:
+        corner.make()
+        corner.sweep()
+    except DiskFullError:  # what does not fit there goes straight to the output
+        return None
+    return corner
+
+
+class Fallback:
+    """Says, once, that files go straight to the output because the scratch disk is full."""
+
+    def __init__(self, corner: Folder | None, tell: Callable[[str], None]) -> None:
+        self._corner, self._tell = corner, tell
+
+    def look(self) -> None:
+        """Whichever process it was that had no room there."""
+        if self._corner is not None and self._corner.exists(_FULL):
+            free = format_bytes(self._corner.free_bytes() or 0)
+            place = os.path.dirname(self._corner.path)
+            self._tell(
+                f"the scratch disk at {place} is full ({free} free, {format_bytes(RESERVE_BYTES)} of them reserved): "
+                "what does not fit is written straight to the output"
+            )
+            self._corner = None
 
 
 class ScratchOutput:
@@ -43,10 +81,13 @@ class ScratchOutput:
         self._direct: DirectOutput | None = None
         self._sha = hashlib.sha256()
         self._size = 0
+        self._looked = -_LOOK_BYTES
         try:
+            self._require_room(0)
             with explained(scratch.at(self._local_name)):
                 self._fd = scratch.fs.create(scratch.at(self._local_name))
         except DiskFullError:
+            self._fall_back()
             self._direct = target.create(name)
 
     def write(self, data: bytes | memoryview) -> int:
@@ -54,8 +95,10 @@ class ScratchOutput:
         if self._direct is None:
             assert self._fd is not None, "written after it was settled"
             try:
+                self._require_room(len(view))
                 write_all(self._scratch.fs, self._fd, view, self._scratch.at(self._local_name))
             except DiskFullError:
+                self._fall_back()
                 self._direct = self._move()
         if self._direct is not None:
             self._direct.write(view)
@@ -79,6 +122,20 @@ class ScratchOutput:
         self._drop_local()
         if self._direct is not None:
             self._direct.discard()
+
+    def _require_room(self, more: int) -> None:
+        """Raise `DiskFullError` if the scratch disk would be left with less than its reserve."""
+        if self._size + more - self._looked < _LOOK_BYTES:
+            return
+        self._looked = self._size + more
+        free = self._scratch.free_bytes()
+        if free is not None and free - more < RESERVE_BYTES:
+            raise DiskFullError(f"{self._scratch.path} has only {format_bytes(free)} free", hint="free some space")
+
+    def _fall_back(self) -> None:
+        with contextlib.suppress(OSError):  # it was said already, or the disk has room for nothing
+            path = self._scratch.at(_FULL)
+            self._scratch.fs.close(self._scratch.fs.create(path))
 
     def _move(self) -> DirectOutput:
         """Copy the bytes that were accepted so far to the target, and forget the local file."""

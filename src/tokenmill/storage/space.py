@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import os
+
 from tokenmill.errors import DiskFullError
 from tokenmill.sizes import format_bytes
 from tokenmill.storage.folder import Folder
 
 MARGIN_BYTES = 64_000_000
+
+
+def same_disk(one: Folder, other: Folder) -> bool:
+    """Whether two folders of this machine, made already or not, are on the same file system."""
+    return _device(one.path) == _device(other.path)
+
+
+def _device(path: str) -> int:
+    path = os.path.abspath(path)
+    while not os.path.exists(path):
+        path = os.path.dirname(path)
+    return os.stat(path).st_dev
 
 
 def has_space(folder: Folder, need: int) -> bool:

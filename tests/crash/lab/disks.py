@@ -29,9 +29,9 @@ from lab.swift import swift
 from lab_runner import Row
 from tokenmill.build import build
 from tokenmill.errors import DiskFullError, TokenmillError
+from tokenmill.storage import scratch as scratch_module
 
 PAGE = 4096
-_LABS = Path(__file__).parents[1:3]  # this lab, and what labs share
 ROOMY = "size=256m,nr_inodes=100000"
 _NAMESPACE = ("unshare", "--user", "--map-root-user", "--mount")
 _SECONDS = 600
@@ -55,7 +55,7 @@ def disks(scale: int, *, commands: bool = False) -> Row:
     try:
         done = subprocess.run(
             [*_NAMESPACE, sys.executable, "-c", code],
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (*_LABS, os.environ.get("PYTHONPATH", ""))))},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
             stdout=subprocess.PIPE,
             timeout=_SECONDS,
             check=True,
@@ -70,7 +70,8 @@ def inside(scale: int, commands: bool) -> None:
     """What runs in the namespace; prints how many disks were full, and what was wrong."""
     found: list[str | None] = []
     with swift(), make_case("plain") as plain, make_case("scratch") as scratch:
-        with patch.object(build, "check_space", lambda *_: None):
+        # A scratch disk without a reserve, so that it is really full.
+        with patch.object(build, "check_space", lambda *_: None), patch.object(scratch_module, "RESERVE_BYTES", 0):
             # As far as a build or a repair still fills the disk.
             found += [_build_on(plain, f"size={pages * PAGE}") for pages in _spread(1, 36, scale)]
             found += [_build_on(plain, f"size=16m,nr_inodes={count}") for count in _spread(2, 60, scale)]
