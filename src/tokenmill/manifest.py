@@ -19,7 +19,7 @@ from tokenmill.typed import convert
 
 NAME = "dataset.json"
 FORMAT = 1
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer.tiktoken", "characters.json")
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer.tiktoken", "characters.json", "tokenizer.model")
 # Why a document is not kept. The first group is policy; the second is bad input, which is quarantined.
 DROPS = ("empty", "too_short", "too_large", "filtered", "no_tokens", "over_budget")
 BAD = ("invalid_json", "missing_field", "null_text", "not_text", "lone_surrogate", "invalid_utf8")
@@ -214,7 +214,7 @@ def check_tokenizer(description: dict[str, Any], *, where: str) -> None:
     found = convert(_Tokenizer, description, where=f"{where}.tokenizer")
     if found.file is not None and found.file not in TOKENIZER_FILES:
         raise DatasetError(f"{where}: {found.file!r} is no name for a tokenizer", hint=_HINT)
-    if found.kind not in ("byte", "char", "hf", "tiktoken", "unknown"):
+    if found.kind not in ("byte", "char", "hf", "sentencepiece", "tiktoken", "unknown"):
         raise DatasetError(f"{where}: unknown kind of tokenizer {found.kind!r}", hint=_HINT)
 
 

@@ -61,6 +61,7 @@ from tokenmill.storage.scratch import Fallback, make_corner, scratch_corner
 from tokenmill.storage.space import has_space, require_space
 from tokenmill.tokenizer.spec import TokenizerSpec
 
+_SLOW = ("sentencepiece", "tiktoken", "tokenizers")
 Hire = Callable[[Folder, Work, TokenizerSpec], Executor]
 
 
@@ -202,6 +203,9 @@ def _check_first(setup: Setup, work: Work, folder: Folder, executor: Executor, p
     """Before the work: the engine against its reference."""
     checked = check(make_request(setup.plan), work, setup.spec, executor)
     progress.tell("parity", **checked.parity)
+    if setup.spec.engine in _SLOW and checked.survey.seconds:
+        speed = checked.survey.encoded_bytes / checked.survey.seconds / 1e6
+        progress.tell("note", message=f"{setup.spec.engine} encodes {speed:.1f} MB/s on each core")
     return checked
 
 

@@ -24,7 +24,7 @@ from tokenmill.build.task import Work
 from tokenmill.build.visits import Request
 from tokenmill.shards.layout import numpy_dtype
 from tokenmill.tokenizer.encoded import Engine
-from tokenmill.tokenizer.parity import Trial, check_parity, open_reference, try_engine
+from tokenmill.tokenizer.parity import Trial, check_parity, compare, hard_texts, open_reference, try_engine
 from tokenmill.tokenizer.spec import TokenizerSpec
 
 
@@ -68,6 +68,8 @@ def check(request: Request, work: Work, spec: TokenizerSpec, worker: Worker) -> 
     with ThreadPoolExecutor(1, thread_name_prefix="tokenmill-reference") as beside:
         reference = beside.submit(open_reference, spec)
         found = worker.look(request)
+    hard = hard_texts(spec)
+    compare(spec, reference.result(), hard, worker.encode(hard))
     parity, trial = check_parity(spec, reference.result(), found.texts, worker.encode)
     survey = Survey(
         seen=tuple(_count(found, trial, eot=work.eot != "none")),

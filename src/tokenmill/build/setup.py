@@ -36,7 +36,7 @@ class Setup:
 def set_up(recipe: Recipe, *, output: str | None = None) -> Setup:
     """Find the sources and the tokenizer, and make the plan. Writes nothing."""
     spec, note = resolve(recipe.tokenizer, eot_token=recipe.eot_token), ""
-    if spec.kind == "hf":
+    if spec.kind != "char" and spec.file_name:
         # Which engine can encode it, only a try will tell.
         from tokenmill.tokenizer.parity import choose_engine
 

@@ -2,15 +2,21 @@
 
 gigatoken gets the Arrow buffers as they are, one call a batch, on the calling thread. Special
 tokens are taken out of the tokenizer first, so that their strings inside a text are text.
+The other engines are each tokenizer's own implementation. One of gigatoken+REFERENCE has the few
+texts that end in a way in which gigatoken is known to differ encoded by the reference.
 """
 
 from __future__ import annotations
 
+import binascii
+import contextlib
 import json
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from gigatoken import Tokenizer as _Gigatoken
 from gigatoken import gigatoken_rs as _rs
 
@@ -18,8 +24,15 @@ from tokenmill.arrow_text import text_array, text_buffers
 from tokenmill.errors import TokenizerError
 from tokenmill.storage.temporary import temporary_file
 from tokenmill.tokenizer.encoded import Encoded, Engine, Ids
+from tokenmill.tokenizer.pieces import SentencePieceEngine
 from tokenmill.tokenizer.ragged import encode_ragged
 from tokenmill.tokenizer.spec import TokenizerSpec
+
+# How texts end on which gigatoken 0.10 differs from Llama 3's pattern: RE2's syntax, and more rather than less.
+KNOWN_TO_DIFFER = r"[\r\n][\s\v\x1c-\x1f\x{85}\p{Z}]*[\x{85}\p{Z}][\s\v\x1c-\x1f\x{85}\p{Z}]*\z"
+# Schemes that gigatoken has under another name.
+_SAME_SCHEME = {"llama3": "gpt4"}
+_CHECK = "check the tokenizer's file, or use another form of it, such as a tokenizer.json"
 
 
 def open_engine(spec: TokenizerSpec) -> Engine:
@@ -28,9 +41,18 @@ def open_engine(spec: TokenizerSpec) -> Engine:
         return _ByteEngine()
     if spec.kind == "char":
         return _CharEngine(spec)
-    engine = _TokenizersEngine(spec) if spec.engine == "tokenizers" else _GigatokenEngine(spec)
+    if spec.kind == "sentencepiece":
+        return SentencePieceEngine(spec.content, name=spec.name)
+    engine = _open(spec)
     _check_specials(engine, spec)
     return engine
+
+
+def _open(spec: TokenizerSpec) -> Engine:
+    if spec.engine == "gigatoken":
+        return _GigatokenEngine(spec)
+    own: Engine = _TokenizersEngine(spec) if spec.kind == "hf" else _TiktokenEngine(spec)
+    return _MendedEngine(_GigatokenEngine(spec), own) if spec.engine.startswith("gigatoken+") else own
 
 
 def _check_specials(engine: Engine, spec: TokenizerSpec) -> None:
@@ -38,14 +60,6 @@ def _check_specials(engine: Engine, spec: TokenizerSpec) -> None:
     for name, number in specials(spec).items():
         if number in engine.encode(text_array([name, f"a{name} {name}"])).ids:
             raise TokenizerError(f"{spec.engine} encodes the text {name!r} as the special token {number}")
-
-
-def convert_sentencepiece_bpe(data: bytes) -> bytes:
-    """gigatoken's own reading of a byte-pair SentencePiece model."""
-    from gigatoken._load.sentencepiece import sentencepiece_to_tokenizer_json
-
-    converted: str = sentencepiece_to_tokenizer_json(data)
-    return converted.encode()
 
 
 class _GigatokenEngine:
@@ -61,30 +75,72 @@ class _GigatokenEngine:
     def _load(self, spec: TokenizerSpec) -> Any:
         if spec.kind == "tiktoken":
             with temporary_file(spec.content, suffix=".tiktoken") as path:
-                return _rs.BPETokenizer.from_tiktoken(path, spec.scheme, None)
+                return _rs.BPETokenizer.from_tiktoken(path, _SAME_SCHEME.get(spec.scheme, spec.scheme), None)
         return _Gigatoken.from_json(without_specials(spec)).backend
 
     def encode(self, text: pa.Array) -> Encoded:
-        return encode_ragged(self._encoder, *text_buffers(text))
+        with native_errors("gigatoken"):
+            return encode_ragged(self._encoder, *text_buffers(text))
 
     def decode(self, ids: Ids) -> str:
         return bytes(self._encoder.decode(ids.astype(np.uint32))).decode(errors="replace")
 
 
 class _TokenizersEngine:
-    """Hugging Face's own encoder, for the models that gigatoken does not know."""
+    """Hugging Face's own encoder, for what gigatoken does not know."""
 
     def __init__(self, spec: TokenizerSpec) -> None:
         self._encoder = open_tokenizers(spec)
 
     def encode(self, text: pa.Array) -> Encoded:
-        found = self._encoder.encode_batch_fast(text.to_pylist(), add_special_tokens=False)
+        with native_errors("tokenizers"):
+            found = self._encoder.encode_batch_fast(text.to_pylist(), add_special_tokens=False)
         rows = [np.array(row.ids, np.uint32) for row in found]
         lengths = np.fromiter((len(row) for row in rows), np.int64, len(rows))
         return Encoded(np.concatenate(rows) if rows else np.zeros(0, np.uint32), lengths)
 
     def decode(self, ids: Ids) -> str:
         return str(self._encoder.decode(ids.tolist(), skip_special_tokens=True))
+
+
+class _TiktokenEngine:
+    """OpenAI's own encoder of rank files, for those that gigatoken encodes in another way."""
+
+    def __init__(self, spec: TokenizerSpec) -> None:
+        self._encoder = open_tiktoken(spec)
+
+    def encode(self, text: pa.Array) -> Encoded:
+        with native_errors("tiktoken"):
+            rows = [self._encoder.encode_to_numpy(document, disallowed_special=()) for document in text.to_pylist()]
+        lengths = np.fromiter((len(row) for row in rows), np.int64, len(rows))
+        return Encoded(np.concatenate(rows) if rows else np.zeros(0, np.uint32), lengths)
+
+    def decode(self, ids: Ids) -> str:
+        return str(self._encoder.decode(ids.tolist()))
+
+
+class _MendedEngine:
+    """gigatoken, but for texts that end in a newline with wide spaces behind it: those are for the reference."""
+
+    def __init__(self, engine: Engine, own: Engine) -> None:
+        self._engine, self._own = engine, own
+
+    def encode(self, text: pa.Array) -> Encoded:
+        found = self._engine.encode(text)
+        rows = np.flatnonzero(pc.match_substring_regex(text, KNOWN_TO_DIFFER).to_numpy(zero_copy_only=False))
+        if not len(rows):
+            return found
+        begins = np.concatenate(([0], np.cumsum(found.lengths)))
+        lengths, parts, at = found.lengths.copy(), [], 0
+        for row in rows.tolist():
+            mended = self._own.encode(text[row : row + 1])
+            lengths[row] = len(mended.ids)
+            parts += [found.ids[at : begins[row]], mended.ids]
+            at = begins[row + 1]
+        return Encoded(np.concatenate([*parts, found.ids[at:]]), lengths)
+
+    def decode(self, ids: Ids) -> str:
+        return self._engine.decode(ids)
 
 
 class _ByteEngine:
@@ -156,8 +212,41 @@ def without_specials(spec: TokenizerSpec) -> str:
 
 
 def _is_native(error: BaseException) -> bool:
-    """Whether native code did not get along with a file. Rust's panics are no `Exception`, and have no public name."""
-    return isinstance(error, Exception) or type(error).__name__ == "PanicException"
+    """Whether native code did not get along with a file."""
+    return isinstance(error, Exception) or _is_panic(error)
+
+
+def _is_panic(error: BaseException) -> bool:
+    """Rust's panics are not an `Exception`, and have no public name."""
+    return type(error).__name__ == "PanicException"
+
+
+@contextlib.contextmanager
+def native_errors(library: str) -> Iterator[None]:
+    """What native code dies of while it encodes, as a typed error."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error) not in (Exception, KeyError, RuntimeError, ValueError) and not _is_panic(error):
+            raise
+        reason = str(error).partition("\n")[0]
+        raise TokenizerError(f"{library} cannot encode a text: {reason}", hint=_CHECK) from None
+
+
+def open_tiktoken(spec: TokenizerSpec) -> Any:
+    """The `tiktoken` object of a rank file."""
+    import tiktoken
+
+    from tokenmill.tokenizer.parity import PATTERNS
+
+    words = spec.content.split()  # a token and its rank, line after line
+    with native_errors("tiktoken"):
+        return tiktoken.Encoding(
+            spec.name,
+            pat_str=PATTERNS[spec.scheme],
+            mergeable_ranks=dict(zip(map(binascii.a2b_base64, words[::2]), map(int, words[1::2]), strict=True)),
+            special_tokens={},
+        )
 
 
 def open_tokenizers(spec: TokenizerSpec) -> Any:

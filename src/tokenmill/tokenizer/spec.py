@@ -3,9 +3,11 @@
 gpt2 | byte | char                        built in
 DIR, tokenizer.json                       Hugging Face format
 ranks.tiktoken, ranks.tiktoken:SCHEME     byte-pair ranks and the scheme that cuts text into words
-x.model                                   SentencePiece
+x.model                                   SentencePiece, or ranks: the content tells
+tekken.json                               Mistral's ranks
 org/name, org/name@revision               from the hub
-tokenizers:ANY OF THE ABOVE               encode with `tokenizers` instead of gigatoken
+tokenizers:tokenizer.json                 encode with `tokenizers` instead of gigatoken
+tiktoken:ranks.tiktoken                   encode with tiktoken instead of gigatoken
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ from typing import Any
 
 from tokenmill import records
 from tokenmill.errors import TokenizerError
-from tokenmill.tokenizer import sentencepiece
+from tokenmill.tokenizer.recognise import format_ranks, parse_ranks, parse_tekken, recognise
 
 _GPT2 = ("gpt2", 50256)
 # Scheme and end-of-text of the rank files that OpenAI publishes, by what they hash to; they carry neither.
@@ -29,12 +31,26 @@ _KNOWN_RANKS = {
     "306cd27f03c1a714eca7108e03d66b7dc042abe8c258b44c199a7ed9838dd930": _GPT2,  # r50k_base
     "223921b76ee99bde995b7ff738513eef100fb51d18c93597a113bcffe865b2a7": ("gpt4", 100257),  # cl100k_base
     "446a9538cb6c348e3516120d7c08b09f57c36495e2acfffe59a5bf8b0cfb1a2d": ("o200k", 199999),  # o200k_base
+    "94b5ca7dff4d00767bc256fdd1b27e5b17361d7b8a5f968547f9f23eb70d2069": _GPT2,  # p50k_base, with a gap for it
+    "82e9d31979e92ab929cd544440f129d9ecd797b69e327f80f17e1c50d5551b55": ("llama3", 128001),  # Llama 3
 }
 _KNOWN_EOT = "<|endoftext|>"
-SCHEMES = ("gpt2", "gpt4", "o200k", "qwen2")
-EOT_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|eos|>", "<|end▁of▁sentence|>", "[EOS]", "[SEP]")
+_LLAMA3_EOT = "<|end_of_text|>"
+SCHEMES = ("gpt2", "gpt4", "llama3", "o200k", "qwen2", "tekken")
+EOT_NAMES = (
+    "<|endoftext|>",
+    "<|end_of_text|>",
+    "</s>",
+    "<eos>",
+    "<|eos|>",
+    "<｜end▁of▁sentence｜>",  # noqa: RUF001  DeepSeek's, with wide bars
+    "<|end▁of▁sentence|>",
+    "[EOS]",
+    "[SEP]",
+)
 MAX_CONTENT_BYTES = 1 << 28
-_MAX_DIGITS = 10
+# Engines that can be asked for by name, and for what.
+_FORCED = (("tokenizers", "hf", "tokenizer.json"), ("tiktoken", "tiktoken", "rank file"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,14 +76,16 @@ class TokenizerSpec:
         """Under which name the content stands in a dataset; built-in tokenizers need none."""
         if self.kind == "byte" or (self.kind == "tiktoken" and self.name == "gpt2"):
             return None
-        return {"hf": "tokenizer.json", "tiktoken": "tokenizer.tiktoken", "char": "characters.json"}[self.kind]
+        names = {"hf": "tokenizer.json", "tiktoken": "tokenizer.tiktoken", "char": "characters.json"}
+        return {**names, "sentencepiece": "tokenizer.model"}[self.kind]
 
     @property
     def engine_version(self) -> str:
         """What encodes, and which version of it: another one may give other ids."""
         if self.engine == "tokenmill":
             return "tokenmill"
-        return f"{self.engine} {importlib.metadata.version(self.engine)}"
+        parts = self.engine.split("+")
+        return f"{self.engine} {' '.join(importlib.metadata.version(part) for part in parts)}"
 
     def describe(self) -> dict[str, Any]:
         """The tokenizer as the manifest has it."""
@@ -90,13 +108,13 @@ def resolve(name: str, *, eot_token: str | None = None) -> TokenizerSpec:
             f"{name.partition('://')[0]}:// tokenizers are not fetched by this version",
             hint="give a local file, or a name on the hub",
         )
-    forced = name.startswith("tokenizers:")
-    spec = _resolve(name.removeprefix("tokenizers:"), eot_token)
-    if forced:
-        if spec.kind != "hf":
-            raise TokenizerError(f"{name}: only a tokenizer.json can be encoded by tokenizers", hint="drop the prefix")
-        spec = replace(spec, engine="tokenizers")
-    return spec
+    for engine, kind, what in _FORCED:
+        if name.startswith(f"{engine}:"):
+            spec = _resolve(name.removeprefix(f"{engine}:"), eot_token)
+            if spec.kind != kind:
+                raise TokenizerError(f"{name}: only a {what} can be encoded by {engine}", hint="drop the prefix")
+            return replace(spec, engine=engine)
+    return _resolve(name, eot_token)
 
 
 def from_dataset(description: dict[str, Any], content: bytes | None) -> TokenizerSpec:
@@ -139,7 +157,9 @@ def _resolve(name: str, eot_token: str | None) -> TokenizerSpec:
     if name == "char":
         _no_eot_token(name, eot_token)
         return char_spec("")
-    path_text, _, scheme = name.rpartition(":") if ".tiktoken:" in name else (name, "", "")
+    path_text, _, scheme = name.rpartition(":")
+    if not path_text or (".tiktoken:" not in name and scheme not in SCHEMES):
+        path_text, scheme = name, ""
     try:
         path = _find_file(path_text)
     except (OSError, RuntimeError) as error:  # it may not be looked at, can be no path, or has a ~ of nobody
@@ -152,7 +172,8 @@ def _find_file(name: str) -> Path | None:
     """The file that a name means; None if it may be one on the hub."""
     path = Path(name).expanduser()
     if path.is_dir():
-        found = [path / file for file in ("tokenizer.json", "tokenizer.model") if (path / file).is_file()]
+        names = ("tokenizer.json", "tokenizer.model", "tekken.json")
+        found = [path / file for file in names if (path / file).is_file()] or sorted(path.glob("tokenizer.model.v*"))
         if not found:
             raise TokenizerError(
                 f"{path} holds neither tokenizer.json nor tokenizer.model", hint="name the tokenizer's file itself"
@@ -167,13 +188,64 @@ def _find_file(name: str) -> Path | None:
 
 def _from_file(path: Path, scheme: str, eot_token: str | None) -> TokenizerSpec:
     content = _read(path)
-    if path.suffix == ".tiktoken":
+    kind = recognise(content, name=path.name)
+    if kind == "ranks":
         known = _KNOWN_RANKS.get(hashlib.sha256(content).hexdigest(), ("", None))
         return _tiktoken(path.name, content, known, scheme, eot_token)
-    if path.suffix == ".model":
-        return _hf(path.name, sentencepiece.to_tokenizer_json(content, name=path.name), None, eot_token)
+    if scheme:
+        raise TokenizerError(f"{path.name} is not a rank file, so {scheme!r} does not apply", hint="drop the scheme")
+    if kind == "tekken":
+        return _tekken(path.name, content, eot_token)
+    if kind == "sentencepiece":
+        return _sentencepiece(path.name, content, eot_token)
     config = path.parent / "tokenizer_config.json"
     return _hf(path.name, content, _read(config) if config.is_file() else None, eot_token)
+
+
+def _sentencepiece(name: str, content: bytes, eot_token: str | None) -> TokenizerSpec:
+    from tokenmill.tokenizer.pieces import open_model
+
+    model = open_model(content, name=name)
+    pieces: list[str] = [model.id_to_piece(number) for number in range(model.vocab_size())]
+    if eot_token is not None and eot_token not in pieces:
+        raise TokenizerError(f"{name} has no token {eot_token!r}", hint="name a piece of the model")
+    # Its own end of text wins over the usual names.
+    own = model.eos_id()
+    names = (*([pieces[own]] if own >= 0 else []), *EOT_NAMES) if eot_token is None else (eot_token,)
+    eot = next((pieces.index(piece) for piece in names if piece in pieces), None)
+    return TokenizerSpec(
+        name=name,
+        kind="sentencepiece",
+        scheme="",
+        content=content,
+        vocab_size=len(pieces),
+        eot_id=eot,
+        engine="sentencepiece",
+    )
+
+
+def _tekken(name: str, content: bytes, eot_token: str | None) -> TokenizerSpec:
+    """Of Mistral's tekken.json, as a rank file of the ids."""
+    from tokenmill.tokenizer.parity import PATTERNS
+
+    found = parse_tekken(content, name=name)
+    scheme = next((scheme for scheme in SCHEMES if PATTERNS[scheme] == found.pattern), None)
+    if scheme is None:
+        raise TokenizerError(
+            f"{name} cuts text into words by a pattern that this version does not know",
+            hint="use the tokenizer.json of the same model",
+        )
+    eot = found.eot_id(eot_token)
+    if eot_token is not None and eot is None:
+        raise TokenizerError(
+            f"{name} has no token {eot_token!r}", hint=f"its special tokens: {', '.join(found.specials)}"
+        )
+    ranks = format_ranks(found.ranks)
+    parse_ranks(ranks, name=name)
+    size = max(found.vocab_size, *(number + 1 for number in found.ranks.values()))
+    return TokenizerSpec(
+        name=name, kind="tiktoken", scheme=scheme, content=ranks, vocab_size=size, eot_id=eot, engine="gigatoken"
+    )
 
 
 def _from_hub(name: str, eot_token: str | None) -> TokenizerSpec:
@@ -227,26 +299,28 @@ def _tiktoken(
             f"{name}: a .tiktoken file does not say how text is cut into words, and {said}",
             hint=f"add the scheme: {name}:SCHEME, one of {', '.join(SCHEMES)}",
         )
-    if eot is not None and eot_token not in (None, _KNOWN_EOT):
-        raise TokenizerError(f"{name} has no token {eot_token!r}", hint=f"its end of text is {_KNOWN_EOT}")
-    if eot is None:
-        num_ids = _num_ids(content)
-        eot = num_ids if eot_token is not None else None  # beyond them; its name is for others to know
+    eot_name = _LLAMA3_EOT if known[0] == "llama3" else _KNOWN_EOT
+    if eot is not None and eot_token not in (None, eot_name):
+        raise TokenizerError(f"{name} has no token {eot_token!r}", hint=f"its end of text is {eot_name}")
+    if name == "gpt2" and known == _GPT2:
+        num_ids = known[1] or 0  # built in: there is nothing to find wrong with it
+    else:
+        ranks = parse_ranks(content, name=name)
+        num_ids = max(ranks.values()) + 1
+        if len(ranks) != len(content.splitlines()):  # lines that are empty, or have an empty token
+            num_ids = max(num_ids, *(int(line.split()[1]) + 1 for line in content.splitlines() if line.strip()))
+            content = format_ranks(ranks)
+    if eot is None and eot_token is not None:
+        eot = num_ids  # beyond them; its name is for others to know
     return TokenizerSpec(
         name=name,
         kind="tiktoken",
         scheme=scheme,
         content=content,
-        vocab_size=num_ids if eot is None else eot + 1,
+        vocab_size=num_ids if eot is None else max(num_ids, eot + 1),
         eot_id=eot,
         engine="gigatoken",
     )
-
-
-def _num_ids(ranks: bytes) -> int:
-    """Ids up to the largest of a rank file. What is no rank, the engine will tell."""
-    found = (int(rank) for rank in ranks.split()[1::2] if rank.isdigit() and len(rank) < _MAX_DIGITS)
-    return max(found, default=-1) + 1
 
 
 def _hf(name: str, content: bytes, config: bytes | None, eot_token: str | None) -> TokenizerSpec:
@@ -260,10 +334,16 @@ def _hf(name: str, content: bytes, config: bytes | None, eot_token: str | None) 
             raise TypeError("an id is not a number")
         if not all(isinstance(token, str) for token in (*ids, *added)):
             raise TypeError("a token is not a text")
+        dropout = model.get("dropout")
     except (ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError) as error:
         raise TokenizerError(
             f"{name} is not a tokenizer.json: {type(error).__name__}: {error}", hint="check the file"
         ) from None
+    if dropout:
+        raise TokenizerError(
+            f"{name} has BPE dropout {dropout}, with which the same text gets other ids each time",
+            hint='set "dropout" to null in a copy of the file',
+        )
     known = {**ids, **added}
     if eot_token is not None and eot_token not in known:
         raise TokenizerError(
