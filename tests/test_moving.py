@@ -131,7 +131,7 @@ def test_parts_that_only_a_third_place_could_join_are_refused(pushed: str, bucke
         ({"shards": "100-101"}, "no shards 100-101"),
         ({"shards": "3-1"}, "are no shards"),
         ({"shards": "x"}, "are no shards"),
-        ({"workers": 0}, "0 workers"),
+        ({"workers": 0}, "workers is 0"),
     ],
 )
 def test_nonsense_is_refused(pushed: str, tmp_path: Path, arguments: dict[str, Any], said: str) -> None:

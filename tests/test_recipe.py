@@ -331,3 +331,9 @@ def test_what_the_yaml_reader_chokes_on_is_an_error_of_ours(tmp_path: Path, text
     (tmp_path / "recipe.yaml").write_text(text)
     with pytest.raises(RecipeError, match=r"cannot read the recipe .*recipe\.yaml"):
         make_recipe({}, config=tmp_path / "recipe.yaml")
+
+
+@pytest.mark.parametrize("split", ["Val=0.1,val=0.2", "Train=0.1", {"A": 0.1, "a": 0.1}])
+def test_splits_that_differ_in_case_alone_are_refused(split: object) -> None:
+    with pytest.raises(RecipeError, match="differ in case alone"):
+        make_recipe({"sources": "a.txt", "split": split})

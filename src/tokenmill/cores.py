@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 
+from tokenmill import arguments
 from tokenmill.container import allowed_cores, allowed_memory
 from tokenmill.errors import RecipeError
 
@@ -21,6 +22,7 @@ def resolve_workers(workers: int | None) -> int:
     By default as many as there are cores, and as have room in its memory.
     """
     cores = num_cores()
+    workers = arguments.workers_or_none(workers)
     if workers is None:
         fitting = min(_memory(), allowed_memory()) / MEMORY_BUDGET
         workers = positive_from_environment("DATASET_NUM_PROC") or max(1, int(min(cores, fitting)))

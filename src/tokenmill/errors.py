@@ -3,6 +3,7 @@
     TokenmillError                exit code 1
     ├── RecipeError               2    what was asked for cannot be done as asked
     │   ├── TokenizerError        2    unknown, unreadable, or without an EOT
+    │   ├── UnknownSplitError     2    a dataset has no split of that name; a KeyError too
     │   └── OutputError           2    the output folder holds something else
     ├── SourceError               1    a source cannot be read; names file and position
     │   └── SourceChangedError    1    a source is not what the plan pinned
@@ -45,6 +46,12 @@ class RecipeError(TokenmillError):
 
 class TokenizerError(RecipeError):
     pass
+
+
+class UnknownSplitError(RecipeError, KeyError):
+    """A dataset is a mapping of splits, and whoever looks one up may expect a `KeyError`."""
+
+    __str__ = Exception.__str__  # KeyError shows its message in quotes
 
 
 class OutputError(RecipeError):

@@ -12,6 +12,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from tokenmill import arguments
 from tokenmill.errors import RecipeError
 
 PORT = 6379
@@ -28,13 +29,13 @@ class Host:
 
 def cluster(hosts: str | os.PathLike[str], *, user: str | None = None) -> str:
     """The cluster file, as YAML, of a file with a `host slots` line for each host."""
-    where = os.fspath(hosts)
+    where = arguments.place("hosts", hosts)
     try:
         with open(where, encoding="utf-8") as file:
             text = file.read()
     except (OSError, UnicodeDecodeError) as error:
         raise RecipeError(f"{where} cannot be read: {error}", hint=_HINT) from None
-    name = getpass.getuser() if user is None else user
+    name = getpass.getuser() if user is None else arguments.text("user", user)
     if not _USER.fullmatch(name):
         raise RecipeError(f"{name!r} is no name of a user", hint="give the one that logs in to the hosts")
     # Only here: the parser of files has a way to write them, too.

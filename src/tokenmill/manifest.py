@@ -6,14 +6,15 @@ worker counts: the same sources and the same recipe give the same bytes of it.
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from tokenmill import records
-from tokenmill.errors import DatasetError
+from tokenmill.errors import DatasetError, RecipeError
 from tokenmill.storage import Digest, Folder
 from tokenmill.typed import convert
 
@@ -97,6 +98,17 @@ class Manifest:
     @property
     def num_files(self) -> int:
         return len(self.files) + 2 * sum(len(split.shards) for split in self.splits.values())
+
+    def content(self, *splits: str) -> str:
+        """A digest of what some splits hold, all of them by default. The fingerprint is that of the recipe, and of the
+        names and sizes of sources: other text of the same size has the same one."""
+        sha = hashlib.sha256()
+        for name in splits or self.splits:
+            shards = self.splits[name].shards
+            sha.update(f"{name} {len(shards)}\n".encode())
+            for shard in shards:
+                sha.update(f"{shard.bin.sha256}{shard.idx.sha256}".encode())
+        return sha.hexdigest()
 
     def all_files(self) -> dict[str, Digest]:
         """Every file that the dataset consists of, but for the manifest itself."""
@@ -209,6 +221,14 @@ def check_split_name(name: str, *, where: str) -> None:
         raise DatasetError(f"{where}: {name!r} is no name for a split", hint=_HINT)
 
 
+def check_case(splits: Iterable[str], *, where: str) -> None:
+    """Refuse splits that differ in case alone: on many disks they are one folder."""
+    known: dict[str, str] = {}
+    for name in splits:
+        if (other := known.setdefault(name.lower(), name)) != name:
+            raise RecipeError(f"{where}: the splits {other!r} and {name!r} differ in case alone", hint=_SAME_FOLDER)
+
+
 def check_tokenizer(description: dict[str, Any], *, where: str) -> None:
     """Refuse a tokenizer that is not described as ours are."""
     found = convert(_Tokenizer, description, where=f"{where}.tokenizer")
@@ -233,4 +253,5 @@ class _Tokenizer:
 
 
 _HINT = "the manifest is damaged or was not written by tokenmill"
+_SAME_FOLDER = "rename one of them: they would be the same folder on many disks"
 _OTHER_FORMAT = "use the tokenmill that wrote it"

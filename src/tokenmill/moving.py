@@ -20,8 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from tokenmill import arguments, records
 from tokenmill import manifest as manifests
-from tokenmill import records
 from tokenmill.errors import DatasetError, Interrupted, OutputError, RecipeError
 from tokenmill.manifest import Manifest, Shard, Split
 from tokenmill.storage import Digest, Folder, open_folder
@@ -33,6 +33,7 @@ from tokenmill.storage.space import require_space
 from tokenmill.threads import as_done
 
 FILES_AT_ONCE = 4
+MAX_FILES_AT_ONCE = 1024
 LEFT_BEHIND = "left_behind"
 _TELL_SECONDS = 0.2
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
@@ -63,7 +64,7 @@ def push(
     watch: Watcher | None = None,
 ) -> Moved:
     """Put a dataset of this machine to a URL. Called again, it moves what is missing or wrong there."""
-    source, target = open_folder(dataset), open_folder(url)
+    source, target = open_folder(dataset, name="dataset"), open_folder(url, name="url")
     if not source.is_local or target.is_local:
         raise RecipeError("push goes from a folder to a URL", hint="tokenmill push data/owt s3://bucket/owt")
     target, _ = ready(target)
@@ -80,7 +81,7 @@ def pull(
     watch: Watcher | None = None,
 ) -> Moved:
     """Get a dataset from a URL to a folder. Called again, also after a kill, it gets what is missing or wrong there."""
-    source, target = open_folder(url), open_folder(folder)
+    source, target = open_folder(url, name="url"), open_folder(folder, name="folder")
     if source.is_local or not target.is_local:
         raise RecipeError("pull goes from a URL to a folder", hint="tokenmill pull s3://bucket/owt data/owt")
     return _move(source, target, partial(_get, source, target), split, shards, workers, watch)
@@ -96,14 +97,19 @@ def _move(
     watch: Watcher | None,
 ) -> Moved:
     begin = time.monotonic()
-    if workers is not None and workers < 1:
-        raise RecipeError(f"{workers} workers", hint="give a positive number")
-    whole = manifests.load(source)
-    wanted = part_of(whole, split, shards)
+    if workers is not None:
+        workers = arguments.whole("workers", workers, least=1, most=MAX_FILES_AT_ONCE)
+    if split is not None:
+        split = [split] if isinstance(split, str) else split
+        split = arguments.texts("split", split, hint="give the name of a split, or several")
+    arguments.text_or_none("shards", shards, hint="write them like 0-9 or 0,3,5-7")
+    arguments.function_or_none("watch", watch)
+    full = manifests.load(source)
+    wanted = part_of(full, split, shards)
     _check_target(target, wanted)
     target.make(".build")
     with locked(target):
-        result = _let_in(target, whole, wanted)
+        result = _let_in(target, full, wanted)
         files = wanted.all_files()
         parents = sorted({"", *map(os.path.dirname, files)})
         for parent in parents:
@@ -169,7 +175,7 @@ def _get(source: Folder, target: Folder, name: str, digest: Digest, tally: Tally
 
 def part_of(whole: Manifest, split: str | Sequence[str] | None, shards: str | None) -> Manifest:
     """The manifest of some splits and shards alone; the whole one if nothing is left out."""
-    names = [split] if isinstance(split, str) else list(split or whole.splits)
+    names = [split] if isinstance(split, str) else list(whole.splits if split is None else split)
     if unknown := [name for name in names if name not in whole.splits]:
         raise RecipeError(f"there is no split {unknown[0]!r}", hint=f"there are {', '.join(whole.splits)}")
     wanted = _numbers(shards) if shards is not None else None
@@ -179,7 +185,7 @@ def part_of(whole: Manifest, split: str | Sequence[str] | None, shards: str | No
         if name in names
     }
     if not any(part.shards for part in parts.values()):
-        raise RecipeError(f"there are no shards {shards}", hint="they count from 0")
+        raise RecipeError(f"there are no shards {shards or ''}".rstrip(), hint="they count from 0")
     return _with_splits(whole, parts)
 
 

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
 
+from tokenmill import arguments
 from tokenmill.errors import RecipeError
 from tokenmill.filters import code_digest
 from tokenmill.sizes import parse_fraction, parse_size
@@ -32,6 +33,8 @@ NOT_IN_A_RECIPE = (
 # As long as a manifest takes it, and as many as there are numbers for in the provenance of a document.
 _MAX_SPLIT_CHARS = 64
 _MAX_SPLITS = 127
+# Folders that a dataset has beside its splits.
+_FOLDERS = ("provenance",)
 _SPLIT_HINT = "write it like val=0.0005, or val=1%,test=2%"
 
 
@@ -110,7 +113,7 @@ def make_recipe(fields: Mapping[str, Any], *, config: str | os.PathLike[str] | N
         return _make(given)
     from tokenmill.recipe_file import read_recipe_file  # PyYAML takes its time to load
 
-    name = os.fspath(config)
+    name = arguments.place("config", config)
     told = read_recipe_file(config)
     with _at(name):
         told = _read_fields(told)
@@ -126,13 +129,18 @@ def parse_split(split: object) -> dict[str, float] | Literal["nanogpt"]:
     shares: dict[str, float] = {}
     for name, share in pairs:
         is_name = isinstance(name, str) and name.isascii() and name.isidentifier()
-        if not is_name or name in ("train", "provenance"):
+        if not is_name or name == "train" or name.lower() in _FOLDERS:
             raise RecipeError(f"{name!r} cannot name a split", hint=_SPLIT_HINT)
         if len(name) > _MAX_SPLIT_CHARS:
             said = f"the name of a split has {len(name)} characters, and {_MAX_SPLIT_CHARS} at most"
             raise RecipeError(f"{said}: {name}", hint="give it a shorter name")
         if name in shares:
             raise RecipeError(f"{name!r} stands twice", hint=_SPLIT_HINT)
+        if twins := [other for other in ("train", *shares) if other.lower() == name.lower()]:
+            raise RecipeError(
+                f"the splits {twins[0]!r} and {name!r} differ in case alone",
+                hint="rename one of them: they would be the same folder on many disks",
+            )
         with _at(name):
             shares[name] = parse_fraction(share)
     if len(shares) > _MAX_SPLITS:
@@ -188,6 +196,10 @@ _AS_WRITTEN: dict[str, Callable[[Any], Any]] = {
 }
 
 
+# Kinds of fields that are whole numbers, and read as they are.
+_WHOLE = (get_type_hints(Recipe, include_extras=True)["seed"],)
+
+
 def _make(fields: dict[str, Any]) -> Recipe:
     if "sources" not in fields:
         raise RecipeError("no sources are given", hint="name files, folders, globs or URLs")
@@ -201,7 +213,7 @@ def _read_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in fields.items():
         if name not in kinds:
             raise _unknown(name, list(kinds))
-        if value is not None and value not in ((), []):
+        if value is not None and not (isinstance(value, tuple | list) and not value):
             with _at(name):
                 found[name] = _read_field(name, kinds[name], value)
     return found
@@ -214,6 +226,10 @@ def _read_field(name: str, kind: Any, value: Any) -> Any:
         hints.append("YAML takes a bare yes, no, on or off for true or false: put it in quotes")
         raise RecipeError(f"{str(value).lower()} makes no sense here", hint="; ".join(hints))
     parse = _AS_WRITTEN.get(name)
+    if kind in _WHOLE and not isinstance(value, int | str):
+        if (number := arguments.as_int(value)) is None:
+            raise RecipeError(f"{arguments.show(value)} is not a whole number", hint="write it like 0 or 42")
+        value = number
     try:
         if choices and value not in choices:
             raise RecipeError(f"{value!r} is not known", hint=hints[0])

@@ -10,6 +10,7 @@ import contextlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 
+from tokenmill import arguments
 from tokenmill import manifest as manifests
 from tokenmill.build import state
 from tokenmill.build.budget import Budget
@@ -46,6 +47,7 @@ def repair(
 
     A dataset that was made with a filter runs that function again, so it must be named here.
     """
+    arguments.text_or_none("filter", filter)
     return repair_folder(open_folder(path), workers=resolve_workers(workers), filter=filter)
 
 

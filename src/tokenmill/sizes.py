@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Literal, TypeGuard
 
+from tokenmill import arguments
 from tokenmill.errors import RecipeError
 from tokenmill.typed import MAX_INT
 
@@ -26,28 +27,30 @@ _HINTS = {
 }
 
 
-def parse_size(text: str | float, *, of: Literal["bytes", "tokens"] = "bytes") -> int:
-    """The whole number that `text` means; `parse_size("64MB") == 64_000_000`.
+def parse_size(text: str | float, *, of: Literal["bytes", "tokens"] = "bytes", name: str = "") -> int:
+    """The whole number that `text` means; `parse_size("64MB") == 64_000_000`. Errors begin with the `name`.
 
     A fraction of a byte or token is an error, but for powers of 1024, which hardly go without: they are rounded.
     """
-    number, is_binary = _read(text, of)
+    about = f"{name}: " if name else ""
+    number, is_binary = _read(text, of, about)
     if number != number.to_integral_value() and not is_binary:
-        raise RecipeError(f"{text!r} is not a whole number of {of}", hint=_HINTS[of])
+        raise RecipeError(f"{about}{arguments.show(text)} is not a whole number of {of}", hint=_HINTS[of])
     if not 0 < round(number) < MAX_INT:
-        raise RecipeError(f"{text!r} is not a positive size below 2^62", hint=_HINTS[of])
+        raise RecipeError(f"{about}{arguments.show(text)} is not a positive size below 2^62", hint=_HINTS[of])
     return round(number)
 
 
-def _read(text: str | float, of: Literal["bytes", "tokens"]) -> tuple[Decimal, bool]:
+def _read(text: str | float, of: Literal["bytes", "tokens"], about: str) -> tuple[Decimal, bool]:
     """The number, and whether it was written with a power of 1024."""
-    if _is_number(text) and abs(text) < float("inf"):
-        return Decimal(text), False
+    found = text if isinstance(text, float) else arguments.as_int(text)
+    if found is not None and abs(found) < float("inf"):
+        return Decimal(found), False
     match = _SIZE.fullmatch(text) if isinstance(text, str) else None
     if not match or (match[3] and not match[2]):
-        raise RecipeError(f"{text!r} is not a size", hint=_HINTS[of])
+        raise RecipeError(f"{about}{arguments.show(text)} is not a size", hint=_HINTS[of])
     if match[4] and of == "tokens":
-        raise RecipeError(f"{text!r} is a size in bytes, not a number of tokens", hint="a billion tokens are 1G")
+        raise RecipeError(f"{about}{text!r} is a size in bytes, not a number of tokens", hint="a billion tokens are 1G")
     base = 1024 if match[3] else 1000
     return Decimal(re.sub("[_,]", "", match[1])) * base ** _POWERS[match[2].upper()], bool(match[3])
 

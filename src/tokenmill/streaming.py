@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill import records
+from tokenmill import arguments, records
 from tokenmill.build.check import Here, check
 from tokenmill.build.epoch import START, Epoch, Mark, Texts
 from tokenmill.build.inline import EngineHolder
@@ -28,7 +28,7 @@ from tokenmill.build.setup import make_work, set_up
 from tokenmill.build.visits import make_request
 from tokenmill.data.ahead import ahead
 from tokenmill.data.held import Held
-from tokenmill.data.loader import STATE_VERSION, check_share, check_state
+from tokenmill.data.loader import STATE_VERSION, check_content, check_share, check_state
 from tokenmill.data.mixture import merge
 from tokenmill.data.order import make_key, permute
 from tokenmill.data.stream import Batch, Form, Numbers, WindowLayout
@@ -90,10 +90,14 @@ class TextStream:
         prefetch: int = 2,
         **recipe: Any,
     ) -> None:
-        check_seq_len(seq_len)
-        check_share(batch_size=batch_size, rank=rank, world_size=world_size, prefetch=prefetch)
-        if shuffle is not None and shuffle < 2:
-            raise RecipeError(f"shuffle is {shuffle}", hint="give the number of samples to shuffle at a time, or None")
+        share = check_share(batch_size=batch_size, rank=rank, world_size=world_size, prefetch=prefetch, epochs=epochs)
+        self.batch_size, self.rank, self.world_size, self.prefetch, self.epochs = share
+        self.seq_len = seq_len = check_seq_len(seq_len)
+        self.drop_last = arguments.flag("drop_last", drop_last)
+        form = Form(fields=fields, mask_borders=mask_borders, dtype=dtype)
+        hint = "give the number of samples to shuffle at a time, or None"
+        shuffle = arguments.whole_or_none("shuffle", shuffle, least=2, hint=hint)
+        arguments.text("tokenizer", tokenizer, hint="name a tokenizer, like gpt2")
         setup = set_up(make_recipe({"sources": sources, "tokenizer": tokenizer, "split": held_out, **recipe}))
         names = setup.recipe.splits
         if split not in names:
@@ -102,7 +106,6 @@ class TextStream:
             )
         if "part" in fields:
             raise RecipeError("field 'part' of a single stream", hint="only a Mixture has parts")
-        form = Form(fields=fields, mask_borders=mask_borders, dtype=dtype)
         self._layout = WindowLayout(form, numpy_dtype(setup.dtype))
         self._with_index = "sample_index" in fields
         self._spec = setup.spec
@@ -114,10 +117,8 @@ class TextStream:
         self._identity |= {"seq_len": seq_len, "order": "sequential", "seed": 0}
         if shuffle is not None:
             self._identity |= {"order": "shuffled", "buffer": shuffle, "seed": setup.recipe.seed}
-        self.seq_len, self.batch_size = seq_len, batch_size
-        self.rank, self.world_size = rank, world_size
-        self.epochs, self.drop_last = epochs, drop_last
-        self.prefetch = prefetch
+        # Every rank must see the same: those of files that were copied need the times of the originals.
+        self._sources = records.digest([(s.name, s.bytes, s.etag or s.modified) for s in setup.plan.sources])
         self.samples_seen = 0
         self.dropped: Counter[str] = Counter()
         self._shuffle = shuffle
@@ -147,6 +148,7 @@ class TextStream:
         return {
             "version": STATE_VERSION,
             "stream": self._identity,
+            "sources": self._sources,
             "samples_seen": self.samples_seen,
             "cursor": dataclasses.asdict(self._cursor),
         }
@@ -154,6 +156,7 @@ class TextStream:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where another stream of the same samples stood, whatever its ranks and batch size were."""
         seen = check_state(state, self._identity, hint=_HINT)
+        check_content(state, "sources", self._sources)
         cursor = BEGINNING if state.get("cursor") is None else self._check_cursor(state["cursor"], seen)
         self.samples_seen, self._cursor = seen, cursor
 

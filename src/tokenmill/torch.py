@@ -22,6 +22,7 @@ import numpy as np
 import torch
 from torch.utils import data as torch_data
 
+from tokenmill import arguments
 from tokenmill.data import dataset as datasets
 from tokenmill.data import loader as loaders
 from tokenmill.data.mixture import Mixture
@@ -130,6 +131,7 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]  # torc
     def state_dict(self, steps: int) -> dict[str, Any]:
         """The state after so many batches of one iteration."""
         loader = self._loader
+        steps = arguments.whole("steps", steps, hint="give the number of batches that were taken")
         last = float("inf") if loader.epochs is None else loader.epochs * loader.num_samples
         seen = loader.samples_seen + steps * loader.batch_size * loader.world_size
         return {**loader.state_dict(), "samples_seen": int(min(seen, max(last, loader.samples_seen)))}
@@ -205,6 +207,7 @@ class TextDataset(torch_data.IterableDataset):  # type: ignore[misc]  # torch is
     def state_dict(self, steps: int) -> dict[str, Any]:
         """The state after so many batches of one iteration. A resume reads from where this iteration began."""
         stream = self._stream
+        steps = arguments.whole("steps", steps, hint="give the number of batches that were taken")
         seen = stream.samples_seen + steps * stream.batch_size * stream.world_size
         return {**stream.state_dict(), "samples_seen": seen}
 

@@ -16,8 +16,8 @@ from typing import Literal
 
 import numpy as np
 
+from tokenmill import arguments, placement
 from tokenmill import manifest as manifests
-from tokenmill import placement
 from tokenmill.build.groups import group_pieces
 from tokenmill.build.receipt import PIECES, RECEIPTS, REJECTS, Receipt
 from tokenmill.build.redo import SOURCE_CHANGED, dataset_receipts, reopen
@@ -76,6 +76,11 @@ def verify(
 
     `source` tokenises sources again; if the dataset was made with a filter, it must be named.
     """
+    known = ("sample", "all")
+    if source is not None and arguments.text("source", source, hint=f"one of {', '.join(known)}") not in known:
+        raise RecipeError(f"source is {source!r}", hint=f"one of {', '.join(known)}")
+    arguments.text_or_none("filter", filter)
+    quick = arguments.flag("quick", quick)
     return verify_folder(open_folder(path), quick=quick, source=source, threads=resolve_workers(workers), filter=filter)
 
 

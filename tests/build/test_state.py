@@ -17,6 +17,7 @@ from tokenmill.build import state
 from tokenmill.build.receipt import NO_LIMIT, receipt_name
 from tokenmill.build.trust import load_receipt
 from tokenmill.build.waiting import NOTE
+from tokenmill.errors import SourceChangedError
 from tokenmill.storage import Folder
 from tokenmill.storage.fs import LocalFileSystem
 from tokenmill.storage.lock import LOCK, Holder
@@ -168,3 +169,18 @@ def test_an_output_may_be_a_link_to_a_folder(corpus: Path, tmp_path: Path) -> No
     (tmp_path / "out").symlink_to(tmp_path / "there")
     tokenmill.prepare(str(corpus), tmp_path / "out", tokenizer="byte", workers=1)
     assert (tmp_path / "there/dataset.json").exists()
+
+
+def test_without_its_build_folder_a_dataset_says_what_was_compared_and_takes_no_newer_source(tmp_path: Path) -> None:
+    source, output = tmp_path / "a.txt", tmp_path / "out"
+    source.write_text("ab\ncd\n")
+    assert not tokenmill.prepare(source, output, tokenizer="byte", workers=1).notes
+    assert not tokenmill.prepare(source, output, tokenizer="byte", workers=1).notes
+    shutil.rmtree(output / ".build")
+    (note,) = tokenmill.prepare(source, output, tokenizer="byte", workers=1).notes
+    assert "by name and size, not by content" in note
+    source.write_text("cd\nab\n")
+    later = (output / "dataset.json").stat().st_mtime_ns + 10**9
+    os.utime(source, ns=(later, later))
+    with pytest.raises(SourceChangedError, match=r"source a.txt was written .*, after the dataset"):
+        tokenmill.prepare(source, output, tokenizer="byte", workers=1)

@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tokenmill
+from conftest import write_jsonl
 from tokenmill.data.dataset import Dataset, TokenSplit
 from tokenmill.errors import DatasetError
 
@@ -180,3 +181,21 @@ print(*sorted({{name.partition(".")[0] for name in sys.modules}} & set({HEAVY!r}
 """
     done = subprocess.run([sys.executable, "-c", script, path], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout.strip(), done.stderr) == (0, "", "")
+
+
+def test_a_dataset_is_a_mapping_of_splits(path: Path) -> None:
+    found = tokenmill.open(path)
+    assert list(found) == ["train"] and len(found) == 1 and found
+    assert "train" in found and "test" not in found and 0 not in found
+    assert "train: " in repr(found)
+
+
+def test_other_text_of_the_same_size_is_other_content(tmp_path: Path) -> None:
+    contents, fingerprints = set(), set()
+    for text in ("abc def", "def abc"):
+        write_jsonl(tmp_path / "a.jsonl", [text])
+        tokenmill.prepare(tmp_path / "a.jsonl", tmp_path / "out", tokenizer="byte", workers=1, restart=True)
+        found = tokenmill.open(tmp_path / "out")
+        contents.add(found.content("train"))
+        fingerprints.add(found.manifest.fingerprint)
+    assert len(contents) == 2 and len(fingerprints) == 1

@@ -320,3 +320,29 @@ def test_a_trainer_loads_numpy_and_nothing_heavier(dataset: Dataset, tmp_path: P
     code = f"import sys, tokenmill; next(iter(tokenmill.DataLoader({dataset.path!r}, 32, 4))); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert not {"pyarrow", "gigatoken", "awkward", "torch", "typer"} & set(done.stdout.split())
+
+
+def test_a_state_of_other_content_is_refused_and_one_that_does_not_say_is_taken(tmp_path: Path) -> None:
+    source, output = tmp_path / "a.jsonl", tmp_path / "out"
+    states = []
+    for text in ("abc def", "def abc"):
+        write_jsonl(source, [text])
+        tokenmill.prepare(source, output, tokenizer="byte", workers=1, restart=True)
+        loader = DataLoader(output, 2, 1)
+        states.append(loader.state_dict())
+    loader.load_state_dict(states[1])
+    loader.load_state_dict({name: value for name, value in states[0].items() if name != "content"})
+    with pytest.raises(StateError, match="before the content changed"):
+        loader.load_state_dict(states[0])
+
+
+@pytest.mark.parametrize("name", ["seed", "seq_len", "batch_size", "epochs"])
+def test_a_number_gives_one_order_and_one_state_however_it_is_written(dataset: Dataset, name: str) -> None:
+    plain: dict[str, Any] = {"seq_len": 50, "batch_size": 4, "seed": 2, "epochs": 1}
+    first = DataLoader(dataset, **plain)
+    other = DataLoader(dataset, **{**plain, name: np.int64(plain[name])})
+    assert json.dumps(first.state_dict()) == json.dumps(other.state_dict())
+    assert [b["input_ids"].tolist() for b in first] == [b["input_ids"].tolist() for b in other]
+    for value in (True, float(plain[name]), str(plain[name])):
+        with pytest.raises(RecipeError, match=f"{name} is"):
+            DataLoader(dataset, **{**plain, name: value})

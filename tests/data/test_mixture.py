@@ -319,11 +319,11 @@ def test_epochs_that_a_part_does_not_last_for_are_refused_at_once(datasets: dict
 @pytest.mark.parametrize(
     ("weights", "told"),
     [
-        ({"web": -0.1, "code": 1}, "part 'web' has weight -0.1"),
-        ({"web": float("nan"), "code": 1}, "part 'web' has weight nan"),
-        ({"web": float("inf"), "code": 1}, "part 'web' has weight inf"),
-        ({"web": "much", "code": 1}, "part 'web' has weight 'much'"),
-        ({"web": True, "code": 1}, "part 'web' has weight True"),
+        ({"web": -0.1, "code": 1}, "the weight of part 'web' is -0.1"),
+        ({"web": float("nan"), "code": 1}, "the weight of part 'web' is nan"),
+        ({"web": float("inf"), "code": 1}, "the weight of part 'web' is inf"),
+        ({"web": "much", "code": 1}, "the weight of part 'web' is 'much'"),
+        ({"web": True, "code": 1}, "the weight of part 'web' is True"),
         ({"web": 0, "code": 0}, "no part has any weight"),
         ({"web": 1e-9, "code": 1}, "part 'web' has weight 1e-09 of"),
     ],
@@ -338,8 +338,8 @@ def test_bad_weights_are_refused(datasets: dict[str, Dataset], weights: dict[str
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"changes": {0: {"web": 1, "code": 1, "books": 1}}}, "weights change at sample 0"),
-        ({"changes": {1.5: {"web": 1, "code": 1, "books": 1}}}, "weights change at sample 1.5"),
+        ({"changes": {0: {"web": 1, "code": 1, "books": 1}}}, "a key of changes is 0"),
+        ({"changes": {1.5: {"web": 1, "code": 1, "books": 1}}}, "a key of changes is 1.5"),
         ({"changes": {9: {"web": 1}}}, "weights for web, but the parts are books, code, web"),
         ({"max_repeats": 0}, "max_repeats of part 'web' is 0"),
         ({"max_repeats": {"web": 1.5}}, "max_repeats of part 'web' is 1.5"),

@@ -507,3 +507,23 @@ def test_a_stream_goes_to_another_process_with_its_plan_or_the_way_to_it(copy: P
     again = pickle.loads(data)
     located = loader.stream.locate(np.arange(50))
     assert again.batch(located)["labels"].tolist() == loader.stream.batch(located)["labels"].tolist()
+
+
+def test_a_plan_of_other_content_is_made_again(tmp_path: Path) -> None:
+    source, output = tmp_path / "a.jsonl", tmp_path / "out"
+    for texts in (["a" * 30, "b" * 3], ["b" * 3, "a" * 30]):  # the same bytes in another order
+        write_jsonl(source, texts)
+        tokenmill.prepare(source, output, tokenizer="byte", workers=1, restart=True)
+        (batch,) = DataLoader(output, 40, 2, packing="padded", order="sequential", epochs=1)
+        assert [(row != IGNORED).sum() for row in batch["labels"]] == [len(text) for text in texts]
+
+
+def test_a_plan_of_before_content_was_recorded_is_made_again(copy: Path) -> None:
+    dataset = tokenmill.open(copy)
+    made = open_packing(dataset, "train", "padded", 32)
+    about = copy / "packing" / "train-padded-32.json"
+    record = json.loads(about.read_bytes())
+    del record["seal"], record["spec"]["content"]
+    about.write_bytes(records.seal(record))
+    assert open_packing(dataset, "train", "padded", 32).digest == made.digest
+    assert json.loads(about.read_bytes())["spec"]["content"]

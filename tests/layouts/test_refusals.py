@@ -79,7 +79,7 @@ def test_a_split_that_the_layout_has_no_place_for(tmp_path: Path) -> None:
         ("nanogpt", {"seq_len": 4}, "does not apply"),
         ("nanogpt", {"seed": 4}, "shuffled"),
         ("nanogpt", {"order": "random"}, "not known"),
-        ("nanogpt", {"order": "shuffled", "seed": -1}, "out of range"),
+        ("nanogpt", {"order": "shuffled", "seed": -1}, "seed is -1"),
         ("templar", {"seq_len": 0}, "positive"),
         ("templar", {"seq_len": 1000}, "no sample"),
         ("llmc", {"shard_size": "many"}, "not a size"),
@@ -211,3 +211,42 @@ def test_a_nanogpt_split_cannot_go_with_a_budget(tmp_path: Path) -> None:
     for options in ({"max_tokens": 5}, {"eot": "none"}, {"documents": "separator:x"}, {"eot": "prepend"}):
         with pytest.raises(RecipeError, match="nanogpt"):
             tokenmill.prepare(str(tmp_path / "a.parquet"), tmp_path / "o", split="nanogpt", workers=1, **options)
+
+
+def test_an_export_of_other_content_is_refused(tmp_path: Path) -> None:
+    source, dataset = tmp_path / "a.txt", tmp_path / "dataset"
+    for text in ("ab\ncd\n", "cd\nab\n"):
+        source.write_text(text)
+        tokenmill.prepare(source, dataset, tokenizer="byte", workers=1, restart=True)
+        if text.startswith("ab"):
+            tokenmill.export(dataset, tmp_path / "out", to="nanogpt")
+    with pytest.raises(OutputError, match="the export of other content"):
+        tokenmill.export(dataset, tmp_path / "out", to="nanogpt")
+    assert not tokenmill.export(dataset, tmp_path / "out", to="nanogpt", restart=True).already_complete
+
+
+def test_an_import_of_files_that_changed_is_refused(tmp_path: Path) -> None:
+    """Not at one of the few places that a fingerprint is taken from."""
+    tokens = np.zeros(100_000, "<u2")
+    tokens[999::1000] = 7
+    file = tmp_path / "files" / "train.bin"
+    file.parent.mkdir()
+    tokens.tofile(file)
+    options: dict[str, Any] = {"layout": "nanogpt", "eot_id": 7}
+    tokenmill.import_(file.parent, tmp_path / "out", **options)
+    assert tokenmill.import_(file.parent, tmp_path / "out", **options).already_complete
+    before = file.stat().st_mtime_ns
+    tokens[5000] = 1
+    tokens.tofile(file)
+    os.utime(file, ns=(before + 1000, before + 1000))
+    with pytest.raises(OutputError, match=r"the import of other content:\n  files: files/train.bin: was '200000 bytes"):
+        tokenmill.import_(file.parent, tmp_path / "out", **options)
+
+
+def test_an_import_of_splits_that_differ_in_case_alone_is_refused(tmp_path: Path) -> None:
+    for name in ("train", "Train"):
+        np.array([1, 2, 7], "<u2").tofile(tmp_path / f"{name}.bin")
+    if len(list(tmp_path.iterdir())) == 1:
+        pytest.skip("this disk has no two names that differ in case alone")
+    with pytest.raises(RecipeError, match="'Train' and 'train' differ in case alone"):
+        tokenmill.import_(tmp_path, tmp_path / "out", layout="nanogpt", eot_id=7)

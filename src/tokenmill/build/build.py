@@ -100,6 +100,8 @@ def build_planned(setup: Setup, folder: Folder, manner: Manner) -> tuple[Manifes
     done = None if restart else state.finished(folder, setup.plan)
     local = scratch_corner(manner.scratch, folder)
     if done is not None:
+        if unknown := state.what_was_compared(folder):
+            progress.tell("note", message=unknown)
         state.tidy(folder, setup.recipe.splits, local)
         return done, True
     folder.make(".build")

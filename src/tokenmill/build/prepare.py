@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
+from tokenmill import arguments
 from tokenmill import manifest as manifests
 from tokenmill.build.crew import Crew, needs_crew
 from tokenmill.cores import num_cores, resolve_workers
@@ -39,6 +40,8 @@ _NO_BESIDES = "each part is on a disk of its node already; tokenmill export is r
 class Result:
     """A finished dataset, and whether there was anything left to do. `seconds` are without those of waiting.
 
+    `notes` are sentences that the user should read.
+
     If it is in parts on `nodes`, `output` is as it was given, and the manifest says what they come to.
     """
 
@@ -48,6 +51,7 @@ class Result:
     seconds: float
     export: Exported | None = None
     nodes: Nodes | None = None
+    notes: tuple[str, ...] = ()
 
     @property
     def tokens(self) -> int:
@@ -95,24 +99,26 @@ def prepare(
     `nodes.json` there says which node has what. Variables in `output` are those of the node; `workers` are for each.
     """
     begin = time.monotonic()
-    if not output:
+    arguments.function_or_none("watch", watch)
+    notes, watch = _noting(watch)
+    if output == "":
         raise RecipeError("no output is given", hint="add -o OUT")
-    _check_flags(wait=wait, restart=restart, update=update)
+    output, scratch = arguments.place("output", output), arguments.place_or_none("scratch", scratch)
+    workers, layout = arguments.workers_or_none(workers), arguments.text_or_none("layout", layout)
+    wait, restart, update, timeout = _check_flags(wait=wait, restart=restart, update=update, timeout=timeout)
     check_executor(executor, ray_address, placement)
     fields = {"sources": sources, **recipe}
     if placement == "node-local":
-        if layout is not None or scratch is not None:
-            raise RecipeError("--layout and --scratch do not go with node-local placement", hint=_NO_BESIDES)
-        if update:
-            raise RecipeError("--update does not go with node-local placement", hint="start over with --restart")
+        _check_node_local(layout is not None or scratch is not None, update=update)
         return _prepare_on_nodes(
             fields,
-            os.fspath(output),
+            output,
             config=config,
             address=ray_address,
             workers=workers,
             restart=restart,
             patience=timeout if wait else ENDING_SECONDS,
+            notes=notes,
             watch=watch,
         )
     folder = open_folder(output, spool=scratch)
@@ -157,11 +163,11 @@ def prepare(
                 export=None
                 if layout is None
                 else export_beside(folder.path, layout, workers=count, scratch=scratch, restart=restart, watch=watch),
+                notes=tuple(dict.fromkeys(notes)),
             )
 
         def tell(message: str) -> None:
-            if watch is not None:
-                watch({"kind": "waiting", "message": message})
+            watch({"kind": "waiting", "message": message})
 
         if wait:
             return wait_for(folder, attempt, timeout=timeout, tell=tell)
@@ -174,8 +180,21 @@ def prepare(
             crew.stop()
 
 
+def _noting(watch: Watcher | None) -> tuple[list[str], Watcher]:
+    """Where notes are gathered, and a watcher that gathers them and passes everything on."""
+    notes: list[str] = []
+
+    def hear(event: dict[str, Any]) -> None:
+        if event["kind"] == "note":
+            notes.append(event["message"])
+        if watch is not None:
+            watch(event)
+
+    return notes, hear
+
+
 def _prepare_on_nodes(
-    fields: dict[str, Any], output: str, *, config: str | os.PathLike[str] | None, **options: Any
+    fields: dict[str, Any], output: str, *, config: str | os.PathLike[str] | None, notes: list[str], **options: Any
 ) -> Result:
     from tokenmill.build.ray_nodes import build_on_nodes
     from tokenmill.recipe import make_recipe
@@ -190,6 +209,7 @@ def _prepare_on_nodes(
         already_complete=already_complete,
         seconds=time.monotonic() - begin,
         nodes=nodes,
+        notes=tuple(dict.fromkeys(notes)),
     )
 
 
@@ -200,15 +220,32 @@ def check_place(layout: str, folder: Folder | None) -> None:
         raise RecipeError("--layout writes files on this machine, beside a dataset in a folder", hint=hint)
 
 
-def _check_flags(*, wait: bool, restart: bool, update: bool) -> None:
+def _check_flags(
+    *, wait: bool, restart: bool, update: bool, timeout: float | None
+) -> tuple[bool, bool, bool, float | None]:
+    wait, restart = arguments.flag("wait", wait), arguments.flag("restart", restart)
+    update = arguments.flag("update", update)
+    if timeout is not None:
+        timeout = arguments.number("timeout", timeout, hint="give a number of seconds, or None to wait for ever")
     if restart and update:
         raise RecipeError("--restart keeps nothing, --update what it can", hint="drop one of the two")
     if wait and restart:
         raise RecipeError("each one who waits would start the build over", hint="start it over first, without waiting")
+    return wait, restart, update, timeout
+
+
+def _check_node_local(has_besides: bool, *, update: bool) -> None:
+    if has_besides:
+        raise RecipeError("--layout and --scratch do not go with node-local placement", hint=_NO_BESIDES)
+    if update:
+        raise RecipeError("--update does not go with node-local placement", hint="start over with --restart")
 
 
 def check_executor(executor: str, ray_address: str | None = None, placement: str = "shared") -> None:
     """Refuse what is not known, or does not go together."""
+    arguments.text("executor", executor)
+    arguments.text("placement", placement)
+    arguments.text_or_none("ray_address", ray_address)
     if executor not in EXECUTORS:
         raise RecipeError(f"{executor!r} is no executor", hint=f"one of {', '.join(EXECUTORS)}")
     if placement not in PLACEMENTS:

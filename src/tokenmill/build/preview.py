@@ -6,6 +6,7 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
+from tokenmill import arguments
 from tokenmill.build import state
 from tokenmill.build.check import Here, check
 from tokenmill.build.estimate import Estimate
@@ -86,8 +87,12 @@ def plan(
     With `executor="ray"` the workers are those of a cluster, which is not asked: as many as given, or as are here.
     """
     check_executor(executor)
+    arguments.text_or_none("layout", layout)
+    restart, update = arguments.flag("restart", restart), arguments.flag("update", update)
+    workers = arguments.workers_or_none(workers)
+    arguments.place_or_none("scratch", scratch)
     wanted = make_recipe({"sources": sources, **recipe}, config=config)
-    folder = open_folder(output) if output is not None else None
+    folder = open_folder(output, name="output") if output is not None else None
     notes: list[str] = []
     if layout is not None:
         check_place(layout, folder)

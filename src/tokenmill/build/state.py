@@ -31,7 +31,7 @@ from tokenmill.errors import DatasetError, LockedError, OutputError, SourceChang
 from tokenmill.manifest import Manifest
 from tokenmill.planning import Plan, Source, check_plan, differences
 from tokenmill.shards.structure import wrong_structure
-from tokenmill.sizes import few
+from tokenmill.sizes import few, format_time
 from tokenmill.storage import Digest, Folder, hub
 from tokenmill.storage.lock import LOCK, locked
 from tokenmill.storage.output import TEMP_SUFFIX, is_temp
@@ -131,6 +131,8 @@ def finished(folder: Folder, plan: Plan) -> Manifest | None:
             hint = "a finished dataset can do without it: remove it, or start over with --restart"
             raise DatasetError(error.message, hint=hint) from None
         _check_pins(before, plan.sources, hint="put the old file back, or start over with --restart")
+    elif not folder.exists(PLAN):
+        _check_not_newer(folder, plan)
     try:
         quick_check(folder, found)
     except DatasetError as error:
@@ -354,6 +356,31 @@ def _differences(found: Manifest, plan: Plan) -> list[str]:
     old_plan = Plan(format=found.format, identity=found.identity, sources=sources, units=(), target_tokens=0)
     new_plan = Plan(format=plan.format, identity=plan.identity, sources=now, units=plan.units, target_tokens=0)
     return differences(old_plan, new_plan)
+
+
+def what_was_compared(folder: Folder) -> str:
+    """What a user should know of a finished dataset that is taken as it is; "" if its sources were compared."""
+    if folder.exists(PLAN):
+        return ""
+    said = "its .build folder is gone, so the sources were compared by name and size, not by content"
+    return f"{said}; if they may have changed, start over with --restart"
+
+
+def _check_not_newer(folder: Folder, plan: Plan) -> None:
+    """Refuse sources that were written after the dataset: without its plan, nothing shows that they are the same."""
+    found = folder.stat(manifests.NAME)
+    written = found.modified if found is not None else 0
+    newer = [
+        f"source {source.name} was written {format_time(source.modified)}, after the dataset ({format_time(written)})"
+        for source in plan.sources
+        if written and not source.etag and source.modified > written
+    ]
+    if newer:
+        raise SourceChangedError(
+            f"{folder.path} has no .build folder, which would tell whether its sources have changed:\n  "
+            + few(newer, "\n  "),
+            hint="start over with --restart, or choose another output",
+        )
 
 
 def _check_pins(before: Sequence[Source], now: Sequence[Source], *, hint: str) -> None:

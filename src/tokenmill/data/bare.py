@@ -16,7 +16,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -31,6 +31,7 @@ from tokenmill.data.ends import Ends, EotEnds, NoEnds, StoredEnds
 from tokenmill.errors import DatasetError, RecipeError
 from tokenmill.manifest import Manifest, Split
 from tokenmill.shards.layout import Tokens, numpy_dtype
+from tokenmill.sizes import format_time
 
 PLACES = 8
 PLACE_BYTES = 4096
@@ -91,6 +92,14 @@ class BareDataset(Dataset):
         self.found = found
         self.manifest = _manifest(found)
         self._splits = {name: BareSplit(found, name) for name in found.files}
+
+    def content(self, split: str) -> str:
+        """What a few places of the files tell: all that can be had without reading them."""
+        return self.manifest.fingerprint
+
+    def pins(self, *splits: str) -> dict[str, Any]:
+        paths = {file.path for name in splits or self.splits for file in self.found.files[name]}
+        return {"content": self.manifest.fingerprint, "files": pin_files(paths)}
 
 
 class BareSplit(TokenSplit):
@@ -222,6 +231,23 @@ def look_at(path: str) -> dict[str, Any]:
     except OSError as error:
         raise DatasetError(f"{path} cannot be read: {error.strerror}", hint="check the path") from None
     return {"bytes": size, "places": _places(data.data)}
+
+
+def pin_files(paths: Collection[str]) -> dict[str, str]:
+    """Sizes and times of these files, and of those beside them that bear their names or index them all.
+
+    Where documents end is in one of those: X.idx of X.bin, X.ds.index, X.csv.gz, index.json.
+    """
+    found: dict[str, str] = {}
+    for folder in sorted({os.path.dirname(path) for path in paths}):
+        stems = {os.path.basename(path).partition(".")[0] for path in paths if os.path.dirname(path) == folder}
+        with os.scandir(folder or ".") as entries:
+            for entry in sorted(entries, key=lambda entry: entry.name):
+                if (entry.name == "index.json" or entry.name.partition(".")[0] in stems) and entry.is_file():
+                    about = entry.stat()
+                    place = os.path.join(os.path.basename(folder), entry.name)
+                    found[place] = f"{about.st_size} bytes, {format_time(about.st_mtime_ns)}"
+    return found
 
 
 def _places(data: memoryview) -> str:

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill import arguments, placement
 from tokenmill import manifest as manifests
-from tokenmill import placement
-from tokenmill.errors import DatasetError
+from tokenmill.errors import DatasetError, UnknownSplitError
 from tokenmill.manifest import Manifest, Shard
 from tokenmill.placement import Nodes
 from tokenmill.shards.layout import Tokens, numpy_dtype
 from tokenmill.shards.reader import check_structure, document_starts, map_tokens
+from tokenmill.sizes import parse_size
 from tokenmill.storage import Folder, open_folder
 
 if TYPE_CHECKING:
@@ -44,7 +45,13 @@ def open(
     copied to the folder `cache` as they are needed (TOKENMILL_CACHE, ~/.cache/tokenmill by default), which takes up to
     `cache_bytes` (TOKENMILL_CACHE_BYTES).
     """
+    for name, hint in (("layout", layout), ("dtype", dtype)):
+        arguments.text_or_none(name, hint)
+    eot_id = arguments.whole_or_none("eot_id", eot_id)
+    cache = arguments.place_or_none("cache", cache)
     folder = open_folder(path)
+    if cache_bytes is not None:
+        parse_size(cache_bytes, name="cache_bytes")
     if not folder.is_local:
         from tokenmill.data.remote import open_remote
 
@@ -78,10 +85,35 @@ class Dataset:
         """Which node has what, if this is one node's part of a dataset."""
         return placement.load(Folder(self.path))
 
+    def content(self, split: str) -> str:
+        """A digest of what a split holds. It is the same wherever a copy of the dataset is."""
+        return self.manifest.content(split)
+
+    def pins(self, *splits: str) -> dict[str, Any]:
+        """What pins the content of some splits, all of them by default, for what is derived from them here."""
+        return {"content": self.manifest.content(*splits)}
+
     def __getitem__(self, split: str) -> TokenSplit:
-        if split not in self._splits:
-            raise KeyError(f"no split {split!r}; there are {', '.join(self.splits)}")
+        if split not in self:
+            raise UnknownSplitError(f"no split {split!r}; there are {', '.join(self)}", hint="choose one of them")
         return self._splits[split]
+
+    def __contains__(self, split: object) -> bool:
+        return isinstance(split, str) and split in self._splits
+
+    def __iter__(self) -> Iterator[str]:
+        """The names of its splits, as with any mapping."""
+        return iter(self._splits)
+
+    def __len__(self) -> int:
+        return len(self._splits)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __repr__(self) -> str:
+        splits = ", ".join(f"{name}: {split.num_tokens:,} tokens" for name, split in self._splits.items())
+        return f"Dataset({self.path!r}, {splits})"
 
 
 class TokenSplit:

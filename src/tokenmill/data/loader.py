@@ -10,14 +10,15 @@ other number of ranks, batch size or depth of prefetching.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from itertools import count
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill import arguments
 from tokenmill.data import dataset as datasets
 from tokenmill.data.ahead import ahead
 from tokenmill.data.dataset import Dataset
@@ -26,9 +27,10 @@ from tokenmill.data.order import Order
 from tokenmill.data.packed import open_packed
 from tokenmill.data.paging import release
 from tokenmill.data.stream import Batch, Form, Numbers, Stream, WindowStream
-from tokenmill.data.windows import Windows
+from tokenmill.data.windows import Windows, check_seq_len
 from tokenmill.errors import RecipeError, StateError
 from tokenmill.shards.layout import numpy_dtype
+from tokenmill.typed import MAX_INT
 
 PackingKind = Literal["concat", "best_fit", "padded"]
 
@@ -81,16 +83,15 @@ class DataLoader:
         prefetch: int = 2,
     ) -> None:
         form = Form(fields=fields, mask_borders=mask_borders, dtype=dtype)
+        share = check_share(batch_size=batch_size, rank=rank, world_size=world_size, prefetch=prefetch, epochs=epochs)
+        self.batch_size, self.rank, self.world_size, self.prefetch, self.epochs = share
+        self.seq_len, seed = check_seq_len(seq_len), arguments.seed_number(seed)
+        self.drop_last = arguments.flag("drop_last", drop_last)
         opened = dataset if isinstance(dataset, Dataset | Mixture) else datasets.open(dataset)
-        self.stream = open_stream(opened, seq_len, split=split, order=order, seed=seed, form=form, packing=packing)
-        check_share(batch_size=batch_size, rank=rank, world_size=world_size, prefetch=prefetch)
-        self.seq_len, self.batch_size = seq_len, batch_size
-        self.rank, self.world_size = rank, world_size
-        self.epochs, self.drop_last = epochs, drop_last
-        self.prefetch = prefetch
+        self.stream = open_stream(opened, self.seq_len, split=split, order=order, seed=seed, form=form, packing=packing)
         self.samples_seen = 0
-        if epochs is not None:
-            check_reach(self.stream, epochs * self.num_samples)
+        if self.epochs is not None:
+            check_reach(self.stream, self.epochs * self.num_samples)
 
     @property
     def num_samples(self) -> int:
@@ -109,12 +110,19 @@ class DataLoader:
 
     def state_dict(self) -> dict[str, Any]:
         """Where the stream stands, as plain JSON. It is the same on all ranks."""
-        return {"version": STATE_VERSION, "stream": self.stream.identity, "samples_seen": self.samples_seen}
+        return {
+            "version": STATE_VERSION,
+            "stream": self.stream.identity,
+            "content": self.stream.content,
+            "samples_seen": self.samples_seen,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where another loader of the same stream stood, whatever its ranks and batch size were."""
         hint = "open the same dataset with the same seed, order, packing and seq_len"
-        self.samples_seen = check_state(state, self.stream.identity, hint=hint)
+        seen = check_state(state, self.stream.identity, hint=hint)
+        check_content(state, "content", self.stream.content)
+        self.samples_seen = seen
 
     def _batches(self, seen: int) -> Iterator[tuple[int, Batch]]:
         """Batches from a sample on, each with the number of samples that all ranks will have seen by then."""
@@ -209,12 +217,34 @@ def _open_part(
         raise RecipeError("field 'part' of a single dataset", hint="only a Mixture has parts")
     identity = {"fingerprint": dataset.manifest.fingerprint, "split": split, **extra}
     if packing == "concat":
-        return WindowStream(Windows(dataset[split], seq_len), identity, order=order, seed=seed, form=form)
+        windows, content = Windows(dataset[split], seq_len), dataset.content(split)
+        return WindowStream(windows, identity, content, order=order, seed=seed, form=form)
     return open_packed(dataset, split, packing, seq_len, identity, order=order, seed=seed, form=form)
+
+
+def check_content(state: dict[str, Any], name: str, mine: Any) -> None:
+    """Refuse the state of a stream of other text. States of before it was recorded do not say, and are taken."""
+    theirs = state.get(name)
+    if theirs in (None, mine):
+        return
+    of = ""
+    if isinstance(mine, list) and isinstance(theirs, list) and len(mine) == len(theirs):
+        parts = zip(state["stream"]["parts"], theirs, mine, strict=True)
+        of = f" of part {', '.join(repr(part.get('part')) for part, was, now in parts if was != now)}"
+    raise StateError(
+        f"the state was written before the {name}{of} changed: it has {_short(theirs)}, this loader {_short(mine)}",
+        hint="put the old text back and prepare it again, or begin without the state",
+    )
+
+
+def _short(digests: Any) -> str:
+    return ", ".join(str(one)[:12] for one in (digests if isinstance(digests, list) else [digests]))
 
 
 def check_state(state: dict[str, Any], mine: dict[str, Any], *, hint: str) -> int:
     """The samples seen of a state that belongs to the stream with this identity; else `StateError`."""
+    if not isinstance(state, Mapping):
+        raise StateError(f"a state is a mapping, not of type {type(state).__name__}", hint="give what state_dict gave")
     if state.get("version") != STATE_VERSION:
         raise StateError(
             f"the state has version {state.get('version')!r}, this loader {STATE_VERSION}",
@@ -230,15 +260,33 @@ def check_state(state: dict[str, Any], mine: dict[str, Any], *, hint: str) -> in
             hint=hint,
         )
     seen = state.get("samples_seen")
-    if type(seen) is not int or seen < 0:
+    if type(seen) is not int or not 0 <= seen < MAX_INT:
         raise StateError(f"samples_seen is {seen!r}", hint="the state is damaged")
     return seen
 
 
-def check_share(*, batch_size: int, rank: int, world_size: int, prefetch: int) -> None:
-    if batch_size < 1:
-        raise RecipeError(f"batch_size is {batch_size}", hint="give a positive number of samples")
-    if not 0 <= rank < world_size:
-        raise RecipeError(f"rank {rank} of {world_size} ranks", hint="ranks count from 0")
-    if prefetch < 0:
-        raise RecipeError(f"prefetch is {prefetch}", hint="give the number of batches to keep ready, or 0")
+class Share(NamedTuple):
+    """What a rank takes of a stream, as plain numbers."""
+
+    batch_size: int
+    rank: int
+    world_size: int
+    prefetch: int
+    epochs: int | None
+
+
+def check_share(*, batch_size: int, rank: int, world_size: int, prefetch: int, epochs: int | None) -> Share:
+    """The same as plain numbers, or a `RecipeError` that names what is not one."""
+    share = Share(
+        batch_size=arguments.whole("batch_size", batch_size, least=1, hint="give a positive number of samples"),
+        rank=arguments.whole("rank", rank, hint="ranks count from 0"),
+        world_size=arguments.whole("world_size", world_size, least=1, hint="give the number of ranks"),
+        prefetch=arguments.whole("prefetch", prefetch, hint="give the number of batches to keep ready, or 0"),
+        epochs=arguments.whole_or_none("epochs", epochs, hint="give a number of epochs, or None to go on for ever"),
+    )
+    if share.rank >= share.world_size:
+        raise RecipeError(f"rank {share.rank} of {share.world_size} ranks", hint="ranks count from 0")
+    if share.batch_size * share.world_size > arguments.MAX_STEP:
+        said = f"batch_size {share.batch_size} on world_size {share.world_size} ranks"
+        raise RecipeError(f"{said}: too many samples in a step", hint=f"have at most {arguments.MAX_STEP} of them")
+    return share

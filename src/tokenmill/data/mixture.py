@@ -7,7 +7,6 @@ Both steps are computed for any place at once, so a mixture resumes as exactly a
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill import arguments
 from tokenmill.data.dataset import Dataset
 from tokenmill.data.dataset import open as open_dataset
 from tokenmill.data.shares import Turn, make_turn, to_shares
@@ -51,6 +51,8 @@ class Mixture:
         changes: Mapping[int, Mapping[str, float]] | None = None,
         max_repeats: int | Mapping[str, int] | None = None,
     ) -> None:
+        if not isinstance(parts, Mapping) or not all(isinstance(name, str) for name in parts):
+            raise RecipeError(f"parts is {arguments.show(parts)}", hint='write it like {"web": ("data/web", 0.7)}')
         if not 1 <= len(parts) <= _MAX_PARTS:
             raise RecipeError(f"a mixture of {len(parts)} parts", hint=f"give 1 to {_MAX_PARTS} of them")
         for name, part in parts.items():
@@ -58,10 +60,8 @@ class Mixture:
                 raise RecipeError(f"part {name!r} is {part!r}", hint="give a dataset and its weight")
         self.names = tuple(parts)
         self.weights = {0: {name: weight for name, (_, weight) in parts.items()}}
-        for place in sorted(changes or {}):
-            if type(place) is not int or place < 1:
-                raise RecipeError(f"weights change at sample {place!r}", hint="give a positive number of samples")
-            self.weights[place] = dict((changes or {})[place])
+        for place, weights in sorted(_check_changes(changes).items()):
+            self.weights[place] = weights
         self.shares = {place: _check_weights(weights, self.names) for place, weights in self.weights.items()}
         self.max_repeats = _check_repeats(max_repeats, self.names)
         self.datasets = {
@@ -95,6 +95,7 @@ class MixtureStream:
             "parts": [stream.identity for stream in streams],
             "shares": [[place, list(shares.values())] for place, shares in mixture.shares.items()],
         }
+        self.content = [stream.content for stream in streams]
         self._eras = _make_eras(mixture)
         self._begins = np.array([era.begin for era in self._eras])
         self._names_part = "part" in fields
@@ -220,17 +221,25 @@ def _move_edges(edges: Numbers, rows: Numbers, seq_len: int) -> Numbers:
     return moved
 
 
+def _check_changes(changes: Any) -> dict[int, dict[str, float]]:
+    """Weights by the sample from which on they hold."""
+    found = {} if changes is None else changes
+    if not isinstance(found, Mapping) or not all(isinstance(weights, Mapping) for weights in found.values()):
+        hint = 'write it like {1_000_000: {"web": 0.5, "code": 0.5}}'
+        raise RecipeError(f"changes is {arguments.show(changes)}", hint=hint)
+    hint = "weights change at a positive number of samples"
+    return {arguments.whole("a key of changes", at, least=1, hint=hint): dict(new) for at, new in found.items()}
+
+
 def _check_weights(weights: Mapping[str, Any], names: Sequence[str]) -> dict[str, int]:
     """The shares of these weights."""
     if set(weights) != set(names):
         raise RecipeError(
-            f"weights for {', '.join(sorted(weights))}, but the parts are {', '.join(sorted(names))}",
+            f"weights for {', '.join(sorted(map(str, weights)))}, but the parts are {', '.join(sorted(names))}",
             hint="give a weight for every part; 0 leaves one out",
         )
     for name in names:
-        weight = weights[name]
-        if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 <= weight < math.inf:
-            raise RecipeError(f"part {name!r} has weight {weight!r}", hint="weights are finite numbers from 0 on")
+        arguments.number(f"the weight of part {name!r}", weights[name], hint="weights are finite numbers from 0 on")
     if not any(weights.values()):
         raise RecipeError("no part has any weight", hint="give at least one a weight above 0")
     shares = dict(zip(names, to_shares([weights[name] for name in names]), strict=True))
@@ -247,12 +256,9 @@ def _check_repeats(repeats: int | Mapping[str, int] | None, names: Sequence[str]
     by_name = (
         dict(repeats) if isinstance(repeats, Mapping) else {} if repeats is None else dict.fromkeys(names, repeats)
     )
-    if unknown := sorted(by_name.keys() - set(names)):
+    if unknown := sorted(map(str, by_name.keys() - set(names))):
         raise RecipeError(f"max_repeats of {', '.join(unknown)}", hint=f"the parts are {', '.join(names)}")
-    for name, number in by_name.items():
-        if type(number) is not int or number < 1:
-            raise RecipeError(f"max_repeats of part {name!r} is {number!r}", hint="give a whole number from 1 on")
-    return by_name
+    return {name: arguments.whole(f"max_repeats of part {name!r}", found, least=1) for name, found in by_name.items()}
 
 
 def _check_tokenizers(datasets: Mapping[str, Dataset]) -> None:

@@ -70,7 +70,7 @@ def open_packed(
     form: Form,
 ) -> PackedStream:
     """The stream of a split that is packed in this way. What cannot be had is refused before a plan is made."""
-    check_packing(kind, seq_len)
+    seq_len = check_packing(kind, seq_len)
     if check_order(order) == "random":
         raise RecipeError(
             f"order 'random' draws windows that begin anywhere, but rows of packing {kind!r} are fixed",
@@ -79,20 +79,30 @@ def open_packed(
     masked = replace(form, mask_borders=True)
     masked.label_dtype(numpy_dtype(dataset[split].dtype))
     packing = open_packing(dataset, split, kind, seq_len)
-    return PackedStream(dataset[split], packing, identity, order=order, seed=seed, form=masked)
+    content = dataset.content(split)
+    return PackedStream(dataset[split], packing, identity, content, order=order, seed=seed, form=masked)
 
 
 class PackedStream:
     """Rows of a packing, in some order; `packing` tells how many there are and how much of them is padding."""
 
     def __init__(
-        self, split: TokenSplit, packing: Packing, identity: dict[str, Any], *, order: Order, seed: int, form: Form
+        self,
+        split: TokenSplit,
+        packing: Packing,
+        identity: dict[str, Any],
+        content: str,
+        *,
+        order: Order,
+        seed: int,
+        form: Form,
     ) -> None:
         spec = packing.spec
         self.identity = {
             **identity, "packing": spec.kind, "plan": packing.digest.sha256,
             "seq_len": spec.seq_len, "order": order, "seed": seed,
         }  # fmt: skip
+        self.content = content
         self.packing = packing
         self._order = order
         self._split = split

@@ -4,8 +4,8 @@
     DATASET/packing/train-best_fit-1024.json   sealed: what it belongs to, and its digest
 
 A plan follows from the document index, so it can be made again at any time. Ranks that do this at
-once write the same bytes. What is damaged, or belongs to another dataset, is made anew;
-where nothing can be written, the plan is used from memory.
+once write the same bytes. What is damaged, or belongs to another dataset or to other content of the
+same one, is made again; where nothing can be written, the plan is used from memory.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from tokenmill import records
+from tokenmill import arguments, records
 from tokenmill.data.dataset import Dataset, TokenSplit
 from tokenmill.data.pack import Rows, Spans, best_fit, cut, padded
 from tokenmill.errors import DatasetError, RecipeError, StorageError
@@ -46,6 +46,7 @@ class Spec:
     kind: str
     seq_len: int
     num_tokens: int
+    content: str = ""  # plans of before it was recorded have none, and are made again
 
     @property
     def name(self) -> str:
@@ -103,6 +104,7 @@ def open_packing(dataset: Dataset, split: str, kind: str, seq_len: int) -> Packi
         kind=kind,
         seq_len=seq_len,
         num_tokens=tokens.num_tokens,
+        content=records.digest(dataset.pins(split)),
     )
     # A split may bear the name of our folder; nothing but its shards belongs there.
     folder = Folder(dataset.path) if FOLDER not in dataset.splits else None
@@ -121,11 +123,13 @@ def pack(split: TokenSplit, kind: str, seq_len: int) -> Rows:
     return PACKERS[kind](spans, seq_len)
 
 
-def check_packing(kind: str, seq_len: int) -> None:
-    if kind not in PACKERS:
-        raise RecipeError(f"packing {kind!r} is unknown", hint=f"there are concat, {', '.join(PACKERS)}")
-    if not 1 <= seq_len <= _MAX_SEQ_LEN:
-        raise RecipeError(f"seq_len is {seq_len}", hint=f"give a number of tokens, from 1 to {_MAX_SEQ_LEN}")
+def check_packing(kind: str, seq_len: int) -> int:
+    """The seq_len, if rows can be packed in this way."""
+    known = f"there are concat, {', '.join(PACKERS)}"
+    if arguments.text("packing", kind, hint=known) not in PACKERS:
+        raise RecipeError(f"packing {kind!r} is unknown", hint=known)
+    most = f"give a number of tokens, from 1 to {_MAX_SEQ_LEN}"
+    return arguments.whole("seq_len", seq_len, least=1, most=_MAX_SEQ_LEN, hint=most)
 
 
 def _load(folder: Folder, spec: Spec) -> Packing | None:

@@ -34,4 +34,4 @@ def open_remote(
 def _limit(given: int | str | None) -> int:
     """Bytes that the cache may take; 0 leaves it to the disk."""
     wanted = (os.environ.get(LIMIT) or None) if given is None else given
-    return 0 if wanted is None else parse_size(wanted)
+    return 0 if wanted is None else parse_size(wanted, name=LIMIT if given is None else "cache_bytes")

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill import arguments
 from tokenmill.data.borders import RUN_FIELDS, DocumentIndex, fill_fields, find_borders, find_runs
 from tokenmill.data.order import ORDERS, Order, draw, make_key, permute
 from tokenmill.data.paging import read_ahead
@@ -33,6 +34,10 @@ class Stream(Protocol):
 
     @property
     def identity(self) -> dict[str, Any]: ...
+
+    @property
+    def content(self) -> Any:
+        """What it is read from, as plain JSON. Not part of the identity: the order does not depend on it."""
 
     @property
     def num_samples(self) -> int:
@@ -63,14 +68,19 @@ class Form:
     dtype: npt.DTypeLike | None = np.int64
 
     def __post_init__(self) -> None:
+        arguments.texts("fields", self.fields, hint=f"give some of {', '.join(FIELDS)}")
+        arguments.flag("mask_borders", self.mask_borders)
         if unknown := sorted(set(self.fields) - set(FIELDS)):
             raise RecipeError(f"fields {unknown} are unknown", hint=f"there are {', '.join(FIELDS)}")
 
     def label_dtype(self, stored: np.dtype[Any]) -> np.dtype[Any]:
         """The dtype of ids and labels; masks need room for a negative number."""
-        found = stored if self.dtype is None else np.dtype(self.dtype)
+        try:
+            found = stored if self.dtype is None else np.dtype(self.dtype)
+        except (TypeError, ValueError, SyntaxError):  # what numpy says of a type that it does not know
+            raise RecipeError(f"dtype is {arguments.show(self.dtype)}", hint="use int64, or int32") from None
         if not np.can_cast(stored, found) or found.kind not in "iu":
-            raise RecipeError(f"ids of {stored} do not fit into {found}", hint="use int64, or int32")
+            raise RecipeError(f"dtype: ids of {stored} do not fit into {found}", hint="use int64, or int32")
         if self.mask_borders and found.kind == "u":
             raise RecipeError(f"labels of {found} cannot be masked with {IGNORED}", hint="use a signed dtype")
         return found
@@ -79,8 +89,11 @@ class Form:
 class WindowStream:
     """Windows of one split, in some order; `identity` tells which."""
 
-    def __init__(self, windows: Windows, identity: dict[str, Any], *, order: Order, seed: int, form: Form) -> None:
+    def __init__(
+        self, windows: Windows, identity: dict[str, Any], content: str, *, order: Order, seed: int, form: Form
+    ) -> None:
         self.identity = {**identity, "packing": "concat", "seq_len": windows.seq_len, "order": order, "seed": seed}
+        self.content = content
         self.windows = windows
         self._order = check_order(order)
         self._form = form
@@ -184,6 +197,6 @@ def _in_epoch(within: Numbers, count: int, order: str, identity: dict[str, Any],
 
 
 def check_order(order: str, known: Sequence[str] = ORDERS) -> str:
-    if order not in known:
+    if arguments.text("order", order, hint=f"there are {', '.join(known)}") not in known:
         raise RecipeError(f"order {order!r} is unknown", hint=f"there are {', '.join(known)}")
     return order

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill import arguments
 from tokenmill.data.dataset import TokenSplit, distinct
 from tokenmill.data.reach import Reach, extend_reach, make_reach
 from tokenmill.data.stretches import Stretches, read
@@ -24,7 +25,7 @@ class Windows:
     """Fixed-length samples of a split, each of `seq_len` inputs and their targets."""
 
     def __init__(self, split: TokenSplit, seq_len: int) -> None:
-        check_seq_len(seq_len)
+        seq_len = check_seq_len(seq_len)
         check_tokens(split.num_tokens, seq_len)
         self.split = split
         self.seq_len = seq_len
@@ -80,9 +81,8 @@ class Windows:
         return Stretches(begins, begins + self.seq_len + 1, np.arange(num_batches + 1) * num_rows)
 
 
-def check_seq_len(seq_len: int) -> None:
-    if seq_len < 1:
-        raise RecipeError(f"seq_len is {seq_len}", hint="give a positive number of tokens")
+def check_seq_len(seq_len: int) -> int:
+    return arguments.whole("seq_len", seq_len, least=1, hint="give a positive number of tokens")
 
 
 def check_tokens(num_tokens: int, seq_len: int) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from tokenmill import records
 from tokenmill.cores import resolve_workers
@@ -17,7 +18,17 @@ from tokenmill.layouts.expecting import NAMES, Expected, compare
 from tokenmill.layouts.exporting import Exported
 from tokenmill.layouts.shape import Facts, Files, Part
 from tokenmill.layouts.templar import consolidated
-from tokenmill.layouts.transfer import REQUEST, Request, Watcher, check_free, make_request, transfer
+from tokenmill.layouts.transfer import (
+    PINS,
+    REQUEST,
+    Request,
+    Watcher,
+    check_free,
+    is_of_other_content,
+    make_request,
+    start_over,
+    transfer,
+)
 from tokenmill.sizes import parse_size
 from tokenmill.storage import Folder, local_folder
 
@@ -41,10 +52,12 @@ def consolidate(
         _check_numbers(shards, folder.path)
         source = open_bare(folder.path, Hints(layout="templar"))
         parts = consolidated(source["train"], seq_len, compat=compat)
-        about = {"source": source.manifest.fingerprint, "dtype": source.manifest.dtype}
+        about = {"source": source.manifest.fingerprint, "dtype": source.manifest.dtype, **source.pins("train")}
     else:
         parts, about = _parts_without_shards(folder)
     request = make_request(layout="templar", options=options, **about)
+    if shards and is_of_other_content(folder, request):
+        start_over(folder)  # shards that were fetched again may be others
     check_free(folder, request, what="consolidation", beside=set(folder.names()) - {".build"})
     done = transfer(folder, request, parts, lambda _: {}, threads=resolve_workers(workers), scratch=None, watch=watch)
     result = Exported(
@@ -59,13 +72,14 @@ def consolidate(
     return result
 
 
-def _parts_without_shards(folder: Folder) -> tuple[list[Part], dict[str, str]]:
+def _parts_without_shards(folder: Folder) -> tuple[list[Part], dict[str, Any]]:
     """The files that an earlier call wrote, to be checked and not written again, and what that call was about."""
     if not folder.exists(REQUEST):
         raise DatasetError(f"{folder.path} has no train_000000.npy", hint="give the folder with Templar's shards")
     before = records.unseal(Request, folder.read(REQUEST, max_bytes=1 << 26), where=folder.at(REQUEST)).about
     parts = [Part(name=name, num_bytes=0, write=_refuse) for name in NAMES.values()]
-    return parts, {"source": str(before.get("source")), "dtype": str(before.get("dtype", "uint16"))}
+    pins = {name: before[name] for name in PINS if name in before}
+    return parts, {"source": str(before.get("source")), "dtype": str(before.get("dtype", "uint16")), **pins}
 
 
 def _refuse(_: Files) -> Facts:

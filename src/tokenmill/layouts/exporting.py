@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from tokenmill import records
+from tokenmill import arguments, records
 from tokenmill.cores import resolve_workers
 from tokenmill.data.dataset import Dataset
 from tokenmill.data.dataset import open as open_dataset
@@ -68,6 +69,9 @@ def export(
     `seq_len`, `order`, `seed`, `name`, ... `expected` are checksums that Templar's files must have.
     """
     begin = time.monotonic()
+    arguments.text("to", to, hint="name a layout, like nanogpt")
+    arguments.function_or_none("watch", watch)
+    restart, folder = arguments.flag("restart", restart), local_folder(output, name="output")
     source = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
     layout, wanted = load_layout(to), check_options(to, _options(options))
     manifest = source.manifest
@@ -84,8 +88,7 @@ def export(
     planned = layout.plan(source, wanted)
     if not planned.parts:
         raise RecipeError(f"{source.path} has no tokens to export", hint="check the dataset")
-    request = make_request(layout=to, options=wanted.given(), dataset=manifest.fingerprint)
-    folder = local_folder(output)
+    request = make_request(layout=to, options=wanted.given(), dataset=manifest.fingerprint, **source.pins())
     if restart:
         start_over(folder)
     check_free(folder, request, what="export")
@@ -98,7 +101,7 @@ def export(
         planned.parts,
         planned.finish,
         threads=resolve_workers(workers),
-        scratch=None if scratch is None else local_folder(scratch).path,
+        scratch=None if scratch is None else local_folder(scratch, name="scratch").path,
         watch=watch,
     )
     record = Record(
@@ -126,5 +129,10 @@ def _options(given: dict[str, Any]) -> Options:
     known = Options.__dataclass_fields__
     if unknown := sorted(given.keys() - known.keys()):
         raise RecipeError(f"there is no option {unknown[0]!r}", hint=f"there are {', '.join(known)}")
-    sizes = {name: parse_size(given[name], of="tokens") for name in SIZES if given.get(name) is not None}
-    return Options(**{**given, **sizes})
+    wanted = {name: value for name, value in given.items() if value is not None}
+    readers: dict[str, Callable[[Any], Any]] = {
+        name: partial(parse_size, name=name, of="tokens") for name in SIZES
+    }
+    readers |= {name: partial(arguments.text, name) for name in ("name", "order")}
+    readers |= {"seed": partial(arguments.whole, "seed"), "templar_compat": partial(arguments.flag, "templar_compat")}
+    return Options(**{name: readers[name](value) for name, value in wanted.items()})

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from tokenmill import arguments
 from tokenmill import manifest as manifests
 from tokenmill.cores import resolve_workers
 from tokenmill.data.bare import BareDataset, Hints
@@ -76,12 +77,19 @@ def import_(
     `eot_id` tells otherwise where the files do not.
     """
     begin = time.monotonic()
+    arguments.text("layout", layout, hint="name a layout, like nanogpt")
+    arguments.text_or_none("tokenizer", tokenizer)
+    arguments.text_or_none("dtype", dtype)
+    arguments.function_or_none("watch", watch)
+    restart, eot_id = arguments.flag("restart", restart), arguments.whole_or_none("eot_id", eot_id)
+    folder = local_folder(output, name="output")
     target = _target(tokenizer, eot_id)
     source = load_layout(layout).open(local_folder(path).path, Hints(layout=layout, dtype=dtype, eot_id=target.eot_id))
     target = _settled(target, source)
     splits = filled_splits(source)
     for name in splits:
         manifests.check_split_name(name, where=source.path)
+    manifests.check_case(splits, where=source.path)
     parts = tuple(
         _part(f"{name}/{number:05d}", split, bounds, target)
         for name, split in splits.items()
@@ -89,10 +97,10 @@ def import_(
     )
     if not parts:
         raise RecipeError(f"{source.path} has no tokens to import", hint="check the path")
-    folder = local_folder(output)
     request = make_request(
         layout=layout,
         source=source.manifest.fingerprint,
+        **source.pins(),
         dtype=target.dtype,
         eot_id=target.eot_id,
         tokenizer=target.tokenizer["fingerprint"],
@@ -118,7 +126,7 @@ def import_(
         parts,
         finish,
         threads=resolve_workers(workers),
-        scratch=None if scratch is None else local_folder(scratch).path,
+        scratch=None if scratch is None else local_folder(scratch, name="scratch").path,
         watch=watch,
     )
     return Imported(

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from tokenmill import manifest as manifests
 from tokenmill import records
-from tokenmill.data.bare import Hints, look_at
+from tokenmill.data.bare import Hints, look_at, pin_files
 from tokenmill.data.dataset import Dataset, Starts, TokenSplit
 from tokenmill.data.ends import EotEnds, NoEnds
 from tokenmill.errors import DatasetError
@@ -65,6 +65,7 @@ class StoredDataset(Dataset):
     ) -> None:
         self.path = path
         self.notes = tuple(notes)
+        self._files = files
         splits = {name: StoredSplit(found, dtype, hints.eot_id, packed) for name, found in files.items()}
         policies = {split.find_policy() for split in splits.values()} if eot is None else {eot}
         policy = policies.pop() if len(policies) == 1 else "none"
@@ -77,6 +78,14 @@ class StoredDataset(Dataset):
                 key = f"{name}/{os.path.basename(file.path)}"
                 self.tokens_by_file[key] = self.tokens_by_file.get(key, 0) + file.num_tokens
         self.manifest = self._describe(layout, dtype, policy, hints.eot_id, {f.path for g in files.values() for f in g})
+
+    def content(self, split: str) -> str:
+        return self.manifest.fingerprint
+
+    def pins(self, *splits: str) -> dict[str, Any]:
+        files = [file for name in splits or self.splits for file in self._files[name]]
+        paths = {path for file in files for path in (file.path, getattr(file, "index_path", file.path))}
+        return {"content": self.manifest.fingerprint, "files": pin_files(paths)}
 
     def _describe(self, layout: str, dtype: str, eot: str, eot_id: int | None, paths: set[str]) -> Manifest:
         about = {

@@ -23,6 +23,7 @@ from tokenmill import records
 from tokenmill.errors import DatasetError, Interrupted, OutputError, RecipeError, TokenmillError
 from tokenmill.layouts.shape import Files, Part, Receipt
 from tokenmill.manifest import check_name
+from tokenmill.sizes import few
 from tokenmill.storage import Digest, Folder, Output, ScratchOutput
 from tokenmill.storage.lock import LOCK, locked
 from tokenmill.storage.mapped import fast_digest
@@ -35,6 +36,8 @@ REQUEST = ".build/request.json"
 RECEIPTS = ".build/receipts"
 FORMAT = 1
 LAST = "last"
+# What a request says of the content that it is made from: `Dataset.pins`.
+PINS = ("content", "files")
 _TELL_SECONDS = 0.1
 
 T = TypeVar("T")
@@ -80,9 +83,10 @@ def check_free(folder: Folder, request: Request, *, what: str, beside: Collectio
     if folder.exists(REQUEST):
         before = records.unseal(Request, folder.read(REQUEST, max_bytes=1 << 26), where=folder.at(REQUEST))
         if before != request:
-            lines = "\n  ".join(_differences(before.about, request.about)) or f"format: was {before.format}"
+            lines = few(_differences(before.about, request.about), "\n  ") or f"format: was {before.format}"
+            of = f"the {what} of other content" if _is_same_but_content(before, request) else f"another {what}"
             raise OutputError(
-                f"{folder.path} holds another {what}:\n  {lines}",
+                f"{folder.path} holds {of}:\n  {lines}",
                 hint="choose another output, or start this one over with --restart",
             )
     elif names and not begun:
@@ -95,6 +99,14 @@ def check_free(folder: Folder, request: Request, *, what: str, beside: Collectio
 def _has_begun(folder: Folder) -> bool:
     """Whether nothing is there but what a transfer writes before it says what was asked for."""
     return all(name in ("lock", "receipts", "quarantine") or is_temp(name) for name in folder.names(".build"))
+
+
+def is_of_other_content(folder: Folder, request: Request) -> bool:
+    """Whether the folder holds the files of this request, made when what they are made from was something else."""
+    if not folder.exists(REQUEST):
+        return False
+    before = records.unseal(Request, folder.read(REQUEST, max_bytes=1 << 26), where=folder.at(REQUEST))
+    return before != request and _is_same_but_content(before, request)
 
 
 def start_over(folder: Folder) -> None:
@@ -368,9 +380,20 @@ def _progress(size: int, seconds: float, **about: int) -> dict[str, Any]:
     }
 
 
+def _is_same_but_content(before: Request, now: Request) -> bool:
+    plain = [{key: value for key, value in one.about.items() if key not in PINS} for one in (before, now)]
+    return plain[0] == plain[1] and before.format == now.format
+
+
 def _differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    return [
-        f"{key}: was {before.get(key)!r}, now {now.get(key)!r}"
-        for key in sorted(before.keys() | now.keys())
-        if before.get(key) != now.get(key)
-    ]
+    """What differs, a line each. Where files differ, each of them has a line."""
+    lines = []
+    for key in sorted(before.keys() | now.keys()):
+        was, found = before.get(key), now.get(key)
+        if key in PINS and was is None:
+            lines.append(f"{key}: not recorded by the tokenmill that wrote it")
+        elif key in PINS and isinstance(was, dict) and isinstance(found, dict):
+            lines += [f"{key}: {line}" for line in _differences(was, found)]
+        elif was != found:
+            lines.append(f"{key}: was {was!r}, now {found!r}")
+    return lines

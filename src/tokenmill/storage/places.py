@@ -6,7 +6,7 @@ import dataclasses
 import os
 from typing import Any
 
-from tokenmill import records
+from tokenmill import arguments, records
 from tokenmill.errors import RecipeError
 from tokenmill.storage.folder import Folder
 from tokenmill.storage.urls import is_url, parse_url
@@ -14,9 +14,11 @@ from tokenmill.storage.urls import is_url, parse_url
 CACHE = "TOKENMILL_CACHE"
 
 
-def open_folder(place: str | os.PathLike[str], *, spool: str | os.PathLike[str] | None = None) -> Folder:
-    """The folder at a path or a URL. What is written to a URL grows below `spool` first."""
-    text = os.fspath(place)
+def open_folder(
+    path: str | os.PathLike[str], *, spool: str | os.PathLike[str] | None = None, name: str = "path"
+) -> Folder:
+    """The folder at a path or a URL. What is written to a URL grows below `spool` first. Errors say its `name`."""
+    text = arguments.place(name, path)
     if not is_url(text):
         return Folder(os.path.abspath(text))
     url = str(parse_url(text))
@@ -27,9 +29,9 @@ def open_folder(place: str | os.PathLike[str], *, spool: str | os.PathLike[str] 
     return ObjectFolder(url, spool=os.path.join(base, f"tokenmill-{records.digest(url)[:12]}"))
 
 
-def local_folder(path: str | os.PathLike[str]) -> Folder:
+def local_folder(path: str | os.PathLike[str], *, name: str = "path") -> Folder:
     """The folder at a path of this machine."""
-    text = os.fspath(path)
+    text = arguments.place(name, path)
     if is_url(text):
         raise RecipeError(f"{text.partition(':')[0]}:// is no place on this machine", hint="give a local folder")
     return Folder(os.path.abspath(text))

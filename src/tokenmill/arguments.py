@@ -1,0 +1,119 @@
+"""Arguments as callers give them: each becomes one plain value, or a `RecipeError` that names it.
+
+    seed=np.int64(1)  ->  1          seed=True, 1.0, "1"  ->  RecipeError
+    path=Path("a")    ->  "a"        path=None, b"a", ""  ->  RecipeError
+
+The order of samples hashes what a stream is called with. So two ways to write the same number must be the same value
+before anything else sees it: otherwise ranks that agree on their arguments would disagree on the order.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import os
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from tokenmill.errors import RecipeError
+from tokenmill.typed import MAX_INT
+
+# Samples of a step, over all ranks: places of many steps are computed at once, in 64 bits.
+MAX_STEP = 1 << 48
+_MAX_WORKERS = 1 << 31
+_MAX_SEED = 1 << 128
+
+
+def whole(name: str, value: Any, *, least: int = 0, most: int = MAX_INT - 1, hint: str = "") -> int:
+    """A whole number: an int, or what stands for one exactly, like an integer of numpy."""
+    number = as_int(value)
+    if number is None or not least <= number <= most:
+        above = f" up to {most}" if most < MAX_INT - 1 else " on"
+        raise RecipeError(f"{name} is {show(value)}", hint=hint or f"give a whole number from {least}{above}")
+    return number
+
+
+def whole_or_none(name: str, value: Any, *, least: int = 0, hint: str = "") -> int | None:
+    return None if value is None else whole(name, value, least=least, hint=hint)
+
+
+def workers_or_none(value: Any) -> int | None:
+    """How many workers; 0 and less leave some cores free."""
+    hint = "give a whole number, or None for all cores"
+    return None if value is None else whole("workers", value, least=-_MAX_WORKERS, most=_MAX_WORKERS, hint=hint)
+
+
+def seed_number(value: Any) -> int:
+    """The seed of a loader: any whole number, below 0 too."""
+    return whole("seed", value, least=1 - _MAX_SEED, most=_MAX_SEED - 1, hint="give a whole number, like 0")
+
+
+def as_int(value: Any) -> int | None:
+    """The int that a value stands for; None for anything else, and for true and false."""
+    if type(value) is int:
+        return value
+    if isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool"):
+        return None
+    try:
+        return int(operator.index(value))
+    except Exception:  # whatever an array or a tensor that is not a number raises
+        return None
+
+
+def number(name: str, value: Any, *, hint: str) -> float:
+    """A finite number from 0 on; a whole one stays an int."""
+    found: Any = value if isinstance(value, float) else as_int(value)
+    if found is None or not (0 <= found < MAX_INT if isinstance(found, int) else 0 <= found < math.inf):
+        raise RecipeError(f"{name} is {show(value)}", hint=hint)
+    return found if isinstance(found, int) else float(found)
+
+
+def flag(name: str, value: Any) -> bool:
+    """True or false, also as 0, 1 or numpy writes them. A text like "no" would count as true."""
+    if as_int(value) in (0, 1) or isinstance(value, bool) or str(getattr(value, "dtype", "")) == "bool":
+        return bool(value)
+    raise RecipeError(f"{name} is {show(value)}", hint="give True or False")
+
+
+def text(name: str, value: Any, *, hint: str = "give a text") -> str:
+    if not isinstance(value, str):
+        raise RecipeError(f"{name} is {show(value)}", hint=hint)
+    return str(value)
+
+
+def text_or_none(name: str, value: Any, *, hint: str = "give a text, or leave it out") -> str | None:
+    return None if value is None else text(name, value, hint=hint)
+
+
+def texts(name: str, value: Any, *, hint: str) -> tuple[str, ...]:
+    """Several texts. One alone would be taken for its letters."""
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise RecipeError(f"{name} is {show(value)}", hint=hint)
+    return tuple(text(name, one, hint=hint) for one in value)
+
+
+def place(name: str, value: Any) -> str:
+    """A path or a URL, as text."""
+    found = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+    if not isinstance(found, str) or not found or "\0" in found:
+        raise RecipeError(f"{name} is {show(value)}", hint="give a path as a text or a Path")
+    return found
+
+
+def place_or_none(name: str, value: Any) -> str | None:
+    return None if value is None else place(name, value)
+
+
+def function_or_none(name: str, value: Any) -> None:
+    if value is not None and not callable(value):
+        raise RecipeError(f"{name} is {show(value)}", hint="give a function that takes a dict, or leave it out")
+
+
+def show(value: Any) -> str:
+    """A value for a message: short, with its type where it does not tell that itself."""
+    try:
+        shown = repr(value)
+    except Exception:  # Python does not write integers of thousands of digits, and a repr may raise anything
+        return f"a {type(value).__name__} that cannot be shown"
+    shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+    return shown if type(value) in (int, float, str, bytes, bool, type(None)) else f"{shown} ({type(value).__name__})"
