@@ -183,8 +183,18 @@ class Run:
         )
 
     def _reject(self, skips: list[Skip]) -> None:
+        """Write down the bad documents of a batch, all at once: there may be millions."""
+        if not skips:
+            return
+        if self.rejects is None:
+            self.rejects = self.create(f"{REJECTS}/{self.name}.jsonl")
+        # The position comes first by the alphabet, and what follows it is the same for many.
+        endings: dict[tuple[int, str], str] = {}
+        lines: list[str] = []
         for skip in skips:
-            if self.rejects is None:
-                self.rejects = self.create(f"{REJECTS}/{self.name}.jsonl")
-            line = {"source": name_of(skip, self.task), "position": skip.position, "reason": skip.reason}
-            self.rejects.write(records.canonical(line) + b"\n")
+            ending = endings.get((skip.source, skip.reason))
+            if ending is None:
+                line = records.canonical({"reason": skip.reason, "source": name_of(skip, self.task)}).decode()
+                ending = endings[skip.source, skip.reason] = f",{line[1:]}\n"
+            lines.append(f'{{"position":{skip.position}{ending}')
+        self.rejects.write("".join(lines).encode())
