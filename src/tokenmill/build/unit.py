@@ -18,6 +18,7 @@ import numpy as np
 from tokenmill import records
 from tokenmill.build import provenance
 from tokenmill.build.documents import Documents, encode_batch, name_of, num_eot, part_of, read_batches
+from tokenmill.build.memory import room_for
 from tokenmill.build.receipt import (
     NO_LIMIT,
     PIECES,
@@ -109,7 +110,8 @@ class Run:
         """Take a batch all the way to the pieces; gives the number of tokens."""
         before = sum(writer.tokens for writer in self.pieces.values())
         room = None if self.task.token_limit == NO_LIMIT else self.task.token_limit - before
-        documents = encode_batch(batch, self.work, self.task, engine, keep=self.keep, room=room)
+        with room_for(batch.text, engine, self.folder, where=self._where(batch)):
+            documents = encode_batch(batch, self.work, self.task, engine, keep=self.keep, room=room)
         total = 0
         for split, writer in enumerate(self.pieces.values()):
             part = part_of(documents, split, self.work)
@@ -119,6 +121,12 @@ class Run:
                 total += len(part.tokens)
         self._record(batch, documents)
         return total
+
+    def _where(self, batch: Batch) -> str:
+        """The first document of a batch."""
+        if not len(batch.text):
+            return ""
+        return f"{self.task.sources[int(batch.sources[0]) - self.task.unit.source].name} at {batch.positions[0]}"
 
     def finish(self) -> Receipt:
         """Publish everything, then the receipt."""
