@@ -121,6 +121,25 @@ def test_a_rehearsal_measures_the_work_of_some_units_and_leaves_nothing(
     assert os.listdir(tmp_path / "temporary") == []
 
 
+def test_a_rehearsal_encodes_the_beginning_of_a_large_document(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("é" * 5_000_000)
+    setup = set_up(make_recipe({"sources": tmp_path / "a.txt", "tokenizer": "byte", "documents": "files"}))
+    engine = open_engine(setup.spec)
+    sizes: list[int] = []
+
+    class Watched:
+        times_text = times_run = 0
+
+        def encode(self, text: Any) -> Any:
+            sizes.append(len(text[0].as_py().encode()))
+            return engine.encode(text)
+
+        decode = engine.decode
+
+    assert rehearse(setup.plan, make_work(setup, scratch=None), Watched())
+    assert sizes == [1_000_000]
+
+
 def test_a_rehearsal_writes_nothing(sources: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     setup = set_up(make_recipe({"sources": sources, "tokenizer": "byte"}))
     work, engine = make_work(setup, scratch=None, only_look=True), open_engine(setup.spec)

@@ -180,6 +180,39 @@ def test_a_run_of_good_lines_is_parsed_at_once(tmp_path: Path, monkeypatch: pyte
         assert read(tmp_path / "f.jsonl") == ([(at, text) for at in positions], [])
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        b'{"text": "\\ud800"}',
+        b'{"id": "\\udc00", "text": "a"}',
+        b'{"text": "\xff"}',
+        b'{"id": NaN, "text": null}',
+        b'{"id": NaN, "text": NaN}',
+        b'{"id": NaN, "text": "good"}',
+        b'{"id": Inf, "text": "good"}',
+        b'{"text": "a"} trailing}',
+        b"{not JSON}",
+        b'{"text": ["a"]}',
+    ],
+)
+def test_arrow_is_asked_for_all_odd_lines_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: bytes) -> None:
+    """To ask it for each of a million takes minutes."""
+    asked: list[int] = []
+    parse = jsonl._arrow_column
+
+    def counted(data: bytes, column: str, num_lines: int) -> object:
+        asked.append(num_lines)
+        return parse(data, column, num_lines)
+
+    monkeypatch.setattr(jsonl, "_arrow_column", counted)
+    write(tmp_path / "one.jsonl", [line])
+    write(tmp_path / "many.jsonl", [line] * 500)
+    (one, why), (many, why_many) = read(tmp_path / "one.jsonl"), read(tmp_path / "many.jsonl")
+    assert [text for _, text in many] == [text for _, text in one] * 500
+    assert [reason for _, reason in why_many] == [reason for _, reason in why] * 500
+    assert len(asked) <= 4
+
+
 @pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\n\n", b"\n  \t\n", b" \r\n\r\n"])
 @pytest.mark.parametrize("bom", [b"", BOM])
 def test_blank_lines_line_ends_and_a_byte_order_mark_are_no_documents(tmp_path: Path, end: bytes, bom: bytes) -> None:

@@ -100,7 +100,7 @@ class Crew:
             link.close()
             code = foreman.exit_code(worker)
             self._hire()
-            error = {"kind": "BuildError", "message": f"a worker {_cause(code)}", "hint": "is there enough memory?"}
+            error = {"kind": "BuildError", "message": f"a worker {_cause(code)}", "hint": _hint(code)}
             return {"kind": "died", "error": error}
 
     def _hire(self) -> None:
@@ -119,7 +119,15 @@ class Crew:
 def _cause(code: int | None) -> str:
     if code is None:
         return "died"
+    if code == -signal.SIGKILL:
+        return "was killed by signal 9, probably because memory ran out"
     return f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+
+
+def _hint(code: int | None) -> str:
+    if code in (None, -signal.SIGKILL):
+        return "use fewer workers with -j, give a lower --max-document-bytes, or allow more memory"
+    return "the same command tries it again; if it ends like this each time, please report it, with the file"
 
 
 def _ready(links: Iterable[Connection], seconds: float | None = None) -> list[Connection]:

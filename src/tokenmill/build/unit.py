@@ -19,6 +19,7 @@ import numpy as np
 from tokenmill import records
 from tokenmill.build import provenance
 from tokenmill.build.documents import Documents, encode_batch, name_of, num_eot, part_of, read_batches
+from tokenmill.build.memory import room_for
 from tokenmill.build.receipt import (
     NO_LIMIT,
     PIECES,
@@ -114,7 +115,8 @@ class Run:
         """Take a batch all the way to the pieces; gives the number of tokens."""
         before = sum(writer.tokens for writer in self.pieces.values())
         room = None if self.task.token_limit == NO_LIMIT else self.task.token_limit - before
-        documents = encode_batch(batch, self.work, self.task, engine, keep=self.keep, room=room)
+        with room_for(batch.text, engine, self.folder, where=self._where(batch)):
+            documents = encode_batch(batch, self.work, self.task, engine, keep=self.keep, room=room)
         total = 0
         for split, writer in enumerate(self.pieces.values()):
             part = part_of(documents, split, self.work)
@@ -124,6 +126,12 @@ class Run:
                 total += len(part.tokens)
         self._record(batch, documents)
         return total
+
+    def _where(self, batch: Batch) -> str:
+        """The first document of a batch."""
+        if not len(batch.text):
+            return ""
+        return f"{self.task.sources[int(batch.sources[0]) - self.task.unit.source].name} at {batch.positions[0]}"
 
     def finish(self) -> Receipt:
         """Publish everything, then the receipt."""
@@ -188,8 +196,18 @@ class Run:
         )
 
     def _reject(self, skips: list[Skip]) -> None:
+        """Write down the bad documents of a batch, all at once: there may be millions."""
+        if not skips:
+            return
+        if self.rejects is None:
+            self.rejects = self.create(f"{REJECTS}/{self.name}.jsonl")
+        # The position comes first by the alphabet, and what follows it is the same for many.
+        endings: dict[tuple[int, str], str] = {}
+        lines: list[str] = []
         for skip in skips:
-            if self.rejects is None:
-                self.rejects = self.create(f"{REJECTS}/{self.name}.jsonl")
-            line = {"source": name_of(skip, self.task), "position": skip.position, "reason": skip.reason}
-            self.rejects.write(records.canonical(line) + b"\n")
+            ending = endings.get((skip.source, skip.reason))
+            if ending is None:
+                line = records.canonical({"reason": skip.reason, "source": name_of(skip, self.task)}).decode()
+                ending = endings[skip.source, skip.reason] = f",{line[1:]}\n"
+            lines.append(f'{{"position":{skip.position}{ending}')
+        self.rejects.write("".join(lines).encode())

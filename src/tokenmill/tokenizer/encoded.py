@@ -21,6 +21,10 @@ class Encoded:
 
 
 class Engine(Protocol):
+    # Memory that encoding takes at most, as times the bytes of the text, and of its longest run without a space.
+    times_text: int
+    times_run: int
+
     def encode(self, text: pa.Array) -> Encoded:
         """Encode valid UTF-8 documents, none of them null."""
 

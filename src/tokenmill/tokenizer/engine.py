@@ -63,6 +63,8 @@ def _check_specials(engine: Engine, spec: TokenizerSpec) -> None:
 
 
 class _GigatokenEngine:
+    times_text, times_run = 4, 24
+
     def __init__(self, spec: TokenizerSpec) -> None:
         try:
             self._encoder = self._load(spec)
@@ -88,6 +90,8 @@ class _GigatokenEngine:
 
 class _TokenizersEngine:
     """Hugging Face's own encoder, for what gigatoken does not know."""
+
+    times_text, times_run = 40, 0
 
     def __init__(self, spec: TokenizerSpec) -> None:
         self._encoder = open_tokenizers(spec)
@@ -144,6 +148,8 @@ class _MendedEngine:
 
 
 class _ByteEngine:
+    times_text, times_run = 4, 0
+
     def encode(self, text: pa.Array) -> Encoded:
         offsets, data = text_buffers(text)
         return Encoded(data, np.diff(offsets))
@@ -153,6 +159,8 @@ class _ByteEngine:
 
 
 class _CharEngine:
+    times_text, times_run = 24, 0
+
     def __init__(self, spec: TokenizerSpec) -> None:
         self._characters = np.array(json.loads(spec.content), np.uint32)
         self._ids = np.full(0x110000, 0xFFFFFFFF, np.uint32)
