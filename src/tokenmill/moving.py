@@ -102,7 +102,8 @@ def _move(
     wanted = part_of(whole, split, shards)
     _check_target(target, wanted)
     target.make(".build")
-    with locked(target):
+    tell = watch or (lambda _: None)
+    with locked(target, tell=lambda message: tell({"kind": "waiting", "message": message})):
         result = _let_in(target, whole, wanted)
         files = wanted.all_files()
         parents = sorted({"", *map(os.path.dirname, files)})
