@@ -108,7 +108,8 @@ def _move(
     wanted = part_of(full, split, shards)
     _check_target(target, wanted)
     target.make(".build")
-    with locked(target):
+    tell = watch or (lambda _: None)
+    with locked(target, tell=lambda message: tell({"kind": "waiting", "message": message})):
         result = _let_in(target, full, wanted)
         files = wanted.all_files()
         parents = sorted({"", *map(os.path.dirname, files)})

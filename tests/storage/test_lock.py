@@ -314,3 +314,34 @@ def test_who_died_while_it_removed_a_dead_lock_is_not_waited_for(
     with locked(folder, patience=0.1):
         assert records.unseal(Holder, folder.read(LOCK), where=LOCK).process == os.getpid()
     assert folder.names(".build") == []
+
+
+def test_what_is_waited_for_is_told_before_it_is(folder: Folder) -> None:
+    folder.write(LOCK, records.seal(Holder(machine="far", process=7, started="1", token="t", host="node-3")))
+    os.utime(folder.at(LOCK), (time.time() - 100, time.time() - 100))
+    told: list[tuple[str, bool]] = []
+    with locked(folder, patience=0.5, tell=lambda message: told.append((message, folder.exists(LOCK)))):
+        pass
+    ((message, was_there),) = told
+    assert was_there
+    assert message.startswith(
+        f"waiting for the lock of {folder.path}, held on node-3 (process 7), last heartbeat 100 s"
+    )
+    assert message.endswith("taken over after 0.5 s without a heartbeat")
+
+
+def test_the_lock_of_a_dead_process_of_this_machine_is_not_waited_for(folder: Folder) -> None:
+    with holder(folder) as process:
+        process.kill()
+        process.wait()
+    told: list[str] = []
+    with locked(folder, tell=told.append):
+        assert records.unseal(Holder, folder.read(LOCK), where=LOCK).host == os.uname().nodename
+    assert told == []
+
+
+def test_a_lock_that_does_not_name_its_host_is_read(folder: Folder) -> None:
+    about = {"machine": "far", "process": 7, "started": "1", "token": "t"}
+    folder.write(LOCK, records.seal(about))
+    with pytest.raises(LockedError, match="on another machine"), locked(folder, patience=None):
+        pass

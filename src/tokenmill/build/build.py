@@ -8,9 +8,11 @@ Any interruption leaves whole files and receipts; the same call goes on from the
 from __future__ import annotations
 
 import contextlib
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from tokenmill.build import quick, state, updating
@@ -62,6 +64,7 @@ from tokenmill.storage.space import has_space, require_space
 from tokenmill.tokenizer.spec import TokenizerSpec
 
 _SLOW = ("sentencepiece", "tiktoken", "tokenizers")
+LOG = ".build/events.jsonl"
 Hire = Callable[[Folder, Work, TokenizerSpec], Executor]
 
 
@@ -108,13 +111,16 @@ def build_planned(setup: Setup, folder: Folder, manner: Manner) -> tuple[Manifes
     folder, note = ready(folder)
     if note:
         progress.tell("note", message=note)
-    with locked(folder), open_log(folder, ".build/events.jsonl") as log:
+    waits: list[str] = []
+    with locked(folder, tell=partial(_tell_of_waiting, progress, waits)), open_log(folder, LOG) as log:
         # Whoever held the lock before may have finished since the look above.
         done = None if restart else state.finished(folder, setup.plan)
         if done is not None:
             return done, True
         manner.heed()
         progress.log_to(log)
+        for message in waits:  # it was said when there was no log yet
+            log.add({"time": round(time.time(), 3), "kind": "waiting", "message": message})
         local = make_corner(local)
         if not restart:
             updating.finish(folder)
@@ -129,6 +135,11 @@ def build_planned(setup: Setup, folder: Folder, manner: Manner) -> tuple[Manifes
                 if done is None:
                     raise
                 return done, True
+
+
+def _tell_of_waiting(progress: Progress, waits: list[str], message: str) -> None:
+    waits.append(message)
+    progress.tell("waiting", message=message)
 
 
 def _finished_by_another(folder: Folder, plan: Plan) -> Manifest | None:

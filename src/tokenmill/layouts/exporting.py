@@ -130,9 +130,7 @@ def _options(given: dict[str, Any]) -> Options:
     if unknown := sorted(given.keys() - known.keys()):
         raise RecipeError(f"there is no option {unknown[0]!r}", hint=f"there are {', '.join(known)}")
     wanted = {name: value for name, value in given.items() if value is not None}
-    readers: dict[str, Callable[[Any], Any]] = {
-        name: partial(parse_size, name=name, of="tokens") for name in SIZES
-    }
+    readers: dict[str, Callable[[Any], Any]] = {name: partial(parse_size, name=name, of="tokens") for name in SIZES}
     readers |= {name: partial(arguments.text, name) for name in ("name", "order")}
     readers |= {"seed": partial(arguments.whole, "seed"), "templar_compat": partial(arguments.flag, "templar_compat")}
     return Options(**{name: readers[name](value) for name, value in wanted.items()})

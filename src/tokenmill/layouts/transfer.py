@@ -171,7 +171,8 @@ def _transfer(
     watch: Watcher | None,
 ) -> Transfer:
     folder.make(RECEIPTS)
-    with locked(folder):
+    tell = watch or (lambda _: None)
+    with locked(folder, tell=lambda message: tell({"kind": "waiting", "message": message})):
         _sweep(folder)
         local = make_corner(local)
         folder.write(REQUEST, records.seal(request))

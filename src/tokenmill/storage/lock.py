@@ -13,7 +13,7 @@ import platform
 import secrets
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from tokenmill import records
@@ -35,22 +35,32 @@ class Holder:
     process: int
     started: str
     token: str
+    host: str = ""
 
 
 @contextlib.contextmanager
-def locked(folder: Folder, *, patience: float | None = PATIENCE_SECONDS) -> Iterator[None]:
+def locked(
+    folder: Folder, *, patience: float | None = PATIENCE_SECONDS, tell: Callable[[str], None] = lambda _: None
+) -> Iterator[None]:
     """Hold the folder's lock, or raise `LockedError` if a living build has it.
 
-    `patience` is how long the heartbeat of another machine may stand still; None takes it for alive.
+    `patience` is how long the heartbeat of another machine may stand still; None takes it for alive. `tell` hears what
+    is waited for before it is.
     """
-    me = Holder(machine=_machine(), process=os.getpid(), started=_started(os.getpid()), token=secrets.token_hex(8))
+    me = Holder(
+        machine=_machine(),
+        process=os.getpid(),
+        started=_started(os.getpid()),
+        token=secrets.token_hex(8),
+        host=platform.node(),
+    )
     held, stop = threading.Event(), threading.Event()
     # It runs before the lock is there, so that no other thread takes a lock without a heart for a dead one.
     beat = threading.Thread(target=_beat, args=(folder, held, stop), daemon=True, name=_heart(me))
     beat.start()
     try:
         while not _acquire(folder, me):
-            _break_if_dead(folder, patience)
+            _break_if_dead(folder, patience, tell)
         held.set()
         yield
     finally:
@@ -77,7 +87,7 @@ def _acquire(folder: Folder, me: Holder) -> bool:
     return not folder.exists(LOCK) and folder.claim(LOCK, records.seal(me)) and _holder(folder) == me
 
 
-def _break_if_dead(folder: Folder, patience: float | None) -> None:
+def _break_if_dead(folder: Folder, patience: float | None, tell: Callable[[str], None] = lambda _: None) -> None:
     """Remove a dead holder's lock; a living one is a `LockedError`. A lock that went away meanwhile is for no one."""
     holder = _holder(folder)
     if holder is not None and holder.machine == _machine():
@@ -95,11 +105,16 @@ def _break_if_dead(folder: Folder, patience: float | None) -> None:
     if first is None:
         return
     elsewhere = LockedError(
-        f"{folder.path} is being built on another machine",
+        f"{folder.path} is being built {_place(holder)}",
         hint="wait for it, or stop it and run the same command again",
     )
     if patience is None:
         raise elsewhere
+    age = max(0.0, time.time() - first.modified / 1e9)
+    tell(
+        f"waiting for the lock of {folder.path}, held {_place(holder)}, last heartbeat {age:.0f} s ago; "
+        f"taken over after {patience:g} s without a heartbeat"
+    )
     while waited < patience:
         time.sleep(min(0.5, patience))
         waited += 0.5
@@ -109,6 +124,11 @@ def _break_if_dead(folder: Folder, patience: float | None) -> None:
         if now.modified != first.modified:
             raise elsewhere
     _remove(folder, holder)
+
+
+def _place(holder: Holder | None) -> str:
+    """Where a holder is that is not a process of this machine."""
+    return "on another machine" if holder is None or not holder.host else f"on {holder.host} (process {holder.process})"
 
 
 def _remove(folder: Folder, holder: Holder | None) -> None:

@@ -1,3 +1,4 @@
+# ruff: noqa: E501, RUF001 - characters that look like others, and long lines of them, are what these texts are for
 """Short texts on which tokenizers go wrong if they do. Every engine is compared with its reference on all of them."""
 
 from __future__ import annotations
