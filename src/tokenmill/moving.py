@@ -101,6 +101,7 @@ def _move(
     whole = manifests.load(source)
     wanted = part_of(whole, split, shards)
     _check_target(target, wanted)
+    target.check_no_links({os.path.dirname(name) for name in wanted.all_files()} - {""})
     target.make(".build")
     with locked(target):
         result = _let_in(target, whole, wanted)

@@ -57,7 +57,7 @@ from tokenmill.storage import Folder
 from tokenmill.storage.lock import locked
 from tokenmill.storage.log import open_log
 from tokenmill.storage.places import ready
-from tokenmill.storage.scratch import scratch_corner
+from tokenmill.storage.scratch import make_corner, scratch_corner
 from tokenmill.storage.space import has_space, require_space
 from tokenmill.tokenizer.spec import TokenizerSpec
 
@@ -99,6 +99,7 @@ def build_planned(setup: Setup, folder: Folder, manner: Manner) -> tuple[Manifes
     if done is not None:
         state.tidy(folder, setup.recipe.splits, local)
         return done, True
+    folder.check_no_links({*setup.recipe.splits, *state.known_splits(folder), "provenance"})
     folder.make(".build")
     folder, note = ready(folder)
     if note:
@@ -111,11 +112,7 @@ def build_planned(setup: Setup, folder: Folder, manner: Manner) -> tuple[Manifes
         manner.heed()
         progress.log_to(log)
         if local is not None:
-            try:
-                local.make()
-                local.sweep()
-            except DiskFullError:  # what does not fit there goes straight to the output
-                local = None
+            local = make_corner(local)
         if not restart:
             updating.finish(folder)
         if manner.update:

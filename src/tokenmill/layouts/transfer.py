@@ -21,14 +21,14 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from tokenmill import records
-from tokenmill.errors import DatasetError, DiskFullError, Interrupted, OutputError, RecipeError, TokenmillError
+from tokenmill.errors import DatasetError, Interrupted, OutputError, RecipeError, TokenmillError
 from tokenmill.layouts.shape import Files, Part, Receipt
 from tokenmill.manifest import check_name
 from tokenmill.storage import Digest, Folder, Output, ScratchOutput
 from tokenmill.storage.lock import LOCK, locked
 from tokenmill.storage.mapped import fast_digest
 from tokenmill.storage.output import is_temp
-from tokenmill.storage.scratch import scratch_corner
+from tokenmill.storage.scratch import leave_corner, make_corner, scratch_corner
 from tokenmill.storage.space import require_space
 
 REQUEST = ".build/request.json"
@@ -101,6 +101,7 @@ def start_over(folder: Folder) -> None:
     """Remove what an earlier transfer wrote here, and nothing else. One that still runs is a `LockedError`."""
     if not folder.exists(REQUEST):
         return
+    folder.check_no_links(folder.names())
     with locked(folder):
         # What sums the parts up goes first, and for good: without it, what a power cut leaves is no dataset.
         _remove_files(folder, _receipt_name(LAST))
@@ -158,11 +159,12 @@ def _transfer(
     local: Folder | None,
     watch: Watcher | None,
 ) -> Transfer:
+    folder.check_no_links(folder.names())
     folder.make(RECEIPTS)
     with locked(folder):
         _sweep(folder)
         if local is not None:
-            local = _make_corner(local)
+            local = make_corner(local)
         folder.write(REQUEST, records.seal(request))
         run = _Run(folder, local, request.fingerprint, watch)
         try:
@@ -171,7 +173,7 @@ def _transfer(
         finally:
             _sweep(folder)
             if local is not None:
-                local.remove_tree("")
+                leave_corner(local)
     return Transfer(receipts=(*receipts, last), num_kept=num_kept)
 
 
@@ -333,15 +335,6 @@ _GO_ON = "run the same command again: it goes on from there"
 
 def _receipt_name(part: str) -> str:
     return f"{RECEIPTS}/{part.replace('/', '-')}.json"
-
-
-def _make_corner(local: Folder) -> Folder | None:
-    try:
-        local.make()
-        local.sweep()
-    except DiskFullError:  # what does not fit there goes straight to the output
-        return None
-    return local
 
 
 def _sweep(folder: Folder) -> None:

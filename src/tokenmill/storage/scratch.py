@@ -18,6 +18,7 @@ import secrets
 from tokenmill import records
 from tokenmill.errors import DiskFullError, StorageError
 from tokenmill.storage.folder import Folder
+from tokenmill.storage.links import check_itself
 from tokenmill.storage.output import TEMP_SUFFIX, Digest, DirectOutput, explained, write_all
 
 
@@ -29,6 +30,24 @@ def scratch_corner(scratch: str | None, target: Folder) -> Folder | None:
     if scratch is None or not target.is_local:
         return None
     return Folder(os.path.join(scratch, f"tokenmill-{records.digest(target.path)[:12]}"), target.fs)
+
+
+def make_corner(corner: Folder) -> Folder | None:
+    """The corner, swept of what a dead writer left; None if the scratch disk is full. It must not be a link."""
+    check_itself(corner.fs, corner.path)
+    try:
+        corner.make()
+        corner.sweep()
+    except DiskFullError:  # what does not fit there goes straight to the output
+        return None
+    return corner
+
+
+def leave_corner(corner: Folder) -> None:
+    """Remove what is ours in the corner, and the corner unless something else is in it."""
+    check_itself(corner.fs, corner.path)
+    corner.sweep()
+    corner.remove_empty("")
 
 
 class ScratchOutput:
