@@ -174,7 +174,7 @@ class Folder:
         return True
 
     def append(self, name: str) -> int:
-        """Open a file that grows. One that has another name as well is not ours to write to: another takes its place."""
+        """Open a file that grows. One with a second name may not be ours, and is replaced."""
         check_way(self.fs, self.path, name)
         with explained(self.at(name)):
             try:
@@ -212,7 +212,7 @@ class Folder:
         return is_there(self.fs, self.at(name))
 
     def check_no_links(self, names: Iterable[str]) -> None:
-        """Raise `StorageError` if one of these folders, or a folder of .build, is a link: before anything is changed."""
+        """Raise `StorageError` if one of these folders, or one in .build, is a link; nothing is changed by then."""
         check_ways(self.fs, self.path, names)
 
     def is_something_else(self) -> bool:

@@ -72,7 +72,7 @@ def _check_folder(fs: FileSystem, path: str) -> None:
 
 
 def _is_odd(fs: FileSystem, path: str) -> bool:
-    """Whether something is there that is neither a folder nor a plain file; nothing can be in it unless it is a link."""
+    """Whether something exists that is neither a folder nor a plain file: a link, a pipe or a device."""
     try:
         with explained(path, but=_NOT_THERE):
             found = fs.stat(path)
