@@ -4,6 +4,7 @@ import contextlib
 import gc
 import os
 import random
+import re
 import shutil
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,7 +16,7 @@ import pytest
 import tokenmill
 from test_verifying import EACH, change_token, dataset_files, make_dataset
 from tokenmill import manifest as manifests
-from tokenmill.errors import BuildError, DatasetError, SourceChangedError, TokenmillError
+from tokenmill.errors import BuildError, DatasetError, SourceChangedError, StorageError, TokenmillError
 from tokenmill.manifest import Split
 from tokenmill.storage import Folder
 
@@ -203,14 +204,35 @@ def test_a_file_in_the_place_of_a_folder_makes_way(dataset: Path, original: Path
     assert_restored(dataset, original)
 
 
-def test_a_folder_that_is_a_link_stays_one(dataset: Path, original: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["train", "provenance", ".build", ".build/pieces", ".build/receipts"])
+def test_what_a_link_leads_to_is_not_repaired_and_nothing_is_touched(dataset: Path, tmp_path: Path, name: str) -> None:
+    shutil.move(dataset / name, tmp_path / "elsewhere")
+    os.symlink(tmp_path / "elsewhere", dataset / name)
+    assert tokenmill.repair(dataset, workers=1) == (), "nothing is wrong with it"
+    (tmp_path / "elsewhere/letter").write_bytes(b"a stranger's")
+    change_token(dataset, "val/00001.bin")
+    before = {file: file.lstat() for file in tmp_path.rglob("*")}
+    with pytest.raises(StorageError, match=rf"{re.escape(name)} is a link") as caught:
+        tokenmill.repair(dataset, workers=1)
+    assert "put the folder itself in the place" in str(caught.value.hint)
+    after = {file: file.lstat() for file in tmp_path.rglob("*")}
+    assert [(f, s.st_ino, s.st_mtime_ns) for f, s in after.items()] == [
+        (f, s.st_ino, s.st_mtime_ns) for f, s in before.items()
+    ]
+
+
+def test_a_split_on_another_disk_is_read_verified_and_repaired_once_it_is_no_link(
+    dataset: Path, original: Path, tmp_path: Path
+) -> None:
     shutil.move(dataset / "train", tmp_path / "elsewhere")
     os.symlink(tmp_path / "elsewhere", dataset / "train")
+    assert tokenmill.verify(dataset, workers=1).ok
+    assert tokenmill.repair(dataset, workers=1) == ()
+    assert len(tokenmill.open(dataset)["train"].document(0))
     change_token(dataset, "train/00002.bin")
-    tokenmill.repair(dataset, workers=1)
-    assert (dataset / "train").is_symlink()
     (dataset / "train").unlink()
     shutil.move(tmp_path / "elsewhere", dataset / "train")
+    tokenmill.repair(dataset, workers=1)
     assert_restored(dataset, original)
 
 

@@ -107,6 +107,7 @@ def _move(
     full = manifests.load(source)
     wanted = part_of(full, split, shards)
     _check_target(target, wanted)
+    target.check_no_links({os.path.dirname(name) for name in wanted.all_files()} - {""})
     target.make(".build")
     tell = watch or (lambda _: None)
     with locked(target, tell=lambda message: tell({"kind": "waiting", "message": message})):

@@ -30,7 +30,7 @@ from tokenmill.build.redo import (
 )
 from tokenmill.build.task import Task, make_task
 from tokenmill.cores import resolve_workers
-from tokenmill.errors import DatasetError, DeterminismError
+from tokenmill.errors import DatasetError, DeterminismError, StorageError
 from tokenmill.manifest import Manifest
 from tokenmill.planning import Plan
 from tokenmill.storage import Digest, Folder, open_folder
@@ -63,6 +63,7 @@ def repair_folder(folder: Folder, *, workers: int, filter: str | None = None) ->
         found, problems = None, (Problem(manifests.NAME, error.message),)
     if problems:
         plan, job = reopen(folder, filter)
+        folder.check_no_links(_folders_in(folder, (*job.work.split_names, "provenance")))
         folder, _ = ready(folder)
         with locked(folder):
             _repair(folder, plan, job, found, problems, workers)
@@ -122,10 +123,22 @@ def _repair(
     state.clean_up(folder, None)
 
 
+def _folders_in(folder: Folder, names: Iterable[str]) -> list[str]:
+    """Those of some folders in which there is something. A link that leads nowhere is only moved away."""
+    return [name for name in names if _names(folder, name)]
+
+
+def _names(folder: Folder, name: str) -> list[str]:
+    try:
+        return folder.names(name)
+    except StorageError:  # a link in a circle
+        return []
+
+
 def _impostors(folder: Folder, splits: Iterable[str]) -> Iterator[str]:
-    """What stands in the place of the dataset's folders and files, and is none. A folder may be a link to one."""
+    """What is in the place of the dataset's folders and files, and is neither."""
     for parent in (*splits, "provenance"):
-        names = folder.names(parent)
+        names = _names(folder, parent)
         found = folder.stat(parent)
         if found is not None and not found.is_folder and not names:
             yield parent

@@ -4,7 +4,7 @@ import errno
 import hashlib
 import os
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -566,11 +566,71 @@ def test_a_file_in_the_place_of_a_folder_is_a_typed_error(tmp_path: Path) -> Non
             Folder(str(tmp_path)).make(name)
 
 
-def test_a_link_to_a_folder_is_as_good_as_one(tmp_path: Path) -> None:
-    (tmp_path / "elsewhere").mkdir()
-    os.symlink(tmp_path / "elsewhere", tmp_path / "train")
-    Folder(str(tmp_path)).make("train/deep")
-    assert (tmp_path / "elsewhere/deep").is_dir()
+WRITERS: dict[str, Callable[[Folder], object]] = {
+    "make": lambda folder: folder.make("train/deep"),
+    "create": lambda folder: folder.create("train/new"),
+    "write": lambda folder: folder.write("train/new", DATA),
+    "replace": lambda folder: folder.replace("train/file", DATA),
+    "claim": lambda folder: folder.claim("train/new", DATA),
+    "link": lambda folder: folder.link("own", "train/own", Digest(bytes=0, sha256="")),
+    "append": lambda folder: folder.append("train/file"),
+    "touch": lambda folder: folder.touch("train/file"),
+    "quarantine": lambda folder: folder.quarantine("train/file"),
+    "remove": lambda folder: folder.remove("train/file"),
+    "remove_tree": lambda folder: folder.remove_tree("train/deeper"),
+    "remove_all": lambda folder: folder.remove_all(["train/file"]),
+    "remove_empty": lambda folder: folder.remove_empty("train/empty"),
+    "sweep": lambda folder: folder.sweep("train"),
+}
+
+
+@pytest.mark.parametrize("write", WRITERS.values(), ids=WRITERS)
+def test_nothing_is_changed_through_a_link_to_another_folder(tmp_path: Path, write: Callable[[Folder], object]) -> None:
+    for name in ("out", "theirs/empty", "theirs/deeper"):
+        (tmp_path / name).mkdir(parents=True)
+    for name in ("theirs/file", f"theirs/x.{'0' * 12}.tmp", "theirs/deeper/file", "out/own"):
+        (tmp_path / name).write_bytes(b"theirs")
+    os.symlink(tmp_path / "theirs", tmp_path / "out/train")
+    before = identities(tmp_path / "theirs")
+    with pytest.raises(StorageError, match=r"out/train is a link"):
+        write(Folder(str(tmp_path / "out")))
+    assert identities(tmp_path / "theirs") == before
+
+
+def identities(path: Path) -> dict[Path, tuple[int, int]]:
+    return {file: (file.stat().st_ino, file.stat().st_mtime_ns) for file in [path, *path.rglob("*")]}
+
+
+def test_a_name_that_leads_out_of_the_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "file").write_bytes(DATA)
+    with pytest.raises(StorageError, match="leads out of"):
+        Folder(str(tmp_path / "out")).remove("../file")
+    assert (tmp_path / "file").read_bytes() == DATA
+
+
+def test_a_file_that_has_another_name_is_not_appended_to(tmp_path: Path) -> None:
+    (tmp_path / "theirs").write_bytes(DATA)
+    (tmp_path / "out").mkdir()
+    os.link(tmp_path / "theirs", tmp_path / "out/log")
+    fd = Folder(str(tmp_path / "out")).append("log")
+    os.write(fd, b"ours")
+    os.close(fd)
+    assert ((tmp_path / "theirs").read_bytes(), (tmp_path / "out/log").read_bytes()) == (DATA, b"ours")
+
+
+@pytest.mark.parametrize("how", ["open", "append"])
+def test_a_pipe_is_not_waited_for(tmp_path: Path, how: str) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    held = os.open(tmp_path / "pipe", os.O_RDWR)
+    with pytest.raises(OSError, match="not a plain file"):
+        getattr(LocalFileSystem(), how)(str(tmp_path / "pipe"))
+    os.close(held)
+    with pytest.raises(OSError):
+        getattr(LocalFileSystem(), how)(str(tmp_path / "pipe"))
+    os.symlink(tmp_path / "pipe", tmp_path / "link")
+    with pytest.raises(OSError, match="symbolic links"):
+        getattr(LocalFileSystem(), how)(str(tmp_path / "link"))
 
 
 class Sweeping(LocalFileSystem):

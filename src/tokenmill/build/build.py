@@ -107,6 +107,7 @@ def build_planned(setup: Setup, folder: Folder, manner: Manner) -> tuple[Manifes
             progress.tell("note", message=unknown)
         state.tidy(folder, setup.recipe.splits, local)
         return done, True
+    folder.check_no_links({*setup.recipe.splits, *state.known_splits(folder), "provenance"})
     folder.make(".build")
     folder, note = ready(folder)
     if note:

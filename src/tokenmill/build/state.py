@@ -35,6 +35,7 @@ from tokenmill.sizes import few, format_time
 from tokenmill.storage import Digest, Folder, hub
 from tokenmill.storage.lock import LOCK, locked
 from tokenmill.storage.output import TEMP_SUFFIX, is_temp
+from tokenmill.storage.scratch import leave_corner
 from tokenmill.tokenizer.spec import TokenizerSpec
 
 if TYPE_CHECKING:  # workers look at the state too, and need not load what checks recipes
@@ -186,13 +187,10 @@ def is_stored(folder: Folder, plan: Plan) -> bool:
 
 def start_over(folder: Folder, *, but: Sequence[str] = ()) -> None:
     """Remove a build and its dataset, `but` for some of it, and nothing that tokenmill did not write."""
+    splits = known_splits(folder)
+    folder.check_no_links((*splits, "provenance"))
     if KEPT not in but:
         forget_kept(folder)  # first: it would be gone on with
-    splits: set[str] = set()
-    with contextlib.suppress(DatasetError):
-        splits |= set(manifests.load(folder).splits)
-    with contextlib.suppress(DatasetError):
-        splits |= set(load_job(folder).work.split_names)
     folder.remove(manifests.NAME)
     folder.remove(placement.NAME)
     folder.sync("")  # from here on it is no dataset, whatever else is still there
@@ -209,6 +207,16 @@ def start_over(folder: Folder, *, but: Sequence[str] = ()) -> None:
     for name in folder.names(".build"):
         if f".build/{name}" not in (LOCK, EVENTS, *but):
             folder.remove_tree(f".build/{name}")
+
+
+def known_splits(folder: Folder) -> set[str]:
+    """The splits that the manifest or the job of a folder names."""
+    splits: set[str] = set()
+    with contextlib.suppress(DatasetError):
+        splits |= set(manifests.load(folder).splits)
+    with contextlib.suppress(DatasetError):
+        splits |= set(load_job(folder).work.split_names)
+    return splits
 
 
 def forget_kept(folder: Folder) -> None:
@@ -320,7 +328,7 @@ def clean_up(folder: Folder, local: Folder | None) -> None:
     folder.remove_tree(CLEAN)
     forget_kept(folder)
     if local is not None:
-        local.remove_tree("")
+        leave_corner(local)
 
 
 def tidy(folder: Folder, splits: Iterable[str], local: Folder | None) -> None:

@@ -28,7 +28,7 @@ from tokenmill.storage import Digest, Folder, Output, ScratchOutput
 from tokenmill.storage.lock import LOCK, locked
 from tokenmill.storage.mapped import fast_digest
 from tokenmill.storage.output import is_temp
-from tokenmill.storage.scratch import Fallback, make_corner, scratch_corner
+from tokenmill.storage.scratch import Fallback, leave_corner, make_corner, scratch_corner
 from tokenmill.storage.space import require_space, same_disk
 from tokenmill.threads import as_done
 
@@ -113,6 +113,7 @@ def start_over(folder: Folder) -> None:
     """Remove what an earlier transfer wrote here, and nothing else. One that still runs is a `LockedError`."""
     if not folder.exists(REQUEST):
         return
+    folder.check_no_links(folder.names())
     with locked(folder):
         # What sums the parts up goes first, and for good: without it, what a power cut leaves is no dataset.
         _remove_files(folder, _receipt_name(LAST))
@@ -170,6 +171,7 @@ def _transfer(
     local: Folder | None,
     watch: Watcher | None,
 ) -> Transfer:
+    folder.check_no_links(folder.names())
     folder.make(RECEIPTS)
     tell = watch or (lambda _: None)
     with locked(folder, tell=lambda message: tell({"kind": "waiting", "message": message})):
@@ -183,7 +185,7 @@ def _transfer(
         finally:
             _sweep(folder)
             if local is not None:
-                local.remove_tree("")
+                leave_corner(local)
     return Transfer(receipts=(*receipts, last), num_kept=num_kept)
 
 

@@ -55,10 +55,10 @@ def download(source: ObjectFolder, target: Folder, name: str, digest: Digest, te
 def begin(target: Folder, name: str) -> None:
     """Have the first bytes of a file, and be it none, so that others see that it comes."""
     target.make(os.path.dirname(name))
-    part = target.at(f"{name}{PART_SUFFIX}")
-    if not target.exists(f"{name}{PART_SUFFIX}"):
-        with explained(part):
-            target.fs.close(target.fs.append(part))
+    part = f"{name}{PART_SUFFIX}"
+    if not target.exists(part):
+        with explained(target.at(part)):
+            target.fs.close(target.append(part))
 
 
 def _blocks(source: ObjectFolder, name: str, size: int, start: int) -> Generator[memoryview]:
@@ -83,8 +83,7 @@ class PartOutput(DirectOutput):
         there = folder.stat(part)
         if there is not None and (not there.is_file or there.size > max_bytes):
             folder.remove_tree(part)
-        with explained(folder.at(part)):
-            super().__init__(name, folder.at(part), folder.fs, folder.fs.append(folder.at(part)))
+        super().__init__(name, folder.at(part), folder.fs, folder.append(part))
         for block in folder.blocks(part):
             self._sha.update(block)
             self._size += len(block)

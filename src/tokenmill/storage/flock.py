@@ -8,6 +8,7 @@ import os
 from collections.abc import Iterator
 
 from tokenmill.storage.folder import Folder
+from tokenmill.storage.links import check_way
 from tokenmill.storage.output import explained
 
 
@@ -67,6 +68,7 @@ class Locks:
 
     def _take(self, folder: Folder, name: str, how: int) -> int | None:
         path = folder.at(f"{name}.lock")
+        check_way(folder.fs, folder.path, name)
         with explained(path):
             try:
                 fd = folder.fs.append(path)

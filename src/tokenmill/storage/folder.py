@@ -22,6 +22,7 @@ from typing import ClassVar, TypeVar
 
 from tokenmill.errors import DatasetError, DeterminismError, MissingFileError, StorageError
 from tokenmill.storage.fs import LOCAL, FileStat, FileSystem
+from tokenmill.storage.links import check_way, check_ways, is_folder, is_there
 from tokenmill.storage.output import TEMP_SUFFIX, Digest, DirectOutput, Output, explained, is_temp, storage_error
 
 T = TypeVar("T")
@@ -52,12 +53,14 @@ class Folder:
 
     def make(self, name: str = "") -> None:
         """Make the folder and its missing parents, each one durable."""
+        if name:
+            check_way(self.fs, self.path, f"{name}/")
         path = self.at(name).rstrip("/") if name else self.path
         missing = []
-        while path and not self._is_there(path):
+        while path and not is_there(self.fs, path):
             missing.append(path)
             path = os.path.dirname(path)
-        if path and not self._is_folder(path):
+        if path and not is_folder(self.fs, path):
             raise StorageError(f"{path} is not a folder", hint="move it away, then run the same command again")
         if path:
             self._sync_parent(path)
@@ -76,6 +79,7 @@ class Folder:
             return self._create(name)
 
     def _create(self, name: str) -> DirectOutput:
+        check_way(self.fs, self.path, name)
         temp = f"{self.at(name)}.{secrets.token_hex(6)}{TEMP_SUFFIX}"
         return DirectOutput(name, temp, self.fs, self.fs.create(temp))
 
@@ -169,8 +173,21 @@ class Folder:
             output.discard()
         return True
 
+    def append(self, name: str) -> int:
+        """Open a file that grows. One with a second name may not be ours, and is replaced."""
+        check_way(self.fs, self.path, name)
+        with explained(self.at(name)):
+            try:
+                return self.fs.append(self.at(name))
+            except OSError as error:
+                if error.errno != errno.EMLINK:
+                    raise
+            self._remove(name)
+            return self.fs.append(self.at(name))
+
     def touch(self, name: str) -> None:
         """Show that a file's owner lives."""
+        check_way(self.fs, self.path, name)
         with contextlib.suppress(OSError):
             self.fs.touch(self.at(name))
 
@@ -192,11 +209,15 @@ class Folder:
             self.fs.fsync_folder(self.at(name))
 
     def exists(self, name: str) -> bool:
-        return self._is_there(self.at(name))
+        return is_there(self.fs, self.at(name))
+
+    def check_no_links(self, names: Iterable[str]) -> None:
+        """Raise `StorageError` if one of these folders, or one in .build, is a link; nothing is changed by then."""
+        check_ways(self.fs, self.path, names)
 
     def is_something_else(self) -> bool:
         """Whether what stands in its place is no folder, and no link to one."""
-        return self._is_there(self.path) and not self._is_folder(self.path)
+        return is_there(self.fs, self.path) and not is_folder(self.fs, self.path)
 
     def stat(self, name: str) -> FileStat | None:
         """Size and kind of a file, or None where there is none."""
@@ -299,6 +320,7 @@ class Folder:
 
     def quarantine(self, name: str) -> str:
         """Move a file that cannot be trusted out of the way, and keep it."""
+        check_way(self.fs, self.path, name)
         self.make(".build/quarantine")
         kept = f".build/quarantine/{name.replace('/', '-')}.{secrets.token_hex(4)}"
         # What is gone is out of the way as well.
@@ -309,39 +331,52 @@ class Folder:
         return kept
 
     def remove(self, name: str) -> None:
+        check_way(self.fs, self.path, name)
+        self._remove(name)
+
+    def _remove(self, name: str) -> None:
         with contextlib.suppress(FileNotFoundError), explained(self.at(name), but=(FileNotFoundError,)):
             self.fs.unlink(self.at(name))
 
     def remove_tree(self, name: str) -> None:
         """Remove a file, or a folder with all that is in it. Links are removed, not followed."""
+        check_way(self.fs, self.path, name)
+        self._remove_tree(name)
+
+    def _remove_tree(self, name: str) -> None:
         found = self.stat(name)
         if found is None or not found.is_folder:
-            self.remove(name)
+            self._remove(name)
             return
         for child in self.names(name):
-            self.remove_tree(os.path.join(name, child))
+            self._remove_tree(os.path.join(name, child))
         with contextlib.suppress(FileNotFoundError), explained(self.at(name), but=(FileNotFoundError,)):
             self.fs.rmdir(self.at(name))
 
     def remove_all(self, names: Sequence[str]) -> None:
+        for parent in {os.path.dirname(name) for name in names}:  # once: there may be a million names
+            check_way(self.fs, self.path, f"{parent}/" if parent else "")
         for name in names:
-            self.remove_tree(name)
+            self._remove_tree(name)
 
     def remove_empty(self, name: str) -> None:
         """Remove a folder if nothing is in it."""
+        check_way(self.fs, self.path, name)
         with contextlib.suppress(OSError):
             self.fs.rmdir(self.at(name))
 
     def sweep(self, name: str = "") -> None:
         """Remove temp files that a dead writer left."""
-        for child in self.names(name):
-            if is_temp(child):
-                self.remove(os.path.join(name, child))
+        found = [child for child in self.names(name) if is_temp(child)]
+        if found and name:
+            check_way(self.fs, self.path, f"{name}/")
+        for child in found:
+            self._remove(os.path.join(name, child))
 
     def free_bytes(self) -> int | None:
         """How much can still be written; None if nobody knows."""
         path = self.path
-        while path and not self._is_there(path):
+        while path and not is_there(self.fs, path):
             path = os.path.dirname(path)
         with explained(path):
             return self.fs.free_bytes(path or ".")
@@ -356,25 +391,11 @@ class Folder:
             with contextlib.suppress(OSError):  # what the output stands in need not be ours to sync
                 self.fs.fsync_folder(parent)
 
-    def _is_there(self, path: str) -> bool:
-        try:
-            with explained(path, but=_NOT_THERE):
-                return self.fs.stat(path) is not None
-        except _NOT_THERE:
-            return False
-
-    def _is_folder(self, path: str) -> bool:
-        """Whether files can be in there: a folder, or a link to one."""
-        try:
-            with explained(path, but=_NOT_THERE):
-                return self.fs.stat(path).is_folder or self.fs.names(path) is not None
-        except _NOT_THERE:
-            return False
-
     def _take_name(
         self, temp: str, name: str, digest: Digest | None, claimed: Callable[[], bool], *, keep: bool = False
     ) -> None:
         final = self.at(name)
+        check_way(self.fs, self.path, name)
         try:
             self.fs.link(temp, final)
         except FileExistsError:

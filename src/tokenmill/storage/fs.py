@@ -6,9 +6,11 @@ so each operation is as small as a system call and none of them has an opinion.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import stat
+from collections.abc import Callable
 from typing import NamedTuple, Protocol
 
 
@@ -55,10 +57,18 @@ class LocalFileSystem:
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
     def open(self, path: str) -> int:
-        return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        """Open a file for reading; no link, and nothing that would have to be waited for."""
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        return _checked(fd, path, stat.S_ISREG, stat.S_ISDIR)
 
     def append(self, path: str) -> int:
-        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC, 0o644)
+        """Open a file for writing at its end. It has this name alone: by another one, it may be somebody else's."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        fd = _checked(os.open(path, flags, 0o644), path, stat.S_ISREG)
+        if os.fstat(fd).st_nlink > 1:
+            os.close(fd)
+            raise OSError(errno.EMLINK, "it has another name as well, by which it may be somebody else's", path)
+        return fd
 
     def read(self, fd: int, buffer: memoryview) -> int:
         return os.readv(fd, [buffer])
@@ -108,7 +118,7 @@ class LocalFileSystem:
         os.unlink(path)
 
     def touch(self, path: str) -> None:
-        os.utime(path)
+        os.utime(path, follow_symlinks=False)
 
     def mkdir(self, path: str) -> None:
         os.mkdir(path)
@@ -135,6 +145,15 @@ class LocalFileSystem:
     def free_bytes(self, path: str) -> int:
         found = os.statvfs(path)
         return found.f_bavail * found.f_frsize
+
+
+def _checked(fd: int, path: str, *kinds: Callable[[int], bool]) -> int:
+    """The same descriptor if it is of a file of one of these kinds; a pipe or a device is closed again."""
+    mode = os.fstat(fd).st_mode
+    if not any(is_kind(mode) for is_kind in kinds):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is not a plain file", path)
+    return fd
 
 
 LOCAL = LocalFileSystem()

@@ -13,7 +13,7 @@ from typing import Any
 from tokenmill import records
 from tokenmill.errors import DatasetError, StorageError
 from tokenmill.storage.folder import Folder
-from tokenmill.storage.output import explained, write_all
+from tokenmill.storage.output import write_all
 
 _PUT_SECONDS = 60.0
 _KEPT_BYTES = 1 << 23
@@ -26,8 +26,7 @@ class EventLog:
     def __init__(self, folder: Folder, name: str) -> None:
         self._fs = folder.fs
         self._path = folder.at(name)
-        with explained(self._path):
-            self._fd = self._fs.append(self._path)
+        self._fd = folder.append(name)
 
     def add(self, event: dict[str, Any]) -> None:
         with contextlib.suppress(StorageError):

@@ -26,6 +26,7 @@ from typing import ClassVar
 from tokenmill.errors import DatasetError, MissingFileError, StorageError
 from tokenmill.storage.folder import Folder, R, SizeOf, T
 from tokenmill.storage.fs import FileStat
+from tokenmill.storage.links import check_itself
 from tokenmill.storage.output import TEMP_SUFFIX, Digest, DirectOutput, Output, explained
 from tokenmill.storage.remote import stream
 from tokenmill.storage.store import WHOLE_BYTES, Found, Store, all_at_once, open_store
@@ -84,6 +85,7 @@ class ObjectFolder(Folder):
 
     def make(self, name: str = "") -> None:
         """There are no folders to make, but the spool."""
+        check_itself(self.fs, self.spool)
         Folder(self.spool, self.fs).make()
 
     def create(self, name: str) -> SpooledOutput:
@@ -188,6 +190,9 @@ class ObjectFolder(Folder):
     def exists(self, name: str) -> bool:
         return self.stat(name) is not None
 
+    def check_no_links(self, names: Iterable[str]) -> None:
+        """There are none in a store."""
+
     def is_something_else(self) -> bool:
         found = self.stat("")
         return found is not None and not found.is_folder
@@ -263,6 +268,7 @@ class ObjectFolder(Folder):
     def sweep(self, name: str = "") -> None:
         """There are temp files in the spool alone."""
         if not name:
+            check_itself(self.fs, self.spool)
             Folder(self.spool, self.fs).sweep()
 
     def free_bytes(self) -> int | None:

@@ -24,6 +24,7 @@ TEMP_SUFFIX = ".tmp"
 EARLY_BYTES = 4 << 20
 _TEMP_NAME = re.compile(r".+\.[0-9a-f]{12}\.tmp")
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,6 +123,15 @@ def storage_error(error: OSError, path: str) -> StorageError:
         return DiskFullError(
             f"no space left while writing {path}",
             hint="free some space and run the same command again: it goes on where it stopped",
+        )
+    if error.errno == errno.ELOOP:
+        return StorageError(
+            f"{path} is a link, or there is one too many on the way to it",
+            hint="put the file or folder itself in its place, then run the same command again",
+        )
+    if error.errno in _OUT_OF_DESCRIPTORS:
+        return StorageError(
+            f"{path}: {error.strerror}", hint="raise the limit of open files (ulimit -n), or use fewer workers"
         )
     if isinstance(error, FileNotFoundError):
         return StorageError(

@@ -20,6 +20,7 @@ from tokenmill import records
 from tokenmill.errors import DiskFullError, StorageError
 from tokenmill.sizes import format_bytes
 from tokenmill.storage.folder import Folder
+from tokenmill.storage.links import check_itself
 from tokenmill.storage.output import TEMP_SUFFIX, Digest, DirectOutput, explained, write_all
 
 RESERVE_BYTES = 64_000_000
@@ -40,15 +41,23 @@ def scratch_corner(scratch: str | None, target: Folder) -> Folder | None:
 
 
 def make_corner(corner: Folder | None) -> Folder | None:
-    """The corner, made and swept; None if nothing fits into it."""
+    """The corner, made and swept; None if nothing fits into it. It must not be a link."""
     if corner is None:
         return None
+    check_itself(corner.fs, corner.path)
     try:
         corner.make()
         corner.sweep()
     except DiskFullError:  # what does not fit there goes straight to the output
         return None
     return corner
+
+
+def leave_corner(corner: Folder) -> None:
+    """Remove what is ours in the corner, and the corner unless something else is in it."""
+    check_itself(corner.fs, corner.path)
+    corner.sweep()
+    corner.remove_empty("")
 
 
 class Fallback:

@@ -136,6 +136,8 @@ class ModelFileSystem:
             return self._open_new("append", path, folder, name, appends=True)
         if inode in self._folders:
             _fail(errno.EISDIR, path)
+        if sum(found == inode for entries in self._folders.values() for found in entries.values()) > 1:
+            _fail(errno.EMLINK, path)
         return self._hand_out(_Handle(inode, path, reads=False, writes=True, appends=True))
 
     def read(self, fd: int, buffer: memoryview) -> int:
