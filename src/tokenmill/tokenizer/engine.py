@@ -196,8 +196,10 @@ def _special_tokens(parsed: dict[str, Any], spec: TokenizerSpec) -> list[dict[st
     return [token for token in added if token.get("special") or token["id"] == spec.eot_id]
 
 
-def without_specials(spec: TokenizerSpec) -> str:
+def without_specials(spec: TokenizerSpec, *, keep: bool = False) -> str:
     """The tokenizer.json with no special token that a text could name.
+
+    `tokenizers` numbers added tokens anew, by their order, so it has to `keep` the special ones, all marked as such.
 
     Byte-pair models reach their tokens by merges, and none leads to a special one. Other models look
     texts up in their vocabulary, so there the names give way to ones that no text holds.
@@ -205,11 +207,19 @@ def without_specials(spec: TokenizerSpec) -> str:
     parsed = json.loads(spec.content)
     added = parsed.get("added_tokens") or []
     special = _special_tokens(parsed, spec)
-    parsed["added_tokens"] = [token for token in added if token not in special]
     model = parsed["model"]
+    hidden: dict[str, str] = {}
     if model.get("type") != "BPE":
-        vocab = model["vocab"]
         hidden = {token["content"]: f"\ufdd0{token['content']}\ufdd1" for token in special}
+    parsed["added_tokens"] = [
+        {**token, "special": True, "content": hidden.get(token["content"], token["content"])}
+        if token in special
+        else token
+        for token in added
+        if keep or token not in special
+    ]
+    if hidden:
+        vocab = model["vocab"]
         if model.get("unk_token") in hidden:
             model["unk_token"] = hidden[model["unk_token"]]
         if isinstance(vocab, dict):
@@ -262,11 +272,12 @@ def open_tokenizers(spec: TokenizerSpec) -> Any:
     import tokenizers
 
     try:
-        found = tokenizers.Tokenizer.from_str(without_specials(spec))
+        found = tokenizers.Tokenizer.from_str(without_specials(spec, keep=True))
     except BaseException as error:
         if not _is_native(error):
             raise
         raise TokenizerError(f"tokenizers cannot read {spec.name}: {error}", hint="check the file") from None
+    found.encode_special_tokens = True  # as text, that is
     found.no_padding()
     found.no_truncation()
     return found
