@@ -93,7 +93,7 @@ def steady() -> Iterator[Boots]:
         patch.object(lock, "_machine", boots.machine),
         patch.object(lock, "_started", _remembered(lock._started, lambda process: process)),
         patch.object(lock, "threading", Hearts()),
-        patch.object(lock, "time", SimpleNamespace(sleep=lambda seconds: None)),
+        patch.object(lock, "time", SimpleNamespace(sleep=lambda seconds: None, time=lambda: 0.0)),
     ):
         yield boots
 

@@ -65,7 +65,7 @@ class Transfer:
     def run(self, output: str, fs: FileSystem = LOCAL) -> None:
         """The call, with every operation on its output through `fs`."""
 
-        def tapped(path: str | os.PathLike[str]) -> Folder:
+        def tapped(path: str | os.PathLike[str], **_: str) -> Folder:
             return Folder(os.path.abspath(path), fs)
 
         with contextlib.ExitStack() as stack:
