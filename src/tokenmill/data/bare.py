@@ -239,13 +239,19 @@ def pin_files(paths: Collection[str]) -> dict[str, str]:
     Where documents end is in one of those: X.idx of X.bin, X.ds.index, X.csv.gz, index.json.
     """
     found: dict[str, str] = {}
-    for folder in sorted({os.path.dirname(path) for path in paths}):
-        stems = {os.path.basename(path).partition(".")[0] for path in paths if os.path.dirname(path) == folder}
-        with os.scandir(folder or ".") as entries:
+    folders = sorted({os.path.dirname(os.path.abspath(path)) for path in paths})
+    root = os.path.commonpath(folders) if folders else ""
+    for folder in folders:
+        stems = {
+            os.path.basename(path).partition(".")[0]
+            for path in paths
+            if os.path.dirname(os.path.abspath(path)) == folder
+        }
+        with os.scandir(folder) as entries:
             for entry in sorted(entries, key=lambda entry: entry.name):
                 if (entry.name == "index.json" or entry.name.partition(".")[0] in stems) and entry.is_file():
                     about = entry.stat()
-                    place = os.path.join(os.path.basename(folder), entry.name)
+                    place = os.path.relpath(entry.path, root)  # wherever all of them are
                     found[place] = f"{about.st_size} bytes, {format_time(about.st_mtime_ns)}"
     return found
 
