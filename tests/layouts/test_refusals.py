@@ -239,7 +239,7 @@ def test_an_import_of_files_that_changed_is_refused(tmp_path: Path) -> None:
     tokens[5000] = 1
     tokens.tofile(file)
     os.utime(file, ns=(before + 1000, before + 1000))
-    with pytest.raises(OutputError, match=r"the import of other content:\n  files: files/train.bin: was '200000 bytes"):
+    with pytest.raises(OutputError, match=r"the import of other content:\n  files: train.bin: was '200000 bytes"):
         tokenmill.import_(file.parent, tmp_path / "out", **options)
 
 
