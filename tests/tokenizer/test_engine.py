@@ -443,7 +443,7 @@ def test_a_dataset_of_a_model_has_the_ids_of_sentencepiece_document_by_document(
     assert [found.document(number).tolist() for number in range(found.num_documents)] == expected
     assert (tmp_path / "out" / "tokenizer.model").read_bytes() == model
     assert any("MB/s" in note for note in notes)
-    assert tokenmill.verify(tmp_path / "out", deep=True).ok
+    assert tokenmill.verify(tmp_path / "out", source="all").ok
 
 
 def added(**flags: bool) -> bytes:
