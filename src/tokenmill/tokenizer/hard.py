@@ -1,6 +1,9 @@
 # ruff: noqa: E501, RUF001 - characters that look like others, and long lines of them, are what these texts are for
 """Short texts on which tokenizers go wrong if they do. Every engine is compared with its reference on all of them."""
 
+# Characters that look like others, in long lines, are what it is about.
+# ruff: noqa: E501, RUF001
+
 from __future__ import annotations
 
 import unicodedata
