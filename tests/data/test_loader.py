@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
 import random
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,12 +15,14 @@ import pytest
 
 import tokenmill
 from conftest import make_texts, write_jsonl
+from tokenmill.data import dataset as datasets_module
 from tokenmill.data.ahead import ahead
 from tokenmill.data.dataset import Dataset
 from tokenmill.data.loader import DataLoader
 from tokenmill.data.stream import IGNORED
 from tokenmill.data.windows import Windows
 from tokenmill.errors import RecipeError, StateError
+from tokenmill.storage.maps import Map
 
 EOTS = ("append", "prepend", "none")
 
@@ -346,3 +350,47 @@ def test_a_number_gives_one_order_and_one_state_however_it_is_written(dataset: D
     for value in (True, float(plain[name]), str(plain[name])):
         with pytest.raises(RecipeError, match=f"{name} is"):
             DataLoader(dataset, **{**plain, name: value})
+
+
+@pytest.mark.parametrize("packing", ["concat", "best_fit"])
+def test_shards_that_are_mapped_hold_no_open_file(dataset: Dataset, packing: Any) -> None:
+    mixture = tokenmill.Mixture({"a": (dataset, 1), "b": (dataset.path, 2)})
+    before = len(os.listdir("/proc/self/fd"))
+    for part in (dataset, mixture):
+        loader = DataLoader(part, 8, 4, packing=packing, prefetch=0, fields=("document_ids",))
+        assert len(take(loader, loader.num_samples // 4)) > 100
+    assert len(list(dataset["train"].maps())) >= 10
+    assert len(os.listdir("/proc/self/fd")) <= before + 2
+
+
+@pytest.mark.parametrize("packing", ["concat", "best_fit"])
+def test_more_shards_than_may_be_mapped_give_the_same_batches(
+    dataset: Dataset, packing: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def rows() -> list[Any]:
+        loader = DataLoader(dataset.path, 8, 4, epochs=2, packing=packing, fields=("positions", "document_ids"))
+        return [{name: value.tolist() for name, value in batch.items()} for batch in loader]
+
+    expected = rows()
+    monkeypatch.setattr(datasets_module, "MAX_MAPS", Map.num_live + 6)
+    assert rows() == expected
+    assert Map.num_live <= datasets_module.MAX_MAPS + 4
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_an_iterator_of_another_process_is_refused_and_a_new_one_continues(dataset: Dataset, depth: int) -> None:
+    loader = DataLoader(dataset, 8, 4, prefetch=depth)
+    running = iter(loader)
+    next(running)
+    expected = take(DataLoader(dataset, 8, 4), 2)[1]["input_ids"].tolist()
+    child = os.fork()
+    if not child:
+        signal.alarm(20)  # a child that waits for ever ends by this
+        try:
+            next(running)
+        except StateError as error:
+            again = next(iter(loader))["input_ids"].tolist()
+            os._exit(0 if "another process" in str(error) and "iter()" in error.hint and again == expected else 1)
+        os._exit(2)
+    assert os.waitpid(child, 0)[1] == 0
+    assert next(running)["input_ids"].tolist() == expected

@@ -219,3 +219,21 @@ def test_a_local_dataset_needs_no_object_stores(local: Path) -> None:
 def test_what_is_no_dataset_is_told_with_its_url(bucket: Bucket) -> None:
     with pytest.raises(DatasetError, match=f"{bucket.url}/nothing is not a dataset"):
         tokenmill.open(f"{bucket.url}/nothing")
+
+
+def test_more_shards_than_locks_are_let_go_of_and_taken_again(
+    built: Path, remote: Bucket, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "_MAX_LOCKS", 2)
+    before = len(os.listdir("/proc/self/fd"))
+    opened = [tokenmill.open(f"{remote.url}/ds", cache=tmp_path / name) for name in "ab"]
+    expected = [batch["input_ids"].tolist() for batch in tokenmill.DataLoader(built, 32, 4, epochs=2, prefetch=0)]
+    for part in opened:
+        loader = tokenmill.DataLoader(part, 32, 4, epochs=2, prefetch=0)
+        open_files = []
+        for batch, rows in zip(loader, expected, strict=True):
+            assert batch["input_ids"].tolist() == rows
+            open_files.append(len(os.listdir("/proc/self/fd")))
+        assert len(copies(tmp_path)) >= 3
+        # Files of downloads and connections come and go.
+        assert max(open_files[len(open_files) // 2 :]) <= before + 12

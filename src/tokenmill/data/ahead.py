@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 from collections.abc import Generator, Iterator
 from typing import TypeVar
+
+from tokenmill.errors import StateError
 
 T = TypeVar("T")
 
@@ -39,8 +42,14 @@ def ahead(items: Iterator[T], depth: int) -> Generator[T]:
 
     thread = threading.Thread(target=work, daemon=True, name="tokenmill-ahead")
     thread.start()
+    process = os.getpid()
     try:
         while True:
+            if os.getpid() != process:
+                raise StateError(
+                    "this iterator was begun in another process, and what makes its items is a thread of that one",
+                    hint="call iter() again in this process: it continues where the other one was at the fork",
+                )
             item = ready.get()
             if isinstance(item, _End):
                 if item.error is not None:

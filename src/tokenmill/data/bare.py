@@ -32,6 +32,7 @@ from tokenmill.errors import DatasetError, RecipeError
 from tokenmill.manifest import Manifest, Split
 from tokenmill.shards.layout import Tokens, numpy_dtype
 from tokenmill.sizes import format_time
+from tokenmill.storage import maps
 
 PLACES = 8
 PLACE_BYTES = 4096
@@ -173,9 +174,11 @@ class BareSplit(TokenSplit):
 
     def _map(self, number: int) -> tuple[Tokens, Starts]:
         """Tokens of a file, mapped at its first use. Where documents start is not kept by file."""
-        if number not in self._maps:
-            self._maps[number] = (map_file(self.files[number], self.dtype), np.zeros(0, np.int64))
-        return self._maps[number]
+        found = self._maps.get(number)
+        if found is None:
+            self._limit_maps()
+            found = self._maps[number] = (map_file(self.files[number], self.dtype), np.zeros(0, np.int64))
+        return found
 
 
 def map_file(file: TokenFile, dtype: str) -> Tokens:
@@ -184,11 +187,9 @@ def map_file(file: TokenFile, dtype: str) -> Tokens:
     try:
         if os.path.getsize(file.path) < file.offset + file.num_tokens * kind.itemsize:
             raise DatasetError(f"{file.path} has become shorter", hint="is it still being written?")
-        mapped = np.memmap(file.path, kind, mode="r", offset=file.offset, shape=(file.num_tokens,))
+        return maps.map_file(file.path, kind, offset=file.offset, count=file.num_tokens)
     except OSError as error:
         raise DatasetError(f"{file.path} cannot be read: {error.strerror}", hint="check the path") from None
-    found: Tokens = mapped.view(np.ndarray)
-    return found
 
 
 def _manifest(found: Found) -> Manifest:
@@ -227,7 +228,7 @@ def look_at(path: str) -> dict[str, Any]:
     """The same of a file that is no run of tokens."""
     try:
         size = os.path.getsize(path)
-        data = np.memmap(path, np.uint8, mode="r") if size else np.zeros(0, np.uint8)
+        data = maps.map_file(path, np.uint8)
     except OSError as error:
         raise DatasetError(f"{path} cannot be read: {error.strerror}", hint="check the path") from None
     return {"bytes": size, "places": _places(data.data)}

@@ -21,6 +21,7 @@ from tokenmill.shards.layout import Tokens, numpy_dtype
 from tokenmill.shards.reader import check_structure, document_starts, map_tokens
 from tokenmill.sizes import parse_size
 from tokenmill.storage import Folder, open_folder
+from tokenmill.storage.maps import Map, map_file
 
 if TYPE_CHECKING:
     from tokenmill.data.windows import Windows
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
 Starts = npt.NDArray[np.int64]
 
 BLOCK_TOKENS = 1 << 22
+# Two for each shard. Beyond it, shards are unmapped again: the system allows a process 65,530.
+MAX_MAPS = 40_000
 
 
 def open(
@@ -128,6 +131,7 @@ class TokenSplit:
         counts = [(shard.tokens, shard.documents) for shard in shards]  # once: a long table is unpacked for it
         self.token_ends = list(accumulate(tokens for tokens, _ in counts))
         self._document_ends = list(accumulate(documents for _, documents in counts))
+        self._numbers: dict[str, int] = {}  # of shards by name, once they are asked for
         self._maps: dict[int, tuple[Tokens, Starts]] = {}
         self._bytes: dict[int, memoryview] = {}
         self.views: dict[int, Any] = {}  # what others have made of the maps: it goes with any of them
@@ -195,7 +199,7 @@ class TokenSplit:
             end = min(stop, self.token_ends[number], start + BLOCK_TOKENS)
             place = offset + (start - first) * dtype.itemsize
             with self._here(number):
-                block = np.memmap(path, dtype, mode="r", offset=place, shape=(end - start,)).view(np.ndarray)
+                block = map_file(path, dtype, offset=place, count=end - start)
             yield block
             start = end
             number += start == self.token_ends[number]
@@ -287,6 +291,7 @@ class TokenSplit:
         """Tokens and document starts of a shard, mapped at its first use."""
         found = self._maps.get(number)
         if found is None:
+            self._limit_maps()
             shard = self._shards[number]
             base = self._folder.at(shard.name)
             with self._here(number):
@@ -306,11 +311,21 @@ class TokenSplit:
 
     def _forget(self, names: Sequence[str]) -> None:
         """Unmap shards whose files are to go, so that they take no room on the disk. Any thread may do so."""
-        for number, shard in enumerate(self._shards) if names else ():
-            if shard.name in names:
-                self._maps.pop(number, None)
-                self._bytes.pop(number, None)
-                self.views.clear()
+        if not self._numbers:
+            self._numbers = {shard.name: number for number, shard in enumerate(self._shards)}
+        self._unmap([self._numbers[name] for name in names if name in self._numbers])
+
+    def _limit_maps(self) -> None:
+        """Unmap the shards that were mapped first once there are too many; the next use of one maps it again."""
+        if Map.num_live >= MAX_MAPS:
+            self._unmap(list(self._maps)[: len(self._maps) // 4 + 1])
+
+    def _unmap(self, numbers: Sequence[int]) -> None:
+        for number in numbers:
+            self._maps.pop(number, None)
+            self._bytes.pop(number, None)
+        if numbers:
+            self.views.clear()
 
 
 def _last_up_to(starts: Starts, offsets: Starts) -> Starts:

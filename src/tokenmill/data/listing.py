@@ -7,10 +7,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import DatasetError
+from tokenmill.storage.maps import map_file
 
 
 def groups_by_name(paths: Sequence[str]) -> dict[str, list[str]]:
@@ -83,7 +83,6 @@ def head_of(path: str, size: int) -> bytes:
 
 def mapped(path: str, kind: str, offset: int = 0, count: int | None = None) -> npt.NDArray[Any]:
     try:
-        shape = None if count is None else (count,)
-        return np.memmap(path, kind, mode="r", offset=offset, shape=shape).view(np.ndarray)
+        return map_file(path, kind, offset=offset, count=count)
     except (OSError, ValueError) as error:
         raise DatasetError(f"{path} cannot be mapped: {error}", hint="is it whole?") from None

@@ -25,6 +25,7 @@ from tokenmill.data.pack import Rows, Spans, best_fit, cut, padded
 from tokenmill.errors import DatasetError, RecipeError, StorageError
 from tokenmill.storage import Digest, Folder
 from tokenmill.storage.mapped import fast_digest
+from tokenmill.storage.maps import map_file
 from tokenmill.storage.output import explained
 
 FOLDER = "packing"
@@ -166,7 +167,7 @@ def _open_stored(path: str, record: Record) -> Packing:
     """The plan that a record stands beside, mapped."""
     place = os.path.join(path, f"{record.spec.name}.bin")
     with explained(place):
-        data = np.memmap(place, np.uint8, mode="r").view(np.ndarray)
+        data = map_file(place, np.uint8)
     starts = 8 * (record.num_rows + 1)
     spans = starts + 8 * record.num_segments
     rows = Rows(data[:starts].view("<i8"), data[starts:spans].view("<i8"), data[spans:].view("<i4"))

@@ -26,6 +26,7 @@ import numpy.typing as npt
 from tokenmill.data.dataset import TokenSplit, distinct
 from tokenmill.data.stretches import Stretches, cut
 from tokenmill.shards.layout import numpy_dtype
+from tokenmill.storage.maps import find_maps
 
 Numbers = npt.NDArray[np.int64]
 Mapped = npt.NDArray[Any]
@@ -47,7 +48,7 @@ def read_ahead(split: TokenSplit, batches: Sequence[Numbers], find: Callable[[Nu
     if not _CAN_READ_AHEAD or not len(samples):
         return
     if not _has_room(split):
-        for mapped in _find_maps(split.maps()):
+        for mapped in find_maps(split.maps()):
             mapped.madvise(mmap.MADV_RANDOM)
     elif all(_is_cached(split, token) for token in find(samples[:: -(-len(samples) // _NUM_PROBES)]).starts.tolist()):
         return
@@ -67,7 +68,7 @@ def release(maps: Iterable[Mapped], others_bytes: int = 0) -> int:
         return others_bytes
     if resident_bytes() - others_bytes <= MAX_RESIDENT_BYTES:
         return others_bytes
-    for mapped in _find_maps(maps):
+    for mapped in find_maps(maps):
         mapped.madvise(mmap.MADV_DONTNEED)
     return resident_bytes()
 
@@ -79,16 +80,6 @@ def resident_bytes() -> int:
         return int(os.read(descriptor, 256).split()[2]) * mmap.PAGESIZE
     finally:
         os.close(descriptor)
-
-
-def _find_maps(arrays: Iterable[Mapped]) -> Iterator[mmap.mmap]:
-    """What these arrays are mapped by."""
-    for array in arrays:
-        found: Any = array
-        while isinstance(found, np.ndarray):
-            found = found.base
-        if isinstance(found, mmap.mmap):
-            yield found
 
 
 def _find_runs(split: TokenSplit, wanted: Stretches) -> Iterator[tuple[int, int, int]]:

@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import DatasetError
+from tokenmill.storage.maps import map_file
 
 _MAX_INDEX_BYTES = 1 << 30
 _WHOLE = "is it whole?"
@@ -76,6 +77,6 @@ def map_bytes(path: str, size: int) -> npt.NDArray[np.uint8]:
 def map_file_bytes(path: str) -> npt.NDArray[np.uint8]:
     """The bytes of a file, mapped."""
     try:
-        return np.memmap(path, np.uint8, mode="r").view(np.ndarray) if os.path.getsize(path) else np.zeros(0, np.uint8)
+        return map_file(path, np.uint8)
     except OSError as error:
         raise DatasetError(f"{path} cannot be read: {error.strerror}", hint="check the path") from None

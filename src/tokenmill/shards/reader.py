@@ -10,20 +10,20 @@ from tokenmill.manifest import Shard
 from tokenmill.shards.layout import HEADER, Tokens, index_bytes, numpy_dtype, parse_header, parse_index
 from tokenmill.storage import Folder
 from tokenmill.storage.folder import SizeOf
+from tokenmill.storage.maps import map_file
 
 _HINT = "run tokenmill repair"
 
 
 def map_tokens(path: str, dtype: str) -> Tokens:
-    """The tokens of a .bin, mapped. A plain array: slices of numpy's own kind of map take several times as long."""
-    found: Tokens = np.memmap(path, dtype=numpy_dtype(dtype), mode="r").view(np.ndarray)
-    return found
+    """The tokens of a .bin, mapped."""
+    return map_file(path, numpy_dtype(dtype))
 
 
 def document_starts(path: str, num_documents: int) -> npt.NDArray[np.int64]:
     """Byte offset of every document of an .idx, mapped; it was checked when it was written and by `verify`."""
     place = HEADER.size + 4 * num_documents
-    return np.memmap(path, dtype="<i8", mode="r", offset=place, shape=(num_documents,)).view(np.ndarray)
+    return map_file(path, "<i8", offset=place, count=num_documents)
 
 
 def check_structure(folder: Folder, shard: Shard, dtype: str) -> None:

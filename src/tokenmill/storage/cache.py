@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import resource
 import subprocess
 import sys
 import threading
@@ -33,6 +34,8 @@ from tokenmill.storage.output import Digest
 from tokenmill.storage.room import LOOK_SECONDS, ORIGIN, ROOM, WANTED, Copy, Origin, Wanted, make_room, shard_of
 
 SHARDS_AHEAD = 3
+# Locks that a process holds at most, however many files it may open.
+_MAX_LOCKS = 4096
 _ENDINGS = (".bin", ".idx")
 
 
@@ -89,6 +92,7 @@ class Copies:
         self._begin()
 
     def _begin(self) -> None:
+        _LIVE.add(self)
         self._process = os.getpid()
         self._locks = Locks()
         self._changing = threading.Lock()  # what is held, and who looks after it
@@ -177,12 +181,15 @@ class Copies:
 
     def _keep(self, shard: str, hold: Hold) -> None:
         with self._changing:
-            before, self._held[shard] = self._held.get(shard), hold
+            before = self._held.pop(shard, None)
+            self._held[shard] = hold  # the last of all: those that were mapped first go first
             if before is not None:
                 self._locks.give_back(before.lock)
             if hold.forget is not None and not self._is_watched:
                 self._is_watched = True
                 threading.Thread(target=_watch, args=(weakref.ref(self),), daemon=True).start()
+            held = [shard for shard, hold in self._held.items() if hold.forget is not None]
+        self._let_go_of(held[: max(0, len(held) - _max_held())])
 
     def _let_go(self, copy: Copy) -> None:
         if copy.place == self._folder.path:
@@ -235,6 +242,21 @@ class Copies:
             lock = self._bring([f"{shard}{ending}" for ending in _ENDINGS], urgent=False)
             if lock is not None:
                 self._locks.give_back(lock)
+
+
+# All of this process: each lock is an open file.
+_LIVE: weakref.WeakSet[Copies] = weakref.WeakSet()
+
+
+def _max_held() -> int:
+    """How many shards each dataset of this process may hold: all of them together a quarter of the files it may open.
+
+    The next use of one that was let go of maps it again.
+    """
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if limit == resource.RLIM_INFINITY:
+        return _MAX_LOCKS
+    return max(1, min(limit // 4, _MAX_LOCKS) // len(_LIVE))
 
 
 def _watch(copies: weakref.ref[Copies]) -> None:

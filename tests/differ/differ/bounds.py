@@ -1,11 +1,253 @@
-"""bounds"""
+"""What a process may use is bounded: open files, maps, and the time of a child that was forked.
+
+more shards than files may be open   ->  every token of every file, read here by numpy alone
+more shards than a URL's locks       ->  the same batches as from the files themselves
+an iterator begun before a fork      ->  an error in the child within seconds, and the parent is not disturbed
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+import json
+import os
+import random
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
-from differ.seeding import Bug
+import numpy as np
+
+import tokenmill
+from differ.seeding import Bug, replaced
 from lab_runner import Row
+from stores import bucket_server
+from tokenmill.data import ahead as prefetching
+from tokenmill.data import dataset as datasets
+from tokenmill.errors import StateError
+from tokenmill.shards import reader
+from tokenmill.storage import cache
 
-EXPERIMENTS: list[tuple[str, Callable[[], Row]]] = []
-BUGS: list[Bug] = []
+DOCUMENTS_A_SHARD = 3
+PACKINGS = ("concat", "best_fit", "padded")
+
+
+def build(path: Path, num_shards: int, name: str = "out") -> Path:
+    """A dataset of about so many shards, each a few documents of random words."""
+    draw = random.Random(name)
+    texts = [" ".join(f"w{draw.randrange(999)}" for _ in range(30)) for _ in range(num_shards * DOCUMENTS_A_SHARD)]
+    source = path / f"{name}.jsonl"
+    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    unit_bytes = source.stat().st_size // num_shards
+    tokenmill.prepare(source, path / name, tokenizer="byte", unit_bytes=unit_bytes, workers=1)
+    return path / name
+
+
+def stored(path: Path) -> np.ndarray[Any, Any]:
+    """All tokens of a dataset, by numpy alone."""
+    return np.concatenate([np.fromfile(file, "<u2") for file in sorted((path / "train").glob("*.bin"))])
+
+
+@contextlib.contextmanager
+def open_files(limit: int) -> Iterator[None]:
+    """A process that may open so many files, as far as those that it has already allow it."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (limit, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def few_descriptors(num_shards: int, limit: int) -> Row:
+    """Loaders of every packing, a mixture, documents one by one and `verify`, with fewer files than shards."""
+    wrong: list[str] = []
+    tried = 0
+
+    def check(what: str, found: Any, expected: Any) -> None:
+        nonlocal tried
+        tried += 1
+        if not np.array_equal(found, expected):
+            wrong.append(f"{what} over {num_shards} shards with {limit} open files differs")
+
+    with tempfile.TemporaryDirectory() as place, open_files(limit):
+        path = build(Path(place), num_shards)
+        expected = stored(path)
+        shards = len(list((path / "train").glob("*.bin")))
+        if shards < num_shards // 2:
+            wrong.append(f"only {shards} shards of {num_shards} were built")
+        train = tokenmill.open(path)["train"]
+        check("documents one by one", np.concatenate(list(train)), expected)
+        for order in ("sequential", "shuffled"):
+            loader = tokenmill.DataLoader(path, 32, 1, epochs=1, order=order, seed=3)
+            rows = np.stack([batch["input_ids"][0] for batch in loader])
+            num_rows = (len(expected) - 1) // 32
+            all_rows = expected[: num_rows * 32].reshape(-1, 32)
+            key = (lambda rows: rows) if order == "sequential" else (lambda rows: rows[np.lexsort(rows.T)])
+            check(f"{order} rows", key(rows), key(all_rows))
+        for packing in PACKINGS[1:]:
+            loader = tokenmill.DataLoader(path, 512, 8, epochs=1, packing=packing, drop_last=False)
+            ids = np.concatenate([batch["input_ids"][batch["labels"] >= 0] for batch in loader])
+            # Every document but its last token, which is a target alone.
+            ends = np.flatnonzero(expected == train.eot_id)
+            check(f"{packing} tokens", np.sort(ids), np.sort(np.delete(expected, ends)))
+        mixture = tokenmill.Mixture(dict.fromkeys("abc", (path, 1)))
+        loader = tokenmill.DataLoader(mixture, 32, 6, fields=("part",))
+        steps = loader.num_samples // 6
+        seen = dict.fromkeys(range(3), 0)
+        for _, batch in zip(range(steps), loader, strict=False):
+            for part in batch["part"].tolist():
+                seen[part] += 1
+        check("parts of a mixture", min(seen.values()) > 0.9 * steps, True)
+        tokenmill.verify(path)
+        tried += 1
+    return Row(fault=f"{num_shards:,} shards, {limit} open files", tried=tried, wrong=tuple(wrong))
+
+
+def few_locks(num_shards: int, num_locks: int) -> Row:
+    """A dataset in an S3 server, with fewer locks than shards, against the files themselves."""
+    wrong = []
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place, bucket_server("s3") as make_bucket:
+        path = build(Path(place), num_shards)
+        bucket = make_bucket(f"b-{uuid.uuid4().hex[:12]}")
+        for file in path.rglob("*"):
+            if file.is_file() and ".build" not in file.parts:
+                bucket.put(f"ds/{file.relative_to(path)}", file.read_bytes())
+        with replaced(cache, "_MAX_LOCKS", num_locks)(), environment(bucket.environment):
+            before = len(os.listdir("/proc/self/fd"))
+            far = tokenmill.DataLoader(
+                tokenmill.open(f"{bucket.url}/ds", cache=f"{place}/cache"), 32, 4, epochs=2, prefetch=0
+            )
+            near = tokenmill.DataLoader(path, 32, 4, epochs=2, prefetch=0)
+            tried = most = 0
+            for one, other in zip(far, near, strict=True):
+                tried += 1
+                if not np.array_equal(one["input_ids"], other["input_ids"]):
+                    wrong.append(f"batch {tried} with {num_locks} locks differs from that of the files")
+                if tried > 20:  # the downloads of the beginning open files too
+                    most = max(most, len(os.listdir("/proc/self/fd")) - before)
+            if most > num_locks + 16:
+                wrong.append(f"{most} files were open with {num_locks} locks")
+    return Row(fault="shards of a URL, few locks", tried=tried, wrong=tuple(wrong))
+
+
+@contextlib.contextmanager
+def environment(values: dict[str, str]) -> Iterator[None]:
+    before = dict(os.environ)
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def forked(num_children: int) -> Row:
+    """`next()` in children of a process that had begun to iterate, at several depths and places."""
+    wrong, hangs, tried = [], 0, 0
+    with tempfile.TemporaryDirectory() as place:
+        path = build(Path(place), 8)
+        rows = [batch["input_ids"].tolist() for batch in tokenmill.DataLoader(path, 16, 2, epochs=1)]
+        for number in range(num_children):
+            depth, steps = 1 + number % 4, 1 + number % 7
+            loader = tokenmill.DataLoader(path, 16, 2, prefetch=depth, epochs=1)
+            running = iter(loader)
+            for _ in range(steps):
+                next(running)
+            child = os.fork()
+            if not child:
+                os._exit(_in_child(running, loader, rows[steps]))
+            status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+            tried += 1
+            hangs += status == -signal.SIGALRM
+            if status > 0:
+                wrong.append(f"depth {depth}, {steps} steps: the child of a fork ended with {status}")
+            if next(running)["input_ids"].tolist() != rows[steps]:
+                wrong.append(f"depth {depth}, {steps} steps: the parent's next batch is another one")
+            running.close()  # type: ignore[attr-defined]
+    return Row(fault="an iterator begun before a fork", tried=tried, wrong=tuple(wrong), hangs=hangs)
+
+
+def _in_child(running: Iterator[Any], loader: Any, expected: list[Any]) -> int:
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
+    signal.alarm(3)
+    try:
+        next(running)
+    except StateError:
+        return 0 if next(iter(loader))["input_ids"].tolist() == expected else 2
+    except BaseException:
+        return 3
+    return 4
+
+
+def bad_lines(num_lines: int) -> Row:
+    """The time of lines that are not right JSON, against the time of as many good ones: at most ten times."""
+    kinds = {
+        "lone surrogates": '{"text": "\\ud800 %d"}',
+        "no object": "[%d]",
+        "no such field": '{"words": "%d"}',
+        "broken off": '{"text": "a %d',
+        "not UTF-8": '{"text": "\xff %d"}',
+        "a number": '{"text": %d}',
+    }
+    code = """
+import resource, sys, tokenmill
+tokenmill.prepare(sys.argv[1], sys.argv[2], tokenizer="byte", workers=1, bad_documents="skip")
+used = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
+print(sum(one.ru_utime + one.ru_stime for one in used))
+"""
+    wrong = []
+    with tempfile.TemporaryDirectory() as place:
+
+        def seconds(name: str, line: str, count: int) -> float:
+            source = Path(place, f"{name}.jsonl")
+            good = '{"text": "a good line, which is as long as others are, number %d"}\n'
+            lines = [good % number for number in range(100)] + [f"{line}\n" % number for number in range(count)]
+            source.write_bytes("".join(lines).encode("latin-1"))
+            asked = [sys.executable, "-c", code, str(source), f"{place}/{name}"]
+            done = subprocess.run(asked, capture_output=True, text=True, check=False)
+            if done.returncode:
+                raise AssertionError(f"{name}: {done.stderr[-600:]}")
+            return float(done.stdout.splitlines()[-1])
+
+        good_line = '{"text": "a good line, which is as long as others are, number %d"}'
+        start = seconds("none", good_line, 0)
+        good = max(0.02, seconds("good", good_line, num_lines) - start)
+        for kind, line in kinds.items():
+            times = (seconds(kind.replace(" ", "-"), line, num_lines) - start) / good
+            if times > 10:
+                wrong.append(f"{num_lines} lines, {kind}: {times:.0f} times the time of good ones")
+    return Row(fault="time of bad JSON lines", tried=len(kinds), wrong=tuple(wrong))
+
+
+def _held_map(path: str, dtype: Any, *, offset: int = 0, count: int | None = None) -> Any:
+    """The map of numpy, which keeps a file open."""
+    return np.memmap(path, dtype, "r", offset, None if count is None else (count,)).view(np.ndarray)
+
+
+@contextlib.contextmanager
+def _python_maps() -> Iterator[None]:
+    with replaced(reader, "map_file", _held_map)(), replaced(datasets, "map_file", _held_map)():
+        yield
+
+
+EXPERIMENTS: list[tuple[str, Callable[[], Row]]] = [
+    ("bounds: descriptors", lambda: few_descriptors(10_000, 256)),
+    ("bounds: locks", lambda: few_locks(300, 8)),
+    ("bounds: forks", lambda: forked(200)),
+    ("bounds: bad lines", lambda: bad_lines(200_000)),
+]
+BUGS: list[Bug] = [
+    Bug(name="a map keeps its file open", plant=_python_maps, trial=lambda: few_descriptors(60, 100)),
+    Bug(
+        name="an iterator does not know its process",
+        plant=replaced(prefetching.os, "getpid", lambda: 1),
+        trial=lambda: forked(1),
+    ),
+    Bug(name="every lock is kept", plant=replaced(cache, "_max_held", lambda: 1 << 30), trial=lambda: few_locks(30, 3)),
+]
