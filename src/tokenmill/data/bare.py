@@ -114,6 +114,7 @@ class BareSplit(TokenSplit):
         self.token_ends = list(accumulate(file.num_tokens for file in files))
         self._maps = {}
         self._bytes = {}
+        self.num_unmapped = 0
         self.views = {}
         edges = [0, *self.token_ends]
         self._ends: Ends

@@ -134,6 +134,7 @@ class TokenSplit:
         self._numbers: dict[str, int] = {}  # of shards by name, once they are asked for
         self._maps: dict[int, tuple[Tokens, Starts]] = {}
         self._bytes: dict[int, memoryview] = {}
+        self.num_unmapped = 0  # how often any were
         self.views: dict[int, Any] = {}  # what others have made of the maps: it goes with any of them
 
     def __getstate__(self) -> dict[str, Any]:
@@ -325,6 +326,7 @@ class TokenSplit:
             self._maps.pop(number, None)
             self._bytes.pop(number, None)
         if numbers:
+            self.num_unmapped += 1
             self.views.clear()
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -26,12 +25,17 @@ _MAX_WIDTH = 1 << 15
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Token t of the split, in shard s, begins `rows[t + shifts[s]]` if t is at most `lasts[s]`, which may be none."""
+    """Token t of the split, in shard s, begins `rows[t + shifts[s]]` if t is at most `lasts[s]`, which may be none.
+
+    Shards that were unmapped since `num_unmapped` may be among them.
+    """
 
     tokens: dict[int, Tokens]
     lasts: Numbers
     shifts: Numbers
     rows: Tokens
+    lowest: int
+    num_unmapped: int
 
 
 def extend_reach(split: TokenSplit, width: int, reach: Reach, asked: Iterable[int]) -> Reach:
@@ -39,21 +43,38 @@ def extend_reach(split: TokenSplit, width: int, reach: Reach, asked: Iterable[in
 
     Threads may be in the middle of the old one, so it is not changed, and its shards stay mapped till they are done.
     """
-    shards = {number: split.shard_bytes(number) for number in asked}
-    return make_reach(
-        split, width, shards | {number: split.shard_bytes(number) for number in split.keeps(reach.tokens)}
-    )
+    asked = list(asked)
+    shards = {number: split.shard_bytes(number) for number in asked if number not in reach.tokens}
+    if split.num_unmapped == reach.num_unmapped:
+        return _add(split, width, reach, shards)
+    fresh = make_reach(split, width)
+    kept = {number: split.shard_bytes(number) for number in [*asked, *split.keeps(reach.tokens)]}
+    return _add(split, width, fresh, kept)
 
 
-def make_reach(split: TokenSplit, width: int, shards: Mapping[int, memoryview] = MappingProxyType({})) -> Reach:
-    """Rows of `width` tokens in these shards."""
+def make_reach(split: TokenSplit, width: int) -> Reach:
+    """Rows of `width` tokens in no shards yet."""
+    count, dtype = len(split.token_ends), numpy_dtype(split.dtype)
+    rows: Any = np.empty((0, width), dtype)
+    return Reach({}, np.full(count, -1), np.zeros(count, np.int64), rows, 0, split.num_unmapped)
+
+
+def _add(split: TokenSplit, width: int, reach: Reach, shards: Mapping[int, memoryview]) -> Reach:
     dtype = numpy_dtype(split.dtype)
-    tokens: dict[int, Any] = {number: np.frombuffer(data, dtype) for number, data in shards.items()}
-    lasts = np.full(len(split.token_ends), -1)
-    shifts = np.zeros(len(split.token_ends), np.int64)
-    addresses = {number: found.__array_interface__["data"][0] for number, found in tokens.items()}
+    added: dict[int, Any] = {number: np.frombuffer(data, dtype) for number, data in shards.items()}
+    addresses = {number: found.__array_interface__["data"][0] for number, found in added.items()}
+    tokens = {**reach.tokens, **added}
+    lasts, shifts = reach.lasts.copy(), reach.shifts.copy()
     lowest = min(addresses.values(), default=0)
     num_rows = 0
+    if reach.tokens:
+        lowest = min(lowest or reach.lowest, reach.lowest)
+        down, left_over = divmod(reach.lowest - lowest, dtype.itemsize)
+        if left_over:  # files of others may begin with headers of any size
+            every = {number: split.shard_bytes(number) for number in tokens}
+            return _add(split, width, make_reach(split, width), every)
+        shifts[lasts >= 0] += down
+        num_rows = len(reach.rows) + down
     for number, address in addresses.items():
         place, left_over = divmod(address - lowest, dtype.itemsize)
         if left_over or width > _MAX_WIDTH:
@@ -62,6 +83,8 @@ def make_reach(split: TokenSplit, width: int, shards: Mapping[int, memoryview] =
         lasts[number], shifts[number] = end - width, place - (end - len(tokens[number]))
         num_rows = max(num_rows, place + len(tokens[number]) - width + 1)
     strides = (dtype.itemsize, dtype.itemsize)
-    first = next((found for number, found in tokens.items() if addresses[number] == lowest), np.empty(0, dtype))
-    rows = np.lib.stride_tricks.as_strided(first, (num_rows, width), strides, writeable=False)
-    return Reach(tokens, lasts, shifts, rows)
+    first = next((found for number, found in added.items() if addresses[number] == lowest), None)
+    rows = np.lib.stride_tricks.as_strided(
+        reach.rows if first is None else first, (num_rows, width), strides, writeable=False
+    )
+    return Reach(tokens, lasts, shifts, rows, lowest, reach.num_unmapped)

@@ -70,7 +70,7 @@ class Windows:
         reach: Reach | None = views.get(width)
         if reach is None or not reach.tokens.keys() >= set(asked):
             reach = views[width] = extend_reach(self.split, width, reach or make_reach(self.split, width), asked)
-            if len(self.split.keeps(reach.tokens)) < len(reach.tokens):  # some were forgotten meanwhile
+            if self.split.num_unmapped != reach.num_unmapped:  # some may have been forgotten meanwhile
                 views.pop(width, None)
         return reach
 
