@@ -8,7 +8,6 @@ an iterator begun before a fork      ->  an error in the child within seconds, a
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import random
 import resource
@@ -22,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 import tokenmill
 from differ.seeding import Bug, replaced
@@ -41,10 +42,10 @@ def build(path: Path, num_shards: int, name: str = "out") -> Path:
     """A dataset of about so many shards, each a few documents of random words."""
     draw = random.Random(name)
     texts = [" ".join(f"w{draw.randrange(999)}" for _ in range(30)) for _ in range(num_shards * DOCUMENTS_A_SHARD)]
-    source = path / f"{name}.jsonl"
-    source.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    unit_bytes = source.stat().st_size // num_shards
-    tokenmill.prepare(source, path / name, tokenizer="byte", unit_bytes=unit_bytes, workers=1)
+    source = path / f"{name}.parquet"
+    pq.write_table(pa.table({"text": texts}), source, row_group_size=DOCUMENTS_A_SHARD)
+    unit_bytes = sum(map(len, texts)) // num_shards
+    tokenmill.prepare(source, path / name, tokenizer="byte", unit_bytes=unit_bytes, workers=2)
     return path / name
 
 
@@ -84,8 +85,8 @@ def few_descriptors(num_shards: int, limit: int) -> Row:
         train = tokenmill.open(path)["train"]
         check("documents one by one", np.concatenate(list(train)), expected)
         for order in ("sequential", "shuffled"):
-            loader = tokenmill.DataLoader(path, 32, 1, epochs=1, order=order, seed=3)
-            rows = np.stack([batch["input_ids"][0] for batch in loader])
+            loader = tokenmill.DataLoader(path, 32, 64, epochs=1, order=order, seed=3, drop_last=False)
+            rows = np.concatenate([batch["input_ids"] for batch in loader])
             num_rows = (len(expected) - 1) // 32
             all_rows = expected[: num_rows * 32].reshape(-1, 32)
             key = (lambda rows: rows) if order == "sequential" else (lambda rows: rows[np.lexsort(rows.T)])
