@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
-STORE_TESTS := $(addprefix tests/,storage/clouds.py storage/test_objects.py e2e/test_object_store.py test_moving.py data/test_remote.py build/test_early.py)
+STORE_TESTS := $(addprefix tests/,storage/clouds.py storage/test_object_folder.py e2e/test_object_store.py maintenance/test_push_pull.py formats/test_open_remote.py build/test_commit.py)
 
 .PHONY: demo test lint bench bench-layouts bench-loader crash differ interop stores docs clean
 

@@ -18,14 +18,16 @@ from dataclasses import dataclass
 import numpy as np
 from measure import describe_machine
 
-from tokenmill.build import commit, groups
-from tokenmill.build.provenance import ProvenanceWriter, rows
-from tokenmill.build.receipt import NO_LIMIT, PIECES, Receipt, unit_name
-from tokenmill.storage import Folder
+from tokenmill import resources
+from tokenmill.build import commit
+from tokenmill.dataset.provenance import ProvenanceWriter
+from tokenmill.storage.local import Folder
+from tokenmill.units.receipts import NO_LIMIT, PIECES, Receipt, unit_name
+from tokenmill.units.run import rows
 
 DOCUMENTS = 100_000
 ROUNDS = 40
-FILE_ROWS = groups.PROVENANCE_ROWS // 16
+FILE_ROWS = commit.PROVENANCE_ROWS // 16
 THREADS = (1, 2)
 
 
@@ -89,14 +91,14 @@ def _unit(folder: Folder, number: int, documents: int) -> Receipt:
 def _joined(folder: Folder, receipts: list[Receipt], threads: int) -> tuple[float, float]:
     """Seconds of the clock and of cores."""
     folder.remove_tree("provenance")
-    real = commit.num_cores, groups.PROVENANCE_ROWS
-    commit.num_cores, groups.PROVENANCE_ROWS = lambda: threads, FILE_ROWS
+    real = resources.num_cores, commit.PROVENANCE_ROWS
+    commit.num_cores, commit.PROVENANCE_ROWS = lambda: threads, FILE_ROWS
     try:
         begin, begin_core = time.perf_counter(), time.process_time()
         commit._commit_provenance(folder, receipts, {})
         return time.perf_counter() - begin, time.process_time() - begin_core
     finally:
-        commit.num_cores, groups.PROVENANCE_ROWS = real
+        commit.num_cores, commit.PROVENANCE_ROWS = real
 
 
 def main() -> None:

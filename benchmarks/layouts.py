@@ -30,8 +30,8 @@ import numpy as np
 from measure import Row
 
 import tokenmill
-from tokenmill.layouts import catid
-from tokenmill.layouts.rows import Rows
+from tokenmill.formats import catid
+from tokenmill.formats.rows import TokenRows
 from tokenmill.sizes import format_bytes, parse_size
 
 EOT = 50256
@@ -83,7 +83,7 @@ def compress_alone(dataset: Path) -> float:
     """zstd of every document's bytes, as catid's files have them."""
     compress, seconds = catid.compressor(os.cpu_count() or 1), 0.0
     for split in (tokenmill.open(dataset)[name] for name in ("train", "val")):
-        for tokens, lengths in Rows(split, block_tokens=1 << 22).blocks(0, split.num_tokens):
+        for tokens, lengths in TokenRows(split, block_tokens=1 << 22).blocks(0, split.num_tokens):
             begins, counts = (np.cumsum(lengths) - lengths)[lengths > 1], lengths[lengths > 1] - 1
             planes = catid.byte_planes(tokens, begins, counts)
             begin = time.perf_counter()

@@ -149,7 +149,7 @@ def turn(batches: Batches, seconds: float) -> float:
 
 FIRST_BATCH = """
 import sys, time
-from tokenmill.data.loader import DataLoader
+from tokenmill.loader.loader import DataLoader
 begin = time.perf_counter()
 batch = next(iter(DataLoader(sys.argv[1], 1024, 64, seed=1)))
 print(f'{{"seconds": {time.perf_counter() - begin}}}')

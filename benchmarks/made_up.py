@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 
-from tokenmill import manifest
-from tokenmill.manifest import Manifest, Shard, Split
-from tokenmill.planning import Source
-from tokenmill.storage import Digest
-from tokenmill.tokenizer.spec import resolve
-from tokenmill.typed import make_table
+from tokenmill.dataset import manifest
+from tokenmill.dataset.manifest import Manifest, Shard, Split
+from tokenmill.records import make_table
+from tokenmill.sources.base import Source
+from tokenmill.storage.output import Digest
+from tokenmill.tokenizers.spec import resolve
 
 DOCUMENTS_A_SHARD = 100_000
 TOKENS_A_SHARD = 100_000_000

@@ -235,7 +235,7 @@ print(json.dumps({"seconds": time.perf_counter() - begin}))
 """
 VERIFY = """
 import json, sys, time
-from tokenmill import verify
+from tokenmill.maintenance.verify import verify
 begin = time.perf_counter()
 report = verify(sys.argv[1])
 assert report.ok, report.problems

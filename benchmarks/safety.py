@@ -48,7 +48,7 @@ def cost(bench: Bench) -> Iterator[Row]:
 BUILD = """
 import sys
 import tokenmill
-from tokenmill.build import build
+from tokenmill.build import pipeline as build
 def stop(*_, **__):
     raise SystemExit
 build.commit = stop
@@ -56,8 +56,8 @@ tokenmill.prepare(sys.argv[1], sys.argv[2], tokenizer="byte", unit_bytes=122, wo
 """
 RESUME = """
 import json, sys, time
-from tokenmill.build import state
-from tokenmill.storage import Folder
+from tokenmill.build import workspace as state
+from tokenmill.storage.local import Folder
 folder = Folder(sys.argv[1])
 plan = state.load_plan(folder)
 begin = time.perf_counter()

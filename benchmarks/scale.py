@@ -38,16 +38,27 @@ from made_up import made_up_manifest, made_up_sources
 from measure import Row, describe_machine, format_table, run
 
 import tokenmill
-from tokenmill import manifest, records
-from tokenmill.build import build, quick, state
+from tokenmill import records
+from tokenmill.build import commit as build_commit
+from tokenmill.build import pipeline, workspace
 from tokenmill.build.commit import commit
-from tokenmill.build.packs import PACK_UNITS, write_pack
-from tokenmill.build.receipt import NO_LIMIT, PIECES, Receipt, receipt_name, unit_name
-from tokenmill.build.setup import set_up
-from tokenmill.build.trust import load_receipts
-from tokenmill.planning import Extent, make_plan
+from tokenmill.build.plan import make_plan
+from tokenmill.build.resolve import resolve_build
+from tokenmill.dataset import manifest
 from tokenmill.recipe import make_recipe
-from tokenmill.storage import Folder
+from tokenmill.sources.base import Extent
+from tokenmill.storage.local import Folder
+from tokenmill.units import receipts as units_receipts
+from tokenmill.units.receipts import (
+    NO_LIMIT,
+    PACK_UNITS,
+    PIECES,
+    Receipt,
+    load_receipts,
+    receipt_name,
+    unit_name,
+    write_pack,
+)
 
 LINE = "x" * 60 + "\n"
 LINES_A_UNIT = 2
@@ -62,14 +73,14 @@ def plan(work: Path, units: int) -> dict[str, Any]:
         {"sources": (str(work / "text"),), "tokenizer": "byte", "unit_bytes": LINES_A_UNIT * len(LINE)}
     )
     begin = _now()
-    setup = set_up(recipe)
+    setup = resolve_build(recipe)
     folder = Folder(str(work / "planned"))
     folder.make(".build")
-    state.enter(folder, setup, restart=False)
+    workspace.enter(folder, setup, restart=False)
     made = _now()
-    state.enter(folder, setup, restart=False)
+    workspace.enter(folder, setup, restart=False)
     again = _now()
-    size = (work / "planned" / state.PLAN).stat().st_size
+    size = (work / "planned" / units_receipts.PLAN).stat().st_size
     return {
         "seconds": _apart(begin, made),
         "found_again": _apart(made, again),
@@ -81,7 +92,7 @@ def plan(work: Path, units: int) -> dict[str, Any]:
 def reading(work: Path, units: int) -> dict[str, Any]:
     """The plan as a whole once more, as `repair` and `verify --source` begin."""
     begin = _now()
-    found = state.load_plan(Folder(str(work / "planned")))
+    found = workspace.load_plan(Folder(str(work / "planned")))
     return {"seconds": _apart(begin, _now()), "units": len(found.units)}
 
 
@@ -107,7 +118,7 @@ def files(work: Path, units: int) -> dict[str, Any]:
     for number in range(SMALL_FILES):
         (folder / f"{number:06d}.jsonl").write_text('{"text": "some words"}\n' * 4)
     begin = _now()
-    setup = set_up(make_recipe({"sources": (str(folder),), "tokenizer": "byte"}))
+    setup = resolve_build(make_recipe({"sources": (str(folder),), "tokenizer": "byte"}))
     seconds = _apart(begin, _now())
     return {"seconds": seconds, "files": len(setup.listing.sources)}
 
@@ -116,7 +127,7 @@ def resume(work: Path, units: int) -> dict[str, Any]:
     """What a build that goes on reads before it works."""
     folder, found = _opened(work)
     begin = _now()
-    known = {receipt.unit: receipt.tokens for receipt in state.trusted_receipts(folder, found)}
+    known = {receipt.unit: receipt.tokens for receipt in workspace.trusted_receipts(folder, found)}
     seconds = _apart(begin, _now())
     if len(known) != units:
         raise SystemExit(f"{len(known)} of {units} receipts were trusted")
@@ -127,8 +138,8 @@ def entering(work: Path, units: int) -> dict[str, Any]:
     """What comes before the receipts."""
     folder = Folder(str(work / "built"))
     begin = _now()
-    state.sweep(folder, ["train"])
-    if state.num_receipts(folder) != units:
+    workspace.sweep(folder, ["train"])
+    if workspace.num_receipts(folder) != units:
         raise SystemExit("some receipts are gone")
     return {"seconds": _apart(begin, _now())}
 
@@ -136,9 +147,11 @@ def entering(work: Path, units: int) -> dict[str, Any]:
 def committing(work: Path, units: int) -> dict[str, Any]:
     """Receipts once more, in order, and the commit."""
     folder, found = _opened(work)
-    job = state.load_job(folder)
+    job = workspace.load_job(folder)
     begin = _now()
-    receipts = quick.table(Receipt, (one for one in load_receipts(folder, range(units), found.fingerprint) if one))
+    receipts = records.pack_table(
+        Receipt, (one for one in load_receipts(folder, range(units), found.fingerprint) if one)
+    )
     read = _now()
     result = commit(
         folder,
@@ -151,7 +164,7 @@ def committing(work: Path, units: int) -> dict[str, Any]:
         parity=job.parity,
     )
     made = _now()
-    state.clean_up(folder, None)
+    workspace.clean_up(folder, None)
     return {
         "read": _apart(begin, read),
         "seconds": _apart(read, made),
@@ -165,13 +178,13 @@ def make_shards(work: Path, units: int) -> dict[str, Any]:
     """A manifest of so many shards that nobody wrote: no shard is read when a dataset is opened."""
     folder = Folder(str(work / "shards"))
     folder.make()
-    return {"bytes": folder.write_parts(manifest.NAME, records.sealed_parts(made_up_manifest(units))).bytes}
+    return {"bytes": folder.write_parts(manifest.MANIFEST, records.sealed_parts(made_up_manifest(units))).bytes}
 
 
 def opening(work: Path, units: int) -> dict[str, Any]:
     """The manifest that was made up, or the one that was committed."""
     begin = _now()
-    found = tokenmill.open(work / ("built" if (work / "built" / manifest.NAME).exists() else "shards"))
+    found = tokenmill.open(work / ("built" if (work / "built" / manifest.MANIFEST).exists() else "shards"))
     return {"seconds": _apart(begin, _now()), "shards": len(found.manifest.splits["train"].shards)}
 
 
@@ -192,7 +205,7 @@ def make_built(work: Path, units: int) -> dict[str, Any]:
     def stop(*_: Any, **__: Any) -> None:
         raise SystemExit
 
-    real, build.commit = build.commit, stop
+    real, pipeline.commit = build_commit.commit, stop
     small = work / "one.txt"
     small.write_text(LINE * LINES_A_UNIT)
     options = {"tokenizer": "byte", "unit_bytes": LINES_A_UNIT * len(LINE)}
@@ -201,22 +214,22 @@ def make_built(work: Path, units: int) -> dict[str, Any]:
     except SystemExit:
         pass
     finally:
-        build.commit = real
+        pipeline.commit = real
     one = Folder(str(work / "one"))
-    receipt = next(receipt for receipt in load_receipts(one, [0], state.load_plan(one).fingerprint) if receipt)
+    receipt = next(receipt for receipt in load_receipts(one, [0], workspace.load_plan(one).fingerprint) if receipt)
     contents = {name: one.read(name) for name in receipt.all_files()}
-    setup = set_up(make_recipe({"sources": (str(source),), **options}))
+    setup = resolve_build(make_recipe({"sources": (str(source),), **options}))
     folder.make(PIECES)
     folder.make(".build/receipts")
     folder.make(".build/rejects")
-    state.enter(folder, setup, restart=False)
-    job = state.load_job(one)
-    state.save_job(folder, replace(job, work=replace(job.work, fingerprint=setup.plan.fingerprint)))
+    workspace.enter(folder, setup, restart=False)
+    job = workspace.load_job(one)
+    workspace.save_job(folder, replace(job, work=replace(job.work, fingerprint=setup.plan.fingerprint)))
     for unit in range(units):
         _copy_unit(folder, receipt, contents, unit, setup.plan.fingerprint, source)
     for number in range(units // PACK_UNITS):
         write_pack(folder, number)
-    state.note_clean_stop(folder, setup.plan, range(units))
+    workspace.note_clean_stop(folder, setup.plan, range(units))
     return {"units": len(setup.plan.units)}
 
 
@@ -249,7 +262,7 @@ def _apart(begin: tuple[float, float], end: tuple[float, float]) -> list[float]:
 
 def _opened(work: Path) -> tuple[Folder, Any]:
     folder = Folder(str(work / "built"))
-    return folder, state.load_plan(folder)
+    return folder, workspace.load_plan(folder)
 
 
 STEPS: dict[str, Callable[[Path, int], dict[str, Any]]] = {

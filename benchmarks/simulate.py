@@ -34,15 +34,13 @@ from joining import measure_joining
 from measure import describe_machine, library_texts
 
 import tokenmill
-from tokenmill.build import redo, state
-from tokenmill.build.commit import PROVENANCE_AHEAD, PROVENANCE_AT_ONCE
-from tokenmill.build.early import SHARDS_AT_ONCE
-from tokenmill.build.packs import PACK_UNITS
-from tokenmill.build.receipt import RECEIPTS
+from tokenmill.build import workspace
+from tokenmill.build.commit import PROVENANCE_AHEAD, PROVENANCE_AT_ONCE, SHARDS_AT_ONCE
 from tokenmill.sizes import parse_size
-from tokenmill.storage import Folder
-from tokenmill.storage.objects import COPIES_AT_ONCE
-from tokenmill.storage.store import PART_BYTES
+from tokenmill.storage.local import Folder
+from tokenmill.storage.object_folder import COPIES_AT_ONCE
+from tokenmill.storage.object_store import PART_BYTES
+from tokenmill.units.receipts import PACK_UNITS, RECEIPTS
 
 SAMPLE_BYTES = 24_000_000
 LARGE_BYTES = 400_000_000
@@ -108,7 +106,7 @@ def measure(folder: Path) -> Costs:
     more = many["units"] - few["units"]
     made = Folder(str(folder / "many"))
     begin = time.process_time()
-    receipts = redo.dataset_receipts(made, state.load_plan(made))
+    receipts = workspace.dataset_receipts(made, workspace.load_plan(made))
     read = time.process_time() - begin
     joining = measure_joining(str(folder / "joining"))
     return Costs(
@@ -143,7 +141,7 @@ def _build(output: Path, source: Path, unit_bytes: int) -> dict[str, Any]:
         watch=lambda event: times.setdefault(event["kind"], time.process_time()),
     )
     return {
-        "units": len(state.load_plan(Folder(str(output))).units),
+        "units": len(workspace.load_plan(Folder(str(output))).units),
         "work": times["commit"] - times["start"],
         "manifest": (output / "dataset.json").stat().st_size,
     }

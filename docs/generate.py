@@ -9,7 +9,7 @@ from pathlib import Path
 
 from typer.main import get_command
 
-from tokenmill.cli.app import app
+from tokenmill.cli.commands import app
 
 COMMANDS = tuple(get_command(app).commands)
 PAGE = Path(__file__).with_name("cli.md")
@@ -17,7 +17,7 @@ PAGE = Path(__file__).with_name("cli.md")
 
 def help_of(command: str) -> str:
     environment = {**os.environ, "COLUMNS": "110", "TERM": "dumb", "NO_COLOR": "1"}
-    code = "from tokenmill.cli.app import app; app(prog_name='tokenmill')"
+    code = "from tokenmill.cli.commands import app; app(prog_name='tokenmill')"
     done = subprocess.run(
         [sys.executable, "-c", code, command, "--help"], capture_output=True, text=True, check=True, env=environment
     )

@@ -15,7 +15,7 @@ import numpy as np
 from results import IMPORTED, found, stop
 
 import tokenmill
-from tokenmill.layouts.content import content_fingerprint
+from tokenmill.formats.convert import content_fingerprint
 
 SHIFT = 100_000  # makes 32-bit ids of GPT-2's
 SEQ_LEN = 1024

@@ -24,7 +24,7 @@ from hypothesis import HealthCheck, settings
 
 from s3 import Bucket
 from stores import bucket_server
-from tokenmill.cli import app as cli
+from tokenmill.cli import commands
 
 WORDS = [
     *("the", "mill", "turns", "raw", "text", "into", "tokens,", "数千の文書", "и", "слова,", "naïve", "café", "🙂"),
@@ -104,7 +104,7 @@ def tokenmill(terminal: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
             patch.setattr(sys, "argv", line)
             for name, value in environment.items():
                 patch.setenv(name, value)
-            done = cli.run()
+            done = commands.run()
         return checked(subprocess.CompletedProcess(line, done, output.getvalue(), errors.getvalue()), code)
 
     return run
@@ -135,7 +135,7 @@ def checked(done: subprocess.CompletedProcess[str], code: int | None) -> subproc
 
 
 def command(*arguments: Any) -> list[str]:
-    return [sys.executable, "-c", "from tokenmill.cli import main; main()", *map(str, arguments)]
+    return [sys.executable, "-c", "from tokenmill.cli.main import main; main()", *map(str, arguments)]
 
 
 @dataclass(frozen=True)

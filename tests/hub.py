@@ -16,7 +16,7 @@ from urllib.parse import unquote
 import pytest
 from huggingface_hub import constants
 
-from tokenmill.storage import hub_listing
+from tokenmill.storage import hub_client
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LATER = COMMIT[::-1]
@@ -158,10 +158,10 @@ def lead_to(endpoint: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
         monkeypatch.setattr(constants, name, value)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    hub_listing.files_at.cache_clear()
+    hub_client.files_at.cache_clear()
 
 
 def go_offline(monkeypatch: pytest.MonkeyPatch) -> None:
     """As with HF_HUB_OFFLINE in a process that knows nothing yet."""
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    hub_listing.files_at.cache_clear()
+    hub_client.files_at.cache_clear()

@@ -53,7 +53,7 @@ def kill_node(node: Any) -> None:
             one.process.kill()
 
 
-def unit_processes(function: str = "Bench.do") -> list[int]:
+def unit_processes(function: str = "UnitActor.do") -> list[int]:
     """The processes of our nodes that do units now: Ray names them by the function that they run."""
     found = []
     for path in Path("/proc").glob("[0-9]*"):

@@ -11,7 +11,7 @@ import pytest
 from typer.main import get_command
 
 from conftest import Command, make_texts, write_parquet
-from tokenmill.cli.app import app
+from tokenmill.cli.commands import app
 
 COMMANDS = tuple(get_command(app).commands)
 ROOT = Path(__file__).parent.parent

@@ -67,4 +67,6 @@ def test_the_public_names_are_there_and_no_others_are_shown() -> None:
 
 
 def test_a_public_name_stays_a_function_after_its_module_was_imported() -> None:
-    modules_after("import tokenmill, tokenmill.planning, tokenmill.verifying; assert callable(tokenmill.plan)")
+    modules_after(
+        "import tokenmill, tokenmill.build.plan, tokenmill.maintenance.verify; assert callable(tokenmill.plan)"
+    )

@@ -10,7 +10,7 @@ import pytest
 
 import tokenmill
 from conftest import make_texts, write_jsonl
-from tokenmill.data.dataset import Dataset
+from tokenmill.dataset.dataset import Dataset
 from tokenmill.errors import RecipeError
 from tokenmill.jax import DataLoader, DataSource
 

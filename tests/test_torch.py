@@ -20,9 +20,9 @@ import tokenmill
 import tokenmill.torch as adapters
 from conftest import make_texts, write_jsonl
 from ranks import meeting_place
-from tokenmill.data.dataset import Dataset
+from tokenmill.dataset.dataset import Dataset
 from tokenmill.errors import RecipeError, StateError
-from tokenmill.storage import Folder
+from tokenmill.storage.local import Folder
 
 FIELDS = ("sample_index",)
 # torch warns of more workers than cores, which is what these tests want.

@@ -30,7 +30,7 @@ _without = os.environ.get("TOKENMILL_WITHOUT", "").split()
 if "sha256" in _without:
     hashlib.sha256 = _NoHash
 if "fsync" in _without:
-    from tokenmill.storage.fs import LocalFileSystem
+    from tokenmill.storage.filesystem import LocalFileSystem
 
     LocalFileSystem.fsync = LocalFileSystem.fsync_folder = lambda *_: None
 if "documents" in _without:

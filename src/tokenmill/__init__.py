@@ -10,6 +10,22 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+if TYPE_CHECKING:
+    from tokenmill.build.api import prepare
+    from tokenmill.build.preview import plan
+    from tokenmill.dataset.dataset import Dataset
+    from tokenmill.errors import TokenmillError
+    from tokenmill.executors.hosts import cluster
+    from tokenmill.formats.convert import export, import_
+    from tokenmill.formats.open import open
+    from tokenmill.loader.loader import DataLoader
+    from tokenmill.loader.mixture import Mixture
+    from tokenmill.maintenance.push_pull import pull, push
+    from tokenmill.maintenance.repair import repair
+    from tokenmill.maintenance.verify import verify
+    from tokenmill.text_stream import stream
+
+
 __version__ = "0.1.0"
 
 __all__ = [
@@ -30,38 +46,24 @@ __all__ = [
     "verify",
 ]
 
-if TYPE_CHECKING:
-    from tokenmill.build.prepare import prepare
-    from tokenmill.build.preview import plan
-    from tokenmill.data.dataset import Dataset, open
-    from tokenmill.data.loader import DataLoader
-    from tokenmill.data.mixture import Mixture
-    from tokenmill.errors import TokenmillError
-    from tokenmill.hosts import cluster
-    from tokenmill.layouts.exporting import export
-    from tokenmill.layouts.importing import import_
-    from tokenmill.moving import pull, push
-    from tokenmill.repairing import repair
-    from tokenmill.streaming import stream
-    from tokenmill.verifying import verify
 
 # Nothing heavy loads before it is used; `import tokenmill` stays cheap on a trainer node.
 _HOMES = {
-    "DataLoader": "tokenmill.data.loader",
-    "Dataset": "tokenmill.data.dataset",
-    "Mixture": "tokenmill.data.mixture",
+    "DataLoader": "tokenmill.loader.loader",
+    "Dataset": "tokenmill.dataset.dataset",
+    "Mixture": "tokenmill.loader.mixture",
     "TokenmillError": "tokenmill.errors",
-    "cluster": "tokenmill.hosts",
-    "export": "tokenmill.layouts.exporting",
-    "import_": "tokenmill.layouts.importing",
-    "open": "tokenmill.data.dataset",
+    "cluster": "tokenmill.executors.hosts",
+    "export": "tokenmill.formats.convert",
+    "import_": "tokenmill.formats.convert",
+    "open": "tokenmill.formats.open",
     "plan": "tokenmill.build.preview",
-    "prepare": "tokenmill.build.prepare",
-    "pull": "tokenmill.moving",
-    "push": "tokenmill.moving",
-    "repair": "tokenmill.repairing",
-    "stream": "tokenmill.streaming",
-    "verify": "tokenmill.verifying",
+    "prepare": "tokenmill.build.api",
+    "pull": "tokenmill.maintenance.push_pull",
+    "push": "tokenmill.maintenance.push_pull",
+    "repair": "tokenmill.maintenance.repair",
+    "stream": "tokenmill.text_stream",
+    "verify": "tokenmill.maintenance.verify",
 }
 
 

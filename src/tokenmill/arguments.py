@@ -16,7 +16,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from tokenmill.errors import RecipeError
-from tokenmill.typed import MAX_INT
+
+# No record holds a number like this or above: whatever gets into one is kept below.
+MAX_INT = 1 << 62
+
 
 # Samples of a step, over all ranks: places of many steps are computed at once, in 64 bits.
 MAX_STEP = 1 << 48

@@ -14,12 +14,12 @@ from typing import Any, SupportsIndex
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.data import loader as loaders
-from tokenmill.data.dataset import Dataset
-from tokenmill.data.dataset import open as open_dataset
-from tokenmill.data.mixture import Mixture
-from tokenmill.data.stream import Batch
+from tokenmill.dataset.dataset import Dataset
 from tokenmill.errors import RecipeError
+from tokenmill.formats.open import open as open_dataset
+from tokenmill.loader import loader
+from tokenmill.loader.batches import Batch
+from tokenmill.loader.mixture import Mixture
 
 # jax keeps 32 bits unless it is told otherwise.
 DTYPE = np.int32
@@ -35,7 +35,7 @@ class DataSource:
         if "cu_seqlens" in options.get("fields", ()):
             raise RecipeError("cu_seqlens is a field of whole batches", hint="use DataLoader")
         options = {"order": "sequential", "dtype": dtype, **options}
-        self._stream = loaders.DataLoader(dataset, seq_len, batch_size=1, **options).stream
+        self._stream = loader.DataLoader(dataset, seq_len, batch_size=1, **options).stream
 
     def __len__(self) -> int:
         return self._stream.num_samples
@@ -51,7 +51,7 @@ class DataSource:
         return f"DataSource({self._stream.identity})"
 
 
-class DataLoader(loaders.DataLoader):
+class DataLoader(loader.DataLoader):
     """`tokenmill.DataLoader` for this process of jax: `batch_size` samples of each step are its own.
 
     Batches are arrays of numpy. With `sharding`, they are jax's own, of all processes' samples:

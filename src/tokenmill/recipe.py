@@ -2,26 +2,35 @@
 
 A recipe says which bytes come out; how fast, where and with how many workers is not
 part of it. `identity()` is the part that a dataset's fingerprint covers.
+
+A recipe in a YAML file, read into plain fields. What they mean is for recipe.py to say.
+
+Text templates over columns: `"{title}\\n\\n{body}"`, names in braces and nothing else.
+
+The user's own filter, named `module:function`: it gets the text of a document, a str, and gives true to keep it.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import importlib
+import inspect
+import json
 import os
+import string
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import msgspec
+import yaml
 
-from tokenmill import arguments
+from tokenmill import arguments, records
+from tokenmill.arguments import MAX_INT
 from tokenmill.errors import RecipeError
-from tokenmill.filters import code_digest
 from tokenmill.sizes import parse_fraction, parse_size
-from tokenmill.template import template_columns
-from tokenmill.typed import MAX_INT
 
 DEFAULT_MAX_DOCUMENT_BYTES = 64_000_000
 _NOT_IN_IDENTITY = ("sources", "val_sources", "tokenizer", "eot_token", "on_bad")
@@ -111,7 +120,6 @@ def make_recipe(fields: Mapping[str, Any], *, config: str | os.PathLike[str] | N
     given = _read_fields(fields)
     if config is None:
         return _make(given)
-    from tokenmill.recipe_file import read_recipe_file  # PyYAML takes its time to load
 
     name = arguments.place("config", config)
     told = read_recipe_file(config)
@@ -267,3 +275,125 @@ def _at(place: str) -> Iterator[None]:
         yield
     except RecipeError as error:
         raise RecipeError(f"{place}: {error.message}", hint=error.hint) from None
+
+
+_FILE_HINT = "a recipe is a YAML mapping, with lines like `tokenizer: gpt2`"
+
+
+class _Loader(yaml.SafeLoader):
+    """Plain values only, and no key twice: YAML forbids it, and PyYAML would take the last one."""
+
+    def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
+        node = super().compose_mapping_node(anchor)
+        seen = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    where = f"{self.name}, line {key.start_mark.line + 1}"
+                    raise RecipeError(f"{where}: {key.value!r} stands twice", hint="keep one of the two")
+                seen.add(key.value)
+        return node
+
+
+def read_recipe_file(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The fields that the file gives, as they are written there."""
+    name = os.fspath(path)
+    try:
+        with open(path, encoding="utf-8") as file:
+            fields = _Loader(file).get_single_data()
+    except FileNotFoundError:
+        raise RecipeError(f"there is no recipe file {name}", hint="--config takes the path of a YAML file") from None
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # PyYAML lets some of a date's through
+        raise RecipeError(f"cannot read the recipe {name}: {_cause(error)}", hint=_FILE_HINT) from None
+    if not isinstance(fields, dict):
+        raise RecipeError(f"{name} is not a YAML mapping", hint=_FILE_HINT)
+    if odd := [type(key).__name__ for key in fields if not isinstance(key, str)]:
+        raise RecipeError(f"{name}: the name of a field is a text, not of the type {odd[0]}", hint=_FILE_HINT)
+    return fields
+
+
+def _cause(error: Exception) -> str:
+    """What is wrong, and in which line where that is known, in one sentence."""
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        return f"line {error.problem_mark.line + 1}: {error.problem}"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return str(error)
+
+
+_TEMPLATE_HINT = 'write it like "{title}\\n\\n{body}"'
+
+
+def template_columns(template: str) -> list[str]:
+    """The columns that a template names, in order."""
+    try:
+        parts = list(string.Formatter().parse(template))
+    except ValueError as error:
+        raise RecipeError(f"{template!r}: {error}", hint=_TEMPLATE_HINT) from None
+    fields = [(name, spec, conversion) for _, name, spec, conversion in parts if name is not None]
+    plain = all(
+        name and not spec and conversion is None and not set(name) & set(".[]") for name, spec, conversion in fields
+    )
+    if not fields or not plain:
+        raise RecipeError(f"{template!r} must name columns, and nothing else, in its braces", hint=_TEMPLATE_HINT)
+    return [name for name, _, _ in fields]
+
+
+def fill(template: str, values: dict[str, object]) -> str:
+    """The template with the columns' values in place of their names."""
+    return "".join(
+        literal + (_as_text(values[name]) if name is not None else "")
+        for literal, name, _, _ in string.Formatter().parse(template)
+    )
+
+
+def _as_text(value: object) -> str:
+    """A value as others write it too: what is no text and no number, as JSON."""
+    if isinstance(value, bool | list | tuple | dict):
+        return json.dumps(value, ensure_ascii=False, default=str)
+    return str(value)
+
+
+_FILTER_HINT = "write it like --filter mymodule:keep; PYTHONPATH=DIR finds modules that are in the folder DIR"
+
+
+def load_filter(name: str) -> Callable[[str], bool]:
+    """The function that `module:function` names."""
+    module_name, colon, function_name = name.partition(":")
+    if not colon:
+        raise RecipeError(f"--filter {name!r} does not name a function", hint=_FILTER_HINT)
+    try:
+        function = getattr(importlib.import_module(module_name), function_name)
+    except (ImportError, AttributeError) as error:
+        raise RecipeError(f"--filter {name!r}: {error}", hint=_FILTER_HINT) from None
+    except Exception as error:  # a module is code, and may raise anything
+        said = f"--filter {name!r}: {module_name} cannot be imported: {type(error).__name__}: {error}"
+        raise RecipeError(said, hint="mend the module") from None
+    if not callable(function):
+        raise RecipeError(f"--filter {name!r} is not a function", hint=_FILTER_HINT)
+    return function  # type: ignore[no-any-return]  # getattr knows no signature
+
+
+def code_digest(name: str) -> str:
+    """A digest of the module that holds a filter: another code may keep other documents."""
+    function = load_filter(name)
+    try:
+        return records.digest(inspect.getsource(inspect.getmodule(function) or function))
+    except (OSError, TypeError):
+        return "no source"
+
+
+def check_filter(made_with: object, named: str | None, *, where: str) -> None:
+    """Refuse to do a dataset's units again without the filter of its identity, or after its code has changed."""
+    before = made_with if isinstance(made_with, dict) else {"name": None}
+    name = before.get("name")
+    if name != named:
+        raise RecipeError(
+            f"{where} was made with {f'the filter {name}' if name else 'no filter'}, and {named or 'none'} is named",
+            hint=f"add --filter {name}, if you trust that function" if name else "drop --filter",
+        )
+    if named is not None and before.get("code") != code_digest(named):
+        raise RecipeError(
+            f"the code of the filter {named} has changed since {where} was made",
+            hint="bring its module back as it was then, or prepare the dataset again",
+        )

@@ -13,8 +13,8 @@ from decimal import Decimal
 from typing import Literal, TypeGuard
 
 from tokenmill import arguments
+from tokenmill.arguments import MAX_INT
 from tokenmill.errors import RecipeError
-from tokenmill.typed import MAX_INT
 
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
 _SIZE = re.compile(

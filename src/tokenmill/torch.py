@@ -23,14 +23,16 @@ import torch
 from torch.utils import data as torch_data
 
 from tokenmill import arguments
-from tokenmill.data import dataset as datasets
-from tokenmill.data import loader as loaders
-from tokenmill.data.mixture import Mixture
-from tokenmill.data.stream import Batch
+from tokenmill.dataset import dataset as dataset_dataset
 from tokenmill.errors import RecipeError
+from tokenmill.formats import open as formats_open
+from tokenmill.loader import loader as loaders
+from tokenmill.loader.batches import Batch
+from tokenmill.loader.mixture import Mixture
 
-if TYPE_CHECKING:  # a trainer of a prepared dataset needs none of it
+if TYPE_CHECKING:
     from tokenmill.recipe import Sources
+
 
 Tensors = dict[str, torch.Tensor]
 
@@ -76,7 +78,7 @@ class DataLoader(loaders.DataLoader):
         pin_memory: bool = True,
         **options: Any,
     ) -> None:
-        opened = dataset if isinstance(dataset, datasets.Dataset | Mixture) else datasets.open(dataset)
+        opened = dataset if isinstance(dataset, dataset_dataset.Dataset | Mixture) else formats_open.open(dataset)
         found = find_rank(on_node=opened.on_node) if rank is None or world_size is None else (rank, world_size)
         super().__init__(
             opened,
@@ -186,7 +188,7 @@ class TextDataset(torch_data.IterableDataset):  # type: ignore[misc]  # torch is
         world_size: int | None = None,
         **options: Any,
     ) -> None:
-        from tokenmill.streaming import TextStream  # it loads what a trainer of a prepared dataset does not need
+        from tokenmill.text_stream import TextStream  # it loads what a trainer of a prepared dataset does not need
 
         found = find_rank() if rank is None or world_size is None else (rank, world_size)
         self._stream = TextStream(
@@ -223,7 +225,7 @@ def make_get_batch(
 
     The same seed gives the same windows. Ranks get different ones.
     """
-    opened = datasets.open(dataset) if isinstance(dataset, str | os.PathLike) else dataset
+    opened = formats_open.open(dataset) if isinstance(dataset, str | os.PathLike) else dataset
     batches: dict[str, Iterator[Any]] = {}
 
     def get_batch(split: str) -> tuple[torch.Tensor, torch.Tensor]:

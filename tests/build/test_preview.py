@@ -13,13 +13,12 @@ import pytest
 
 import tokenmill as library
 from conftest import Command, make_texts, write_jsonl
-from tokenmill.build.preview import Preview, plan
-from tokenmill.build.rehearsal import START_SECONDS, elapsed, rehearse
-from tokenmill.build.setup import make_work, set_up
+from tokenmill.build.preview import START_SECONDS, PlanResult, elapsed, plan, run_trial
+from tokenmill.build.resolve import make_config, resolve_build
 from tokenmill.errors import DatasetError, RecipeError
 from tokenmill.recipe import make_recipe
 from tokenmill.sizes import format_time
-from tokenmill.tokenizer.engine import open_engine
+from tokenmill.tokenizers.engine import open_engine
 
 BYTES: dict[str, Any] = {"tokenizer": "byte", "unit_bytes": "3KB", "workers": 1}
 
@@ -40,7 +39,7 @@ def begin(sources: list[Path], out: Path) -> None:
         library.prepare(sources, out, watch=stop, **BYTES)
 
 
-def preview(sources: list[Path], out: Path, **options: Any) -> Preview:
+def preview(sources: list[Path], out: Path, **options: Any) -> PlanResult:
     return plan(sources, out, **{**BYTES, **options})
 
 
@@ -111,10 +110,10 @@ def test_a_rehearsal_measures_the_work_of_some_units_and_leaves_nothing(
 ) -> None:
     (tmp_path / "temporary").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "temporary"))
-    setup = set_up(make_recipe({"sources": sources, "tokenizer": "byte", "unit_bytes": "1MB", "on_bad": "fail"}))
+    setup = resolve_build(make_recipe({"sources": sources, "tokenizer": "byte", "unit_bytes": "1MB", "on_bad": "fail"}))
     ticks = itertools.count()
-    work = make_work(setup, scratch=None, only_look=True)
-    cost = rehearse(setup.plan, work, open_engine(setup.spec), clock=lambda: float(next(ticks)))
+    work = make_config(setup, scratch=None, only_look=True)
+    cost = run_trial(setup.plan, work, open_engine(setup.spec), clock=lambda: float(next(ticks)))
     text_bytes = sum(len(text.encode()) for text in make_texts(50, seed=1)) * len(sources)
     # The one unit is one batch: a tick before it, one after it, one in the end.
     assert cost == pytest.approx(2 / text_bytes, rel=0.1)
@@ -123,7 +122,7 @@ def test_a_rehearsal_measures_the_work_of_some_units_and_leaves_nothing(
 
 def test_a_rehearsal_encodes_the_beginning_of_a_large_document(tmp_path: Path) -> None:
     (tmp_path / "a.txt").write_text("é" * 5_000_000)
-    setup = set_up(make_recipe({"sources": tmp_path / "a.txt", "tokenizer": "byte", "documents": "files"}))
+    setup = resolve_build(make_recipe({"sources": tmp_path / "a.txt", "tokenizer": "byte", "documents": "files"}))
     engine = open_engine(setup.spec)
     sizes: list[int] = []
 
@@ -136,13 +135,13 @@ def test_a_rehearsal_encodes_the_beginning_of_a_large_document(tmp_path: Path) -
 
         decode = engine.decode
 
-    assert rehearse(setup.plan, make_work(setup, scratch=None), Watched())
+    assert run_trial(setup.plan, make_config(setup, scratch=None), Watched())
     assert sizes == [1_000_000]
 
 
 def test_a_rehearsal_writes_nothing(sources: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    setup = set_up(make_recipe({"sources": sources, "tokenizer": "byte"}))
-    work, engine = make_work(setup, scratch=None, only_look=True), open_engine(setup.spec)
+    setup = resolve_build(make_recipe({"sources": sources, "tokenizer": "byte"}))
+    work, engine = make_config(setup, scratch=None, only_look=True), open_engine(setup.spec)
 
     def refuse(event: str, given: tuple[Any, ...]) -> None:
         if event == "open" and watched and given[2] & (os.O_WRONLY | os.O_RDWR) and given[0] != os.devnull:
@@ -151,17 +150,17 @@ def test_a_rehearsal_writes_nothing(sources: list[Path], tmp_path: Path, monkeyp
     sys.addaudithook(refuse)  # there is no taking it back
     watched = True
     try:
-        assert rehearse(setup.plan, work, engine)
+        assert run_trial(setup.plan, work, engine)
     finally:
         watched = False
 
 
 def test_what_cannot_be_read_is_not_rehearsed(sources: list[Path]) -> None:
-    setup = set_up(make_recipe({"sources": sources, "tokenizer": "byte"}))
-    work, engine = make_work(setup, scratch=None, only_look=True), open_engine(setup.spec)
+    setup = resolve_build(make_recipe({"sources": sources, "tokenizer": "byte"}))
+    work, engine = make_config(setup, scratch=None, only_look=True), open_engine(setup.spec)
     for source in sources:
         source.unlink()
-    assert rehearse(setup.plan, work, engine) is None
+    assert run_trial(setup.plan, work, engine) is None
 
 
 def test_workers_share_the_time_but_not_that_of_the_longest_unit() -> None:
@@ -174,7 +173,7 @@ def test_workers_share_the_time_but_not_that_of_the_longest_unit() -> None:
 def test_only_what_is_left_to_do_takes_time(
     sources: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("tokenmill.build.preview.rehearse", lambda *_: 1.0)
+    monkeypatch.setattr("tokenmill.build.preview.run_trial", lambda *_: 1.0)
     whole = preview(sources, tmp_path / "out")
     assert whole.seconds_alone == START_SECONDS + whole.estimate.text_bytes
     begin(sources, tmp_path / "out")

@@ -12,15 +12,15 @@ import pytest
 
 import tokenmill
 from conftest import make_texts, write_jsonl, write_parquet
+from tokenmill.build.plan import make_task
 from tokenmill.build.progress import Progress, Tally
-from tokenmill.build.receipt import PIECES, RECEIPTS
-from tokenmill.build.setup import make_work, set_up
-from tokenmill.build.state import CLEAN
-from tokenmill.build.task import make_task
-from tokenmill.build.unit import run_unit
+from tokenmill.build.resolve import make_config, resolve_build
+from tokenmill.build.workspace import CLEAN
 from tokenmill.recipe import make_recipe
-from tokenmill.storage import Folder
-from tokenmill.tokenizer.engine import open_engine
+from tokenmill.storage.local import Folder
+from tokenmill.tokenizers.engine import open_engine
+from tokenmill.units.receipts import PIECES, RECEIPTS
+from tokenmill.units.run import run_unit
 
 TEXTS = make_texts(300, seed=4)
 
@@ -62,13 +62,13 @@ def test_a_build_ends_at_all_of_its_bytes(tmp_path: Path, workers: int, unit_byt
 
 def reports(path: Path, folder: Path, **recipe: str) -> tuple[list[tuple[int, int, int]], int]:
     """What the only unit of a file reports, batch by batch, and the bytes that were planned for it."""
-    setup = set_up(make_recipe({"sources": (str(path),), "tokenizer": "byte", **recipe}))
+    setup = resolve_build(make_recipe({"sources": (str(path),), "tokenizer": "byte", **recipe}))
     out = Folder(str(folder))
     for name in (PIECES, RECEIPTS):
         out.make(name)
     task, engine = make_task(setup.plan, 0), open_engine(setup.spec)
     found: list[tuple[int, int, int]] = []
-    run_unit(out, make_work(setup, scratch=None), task, lambda: engine, lambda *counts, **_: found.append(counts))
+    run_unit(out, make_config(setup, scratch=None), task, lambda: engine, lambda *counts, **_: found.append(counts))
     return found, task.unit.text_bytes
 
 

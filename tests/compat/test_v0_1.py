@@ -12,9 +12,9 @@ import pytest
 
 import tokenmill
 from conftest import tree
-from tokenmill.build import state
+from tokenmill.build import workspace
 from tokenmill.errors import StateError
-from tokenmill.storage import Folder
+from tokenmill.storage.local import Folder
 
 FILES = Path(__file__).parent / "v0.1"
 RECORDED = json.loads((FILES / "loaders.json").read_text(encoding="utf-8"))
@@ -28,9 +28,9 @@ def files(tmp_path: Path) -> Path:
     make.set_times(copy / "corpus")
     for name in ("finished", "unfinished"):
         folder = Folder(str(copy / name))
-        job = state.load_job(folder)
+        job = workspace.load_job(folder)
         (copy / name / ".build/job.json").unlink()
-        state.save_job(folder, replace(job, work=replace(job.work, root=str(copy / "corpus"))))
+        workspace.save_job(folder, replace(job, work=replace(job.work, root=str(copy / "corpus"))))
     return copy
 
 

@@ -12,8 +12,8 @@ from lab.mutate import body_of, reseal
 
 from tokenmill import records
 from tokenmill.errors import LockedError
-from tokenmill.storage import Folder
-from tokenmill.storage.lock import LOCK, Holder, locked
+from tokenmill.storage.local import Folder
+from tokenmill.storage.locks import LOCK, Holder, locked
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from lab.aftermath import Machine, choices, identity, random_cut
 from lab.modelfs import Disk, ModelFileSystem
 
-from tokenmill.storage.folder import Folder
-from tokenmill.storage.fs import LOCAL, FileSystem
+from tokenmill.storage.filesystem import LOCAL, FileSystem
+from tokenmill.storage.local import Folder
 
 NAMES = st.sampled_from(("a", "b", "a/a", "a/b", "a/b/a", "b/a", "./b", "a/missing/x"))
 FDS = st.integers(0, 5)

@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 from lab.leaks import SECRET, cases, leaks
 
-from tokenmill.errors import BuildError, from_record, to_record
-from tokenmill.redaction import redact
+from tokenmill.errors import BuildError, from_record, redact, to_record
 
 
 def test_no_command_shows_or_keeps_a_secret() -> None:

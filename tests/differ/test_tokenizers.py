@@ -8,7 +8,7 @@ import pytest
 from differ.seeding import Bug, is_caught
 
 from differ import tokenizers as lab
-from tokenmill.tokenizer.parity import PATTERNS
+from tokenmill.tokenizers.parity import PATTERNS
 
 PATHS = [
     functools.partial(lab.gpt2, 200),

@@ -356,9 +356,9 @@ def test_a_disk_that_fills_up_stops_the_build_and_freed_space_lets_it_go_on(tmp_
     out = small_disk / "out"
     # The preflight would refuse this disk, rightly; here the disk fills up after it.
     script = (
-        "import sys, tokenmill.build.build as build\n"
+        "import sys, tokenmill.build.pipeline as build\n"
         "build.check_space = lambda folder, need: None\n"
-        "from tokenmill.cli import main\nmain()\n"
+        "from tokenmill.cli.main import main\nmain()\n"
     )
     arguments = ["prepare", str(source), "-o", str(out), "--unit-bytes", "50KB", "-j", "1"]
     ballast = small_disk / "ballast"
@@ -407,9 +407,9 @@ def test_secrets_in_urls_are_not_repeated(tokenmill: Command) -> None:
 
 
 def test_ids_are_checked_before_they_are_narrowed(tmp_path: Path) -> None:
-    from tokenmill.build.tokens import place_eot
     from tokenmill.errors import BuildError
-    from tokenmill.tokenizer.encoded import Encoded
+    from tokenmill.tokenizers.base import Encoded
+    from tokenmill.units.encode import place_eot
 
     wide = Encoded(np.array([1, 70_000], np.uint32), np.array([2]))
     with pytest.raises(BuildError, match="70000"):

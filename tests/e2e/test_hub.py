@@ -17,7 +17,7 @@ from hub import COMMIT, Repository, serve
 from tokenmill.errors import RecipeError
 from tokenmill.storage.hub import HubPlace, parse, plain_name
 
-COMMAND = [sys.executable, "-c", "from tokenmill.cli import main; main()"]
+COMMAND = [sys.executable, "-c", "from tokenmill.cli.main import main; main()"]
 
 
 def parquet(start: int, count: int = 300) -> bytes:

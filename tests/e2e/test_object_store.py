@@ -18,14 +18,14 @@ import pytest
 import tokenmill as library
 from conftest import Command, Gate, command, make_texts, tree, write_jsonl
 from s3 import Bucket
-from tokenmill.build import build
+from tokenmill.build import pipeline
 from tokenmill.build.commit import commit
-from tokenmill.build.state import check_ours
+from tokenmill.build.workspace import check_ours
+from tokenmill.dataset.manifest import Manifest
 from tokenmill.errors import BuildError, OutputError, RecipeError, SourceChangedError, TokenmillError
-from tokenmill.manifest import Manifest
 from tokenmill.recipe import make_recipe
-from tokenmill.sources.listing import list_sources
-from tokenmill.storage.objects import ObjectFolder
+from tokenmill.sources.discover import list_sources
+from tokenmill.storage.object_folder import ObjectFolder
 
 RECIPE = {"tokenizer": "byte", "unit_bytes": "40kB", "split": "val=0.05"}
 
@@ -117,7 +117,7 @@ def test_what_a_store_loses_before_the_commit_is_made_again_by_the_same_command(
 
     library.prepare(str(corpus), tmp_path / "out", workers=1, **RECIPE)
     with monkeypatch.context() as patch, pytest.raises(TokenmillError, match="is missing"):
-        patch.setattr(build, "commit", losing)
+        patch.setattr(pipeline, "commit", losing)
         library.prepare(f"{remote.url}/corpus", f"{remote.url}/out", workers=1, **RECIPE)
     assert "dataset.json" not in remote.tree("out")
     library.prepare(f"{remote.url}/corpus", f"{remote.url}/out", workers=1, **RECIPE)
@@ -133,7 +133,7 @@ def test_sources_that_change_under_a_build_cost_what_was_made_of_them_alone(
     sources, out = f"{remote.url}/corpus", f"{remote.url}/out"
     remote.put("corpus/0.txt", b"it will be gone\n" * 1000)
     with monkeypatch.context() as patch, pytest.raises(BuildError, match="before the commit"):
-        patch.setattr(build, "commit", lost)
+        patch.setattr(pipeline, "commit", lost)
         library.prepare(sources, out, workers=1, **RECIPE)
     remote.delete("corpus/0.txt")
     told: list[dict[str, Any]] = []

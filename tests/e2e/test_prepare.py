@@ -19,8 +19,8 @@ from tiktoken.load import load_tiktoken_bpe
 
 import tokenmill as library
 from conftest import Command, Gate, command, leftovers, make_texts, tree, wait_for_receipts, write_jsonl, write_parquet
-from tokenmill.tokenizer.parity import open_reference
-from tokenmill.tokenizer.spec import resolve
+from tokenmill.tokenizers.parity import open_reference
+from tokenmill.tokenizers.spec import resolve
 
 EOT = 50256
 

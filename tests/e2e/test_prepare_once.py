@@ -14,14 +14,15 @@ import pytest
 
 import tokenmill
 from conftest import make_texts, tree, write_jsonl
-from tokenmill.build import build, waiting
-from tokenmill.build.setup import Setup
-from tokenmill.build.setup import set_up as setting_up
-from tokenmill.build.waiting import NOTE, leaving_a_note
+from tokenmill.build import pipeline, wait
+from tokenmill.build.resolve import ResolvedBuild
+from tokenmill.build.resolve import resolve_build as setting_up
+from tokenmill.build.wait import NOTE, recording_failure
 from tokenmill.errors import BadDocumentError, LockedError, RecipeError
 from tokenmill.recipe import Recipe
-from tokenmill.storage import Folder, lock
-from tokenmill.storage.lock import locked
+from tokenmill.storage import locks
+from tokenmill.storage.local import Folder
+from tokenmill.storage.locks import locked
 
 RANK = """
 import sys, tokenmill
@@ -124,18 +125,18 @@ def test_an_error_that_comes_while_one_who_waits_tries_again_reaches_it_too(
     folder.make(".build")
     tries: list[Recipe] = []
 
-    def set_up(recipe: Recipe, *, output: str) -> Setup:
+    def set_up(recipe: Recipe, *, output: str) -> ResolvedBuild:
         tries.append(recipe)
         return setting_up(recipe, output=output)
 
     def is_held(folder: Folder) -> bool:  # between two looks for a note
-        with contextlib.suppress(BadDocumentError), leaving_a_note(folder):
+        with contextlib.suppress(BadDocumentError), recording_failure(folder):
             raise BadDocumentError("it is bad")
         other.close()
         return False
 
-    monkeypatch.setattr(build, "set_up", set_up)
-    monkeypatch.setattr(waiting, "is_held", is_held)
+    monkeypatch.setattr(pipeline, "resolve_build", set_up)
+    monkeypatch.setattr(wait, "is_held", is_held)
     with contextlib.ExitStack() as other:
         other.enter_context(locked(folder))
         with pytest.raises(BadDocumentError, match="it is bad"):
@@ -170,18 +171,18 @@ def test_who_waits_plans_once_before_it_and_once_after_it_however_long_that_take
     tries: list[Recipe] = []
     looks = iter(range(20))
 
-    def set_up(recipe: Recipe, *, output: str) -> Setup:
+    def set_up(recipe: Recipe, *, output: str) -> ResolvedBuild:
         tries.append(recipe)
         return setting_up(recipe, output=output)
 
     def is_held(folder: Folder) -> bool:
         if next(looks) == 19:
             other.close()
-        return lock.is_held(folder)
+        return locks.is_held(folder)
 
-    monkeypatch.setattr(build, "set_up", set_up)
-    monkeypatch.setattr(waiting, "is_held", is_held)
-    monkeypatch.setattr(waiting, "POLL_SECONDS", 0.001)
+    monkeypatch.setattr(pipeline, "resolve_build", set_up)
+    monkeypatch.setattr(wait, "is_held", is_held)
+    monkeypatch.setattr(wait, "POLL_SECONDS", 0.001)
     with contextlib.ExitStack() as other:
         other.enter_context(locked(folder))
         found = tokenmill.prepare(str(source), tmp_path / "out", tokenizer="byte", workers=1, wait=True)
@@ -232,8 +233,8 @@ def test_the_time_that_is_told_is_not_that_of_waiting(
     with contextlib.ExitStack() as other:
         other.enter_context(locked(folder))
         clock = Clock(other)
-        monkeypatch.setattr("tokenmill.build.prepare.time", clock)
-        monkeypatch.setattr("tokenmill.build.waiting.time", clock)
+        monkeypatch.setattr("tokenmill.build.api.time", clock)
+        monkeypatch.setattr("tokenmill.build.wait.time", clock)
         result = tokenmill.prepare(source, folder.path, tokenizer="byte", workers=1, wait=True, watch=told.append)
     assert "waiting" in [event["kind"] for event in told]
     assert clock.monotonic() == 3600.0

@@ -22,7 +22,7 @@ STAND_INS = {
     "scontrol": "printf 'node1\\nnode2\\n'",
     # Its own options first, then the command, which another node would run.
     "srun": 'echo "$@" >> "$SRUN_LOG"\nwhile [ "${1#--}" != "$1" ]; do shift; done\nexec "$@"',
-    "tokenmill": f"exec {sys.executable} -c 'from tokenmill.cli import main; main()' \"$@\"",
+    "tokenmill": f"exec {sys.executable} -c 'from tokenmill.cli.main import main; main()' \"$@\"",
     "ray": f"exec {sys.executable} -c 'from ray.scripts.scripts import main; main()' \"$@\"",
 }
 

@@ -11,8 +11,8 @@ import pytest
 import tokenmill as library
 from conftest import Command, make_texts, tree, write_jsonl, write_parquet
 from tokenmill import records
-from tokenmill.build import build, state
-from tokenmill.storage import Folder
+from tokenmill.build import pipeline, workspace
+from tokenmill.storage.local import Folder
 
 
 @pytest.mark.parametrize("name", ["dataset.json", ".build"])
@@ -46,7 +46,7 @@ def test_a_piece_that_changed_after_a_clean_stop_is_not_joined(
     library.prepare(str(corpus), tmp_path / "reference", **fields)
     out = tmp_path / "out"
     with monkeypatch.context() as patch:
-        patch.setattr(build, "commit", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        patch.setattr(pipeline, "commit", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             library.prepare(str(corpus), out, **fields)
     piece = min((out / ".build/pieces").glob("*.val.bin"), key=lambda path: path.stat().st_size)
@@ -76,7 +76,7 @@ def test_code_that_a_dataset_names_is_not_run_unless_the_user_names_it(tokenmill
     write_jsonl(tmp_path / "a.jsonl", make_texts(20))
     tokenmill("prepare", "a.jsonl", "-o", "out")
     folder = Folder(str(tmp_path / "out"))
-    job = json.loads(folder.read(state.JOB))
+    job = json.loads(folder.read(workspace.JOB))
     job["work"]["filter"] = "builtins:exit"
     del job["seal"]
     (tmp_path / "out/.build/job.json").write_bytes(records.seal(job))

@@ -9,13 +9,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from tokenmill.build.plan import make_plan
 from tokenmill.errors import RecipeError, SourceError
-from tokenmill.planning import Source, make_plan
 from tokenmill.recipe import make_recipe
 from tokenmill.sources import arrow
-from tokenmill.sources.columns import Rule
-from tokenmill.sources.listing import list_sources
-from tokenmill.sources.reading import read_unit
+from tokenmill.sources.base import Source
+from tokenmill.sources.discover import list_sources
+from tokenmill.sources.reader import read_unit
+from tokenmill.sources.text_columns import Rule
 
 Found = tuple[list[tuple[int, bytes]], list[tuple[int, str]]]
 FORMATS: list[Callable[..., Any]] = [pa.ipc.new_stream, pa.ipc.new_file]
@@ -172,7 +173,7 @@ def test_offsets_that_go_backwards_are_an_error_and_no_crash(tmp_path: Path) -> 
     offsets = (0).to_bytes(4, "little") + (4).to_bytes(4, "little") + (8).to_bytes(4, "little")
     path.write_bytes(data.replace(offsets, offsets[:4] + (1 << 30).to_bytes(4, "little") + offsets[8:]))
     script = f"""
-from tokenmill.planning import Source
+from tokenmill.sources.base import Source
 from tokenmill.sources import arrow
 source = Source(name="f", kind="arrow", compression="", bytes=0, modified=0, split="", text={{"column": "text"}})
 for batch in arrow.read({str(path)!r}, 0, source, 0, -1):
@@ -212,7 +213,7 @@ def test_invalid_text_does_not_hide_offsets_that_lead_out_of_the_file(tmp_path: 
     change(path, b"QQQQQ", b"Q\xffQQQ")
     change(path, old, new)
     script = f"""
-from tokenmill.planning import Source
+from tokenmill.sources.base import Source
 from tokenmill.sources import arrow
 source = Source(name="f", kind="arrow", compression="", bytes=0, modified=0, split="", text={{"turns": "messages"}})
 list(arrow.read({str(path)!r}, 0, source, 0, -1))

@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 from tokenmill.errors import TokenmillError
 from tokenmill.recipe import make_recipe
-from tokenmill.sources.listing import list_sources
+from tokenmill.sources.discover import list_sources
 
 path = Path(sys.argv[1])
 good = path.read_bytes()

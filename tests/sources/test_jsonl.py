@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tokenmill.planning import Source
 from tokenmill.sources import jsonl
+from tokenmill.sources.base import Source
 
 BOM = b"\xef\xbb\xbf"
 Found = tuple[list[tuple[int, str]], list[tuple[int, str]]]

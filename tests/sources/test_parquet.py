@@ -11,11 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenmill.errors import RecipeError, SourceError
-from tokenmill.planning import Source
 from tokenmill.recipe import make_recipe
 from tokenmill.sources import parquet
-from tokenmill.sources.columns import Rule
-from tokenmill.sources.listing import list_sources
+from tokenmill.sources.base import Source
+from tokenmill.sources.discover import list_sources
+from tokenmill.sources.text_columns import Rule
 
 Found = tuple[list[tuple[int, bytes]], list[tuple[int, str]]]
 

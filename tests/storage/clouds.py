@@ -11,8 +11,8 @@ from conftest import Command
 from proxy import fault_proxy
 from s3 import Bucket
 from tokenmill.errors import StorageError
-from tokenmill.storage import open_folder
-from tokenmill.storage.objects import ObjectFolder
+from tokenmill.storage.base import open_folder
+from tokenmill.storage.object_folder import ObjectFolder
 
 # A secret that is none of the server's: base64, as Azure wants it.
 WRONG = "d3JvbmctZXhhbXBsZS1zZWNyZXQ="

@@ -8,11 +8,10 @@ from pathlib import Path
 import pytest
 
 from tokenmill.errors import DiskFullError, StorageError
-from tokenmill.storage import scratch as scratch_module
-from tokenmill.storage.folder import Folder
-from tokenmill.storage.fs import LocalFileSystem
+from tokenmill.storage.filesystem import LocalFileSystem
+from tokenmill.storage.local import Folder
 from tokenmill.storage.output import Digest
-from tokenmill.storage.scratch import RESERVE_BYTES, Fallback, ScratchOutput, make_corner
+from tokenmill.storage.scratch import _FULL, RESERVE_BYTES, Fallback, ScratchOutput, make_corner
 
 DATA = os.urandom(1000)
 
@@ -60,7 +59,7 @@ def fill(output: ScratchOutput, *, step: int = 100) -> None:
 def names(tmp_path: Path) -> dict[str, list[str]]:
     """The files that are there, but for the note that the scratch disk was full."""
     found = {name: sorted(os.listdir(tmp_path / name)) for name in ("scratch", "target")}
-    return {name: [file for file in files if file != scratch_module._FULL] for name, files in found.items()}
+    return {name: [file for file in files if file != _FULL] for name, files in found.items()}
 
 
 def test_the_bytes_arrive_and_the_scratch_is_empty(tmp_path: Path) -> None:

@@ -5,17 +5,36 @@
 
 A piece that is a shard as it is gets a second name; others are joined. Then the books are balanced over the whole, and
 the manifest is written last.
+
+Which pieces become one shard, and which units share a provenance file.
+
+    pieces of a split, in order   [large] [small small small] [large] [small large]
+    shards                        0       1                   2       3
+
+A piece of `target` tokens or more becomes a shard as it is; smaller ones are joined with their neighbours until they
+reach it, so a split has at most tokens / target + 1 shards. Receipts are passed over once; what is open is held.
+
+Shards of a store that need no other unit any more, copied while the rest of the units are done.
+
+    units    0 done   1 done   2 done   3 at work   4 done
+    shards   copied   copied   copied               waits: unit 3 decides which shard it is
+
+A store copies what a disk would link, and that takes its time. This is a head start and nothing else: the commit copies
+what is not known to be `linked`. So nothing is an error here, and what has not begun is left to it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import threading
 from collections import Counter
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import takewhile
 from typing import Any, TypeVar
 
 import numpy as np
@@ -23,18 +42,27 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tokenmill import manifest, records
-from tokenmill.build import provenance
-from tokenmill.build.groups import Group, group_pieces, group_provenance
-from tokenmill.build.receipt import PIECES, RECEIPTS, REJECTS, Receipt, hex_sum
-from tokenmill.cores import num_cores
-from tokenmill.errors import BuildError, DamagedPieceError, Interrupted
-from tokenmill.manifest import Manifest, Shard, SourceTotal, Split
-from tokenmill.planning import Plan
-from tokenmill.shards.layout import parse_index
-from tokenmill.shards.writer import ShardWriter
-from tokenmill.storage import Digest, Folder
-from tokenmill.typed import make_table
+from tokenmill import records
+from tokenmill.build.plan import Plan
+from tokenmill.dataset import manifest, provenance
+from tokenmill.dataset.bin_idx import ShardWriter, parse_index
+from tokenmill.dataset.manifest import Manifest, Shard, SourceTotal, Split
+from tokenmill.errors import BuildError, DamagedPieceError, Interrupted, TokenmillError
+from tokenmill.records import make_table
+from tokenmill.resources import num_cores
+from tokenmill.storage.local import Folder
+from tokenmill.storage.output import Digest
+from tokenmill.units.receipts import (
+    NO_LIMIT,
+    PIECES,
+    RECEIPTS,
+    REJECTS,
+    Key,
+    Receipt,
+    hex_sum,
+    read_receipt,
+    receipt_name,
+)
 
 T = TypeVar("T")
 
@@ -89,7 +117,7 @@ def commit(
         files=files,
     )
     check_books(plan, receipts, result)
-    folder.write_parts(manifest.NAME, records.sealed_parts(result), claimed=lambda: True)
+    folder.write_parts(manifest.MANIFEST, records.sealed_parts(result), claimed=lambda: True)
     return result
 
 
@@ -150,7 +178,7 @@ def check_books(plan: Plan, receipts: Iterable[Receipt], result: Manifest) -> No
 def _commit_split(
     folder: Folder,
     split: str,
-    groups: Iterable[Group],
+    groups: Iterable[ShardGroup],
     dtype: str,
     intact: Mapping[str, Digest],
     linked: Container[str],
@@ -166,7 +194,7 @@ def _commit_split(
 
 
 def _commit_shards(
-    folder: Folder, groups: Iterable[Group], dtype: str, intact: Mapping[str, Digest], linked: Container[str]
+    folder: Folder, groups: Iterable[ShardGroup], dtype: str, intact: Mapping[str, Digest], linked: Container[str]
 ) -> Iterator[Shard]:
     links: list[tuple[str, str, Digest]] = []
     for group in groups:
@@ -185,7 +213,7 @@ def _commit_shards(
     folder.link_all(links)
 
 
-def _keep(group: Group, intact: Mapping[str, Digest]) -> Shard:
+def _keep(group: ShardGroup, intact: Mapping[str, Digest]) -> Shard:
     return Shard(
         name=group.name,
         tokens=sum(piece.tokens for piece in group.pieces),
@@ -195,7 +223,7 @@ def _keep(group: Group, intact: Mapping[str, Digest]) -> Shard:
     )
 
 
-def _join(folder: Folder, group: Group, dtype: str) -> Shard:
+def _join(folder: Folder, group: ShardGroup, dtype: str) -> Shard:
     writer = ShardWriter(folder.create, group.name, dtype)
     try:
         for piece in group.pieces:
@@ -292,3 +320,144 @@ def _source_totals(plan: Plan, receipts: Iterable[Receipt]) -> Sequence[SourceTo
 
 def _parse_sum(text: str) -> npt.NDArray[np.uint64]:
     return np.array([int(text[:16], 16), int(text[16:], 16)], np.uint64)
+
+
+PROVENANCE_ROWS = 1 << 24
+PROVENANCE_UNITS = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class ShardGroup:
+    """The pieces of a shard, and the units that they are of."""
+
+    split: str
+    number: int
+    keys: list[Key] = field(default_factory=list)
+    pieces: list[Shard] = field(default_factory=list)
+
+    @property
+    def name(self) -> str:
+        return f"{self.split}/{self.number:05d}"
+
+    def links(self) -> list[tuple[str, str, Digest]]:
+        """The files of a piece that is a shard as it is, and their names as one. Joined pieces have none."""
+        return [
+            (f"{piece.name}{ending}", f"{self.name}{ending}", digest)
+            for piece in self.pieces
+            for ending, digest in ((".bin", piece.bin), (".idx", piece.idx))
+            if len(self.pieces) == 1
+        ]
+
+
+def group_pieces(receipts: Iterable[Receipt], splits: Iterable[str], target: int) -> Iterator[ShardGroup]:
+    """The shards of some splits, each as soon as it has `target` tokens; what is left of each split comes last."""
+    open_groups = {split: ShardGroup(split, 0) for split in splits}
+    tokens = dict.fromkeys(open_groups, 0)
+    for receipt in receipts:
+        for split, piece in receipt.pieces.items():
+            group = open_groups.get(split)
+            if group is None:
+                continue
+            group.keys.append(receipt.key)
+            group.pieces.append(piece)
+            tokens[split] += piece.tokens
+            if tokens[split] >= target:
+                yield group
+                open_groups[split], tokens[split] = ShardGroup(split, group.number + 1), 0
+    yield from (group for group in open_groups.values() if group.pieces)
+
+
+def group_provenance(receipts: Iterable[Receipt]) -> Iterator[Iterator[Receipt]]:
+    """Runs of receipts whose documents share a provenance file; each lasts until the next is asked for."""
+
+    def numbered() -> Iterator[tuple[int, Receipt]]:
+        number = units = rows = 0
+        for receipt in receipts:
+            yield number, receipt
+            units, rows = units + 1, rows + receipt.documents_read
+            if rows >= PROVENANCE_ROWS or units == PROVENANCE_UNITS:
+                number, units, rows = number + 1, 0, 0
+
+    for _, group in itertools.groupby(numbered(), key=lambda item: item[0]):
+        yield (receipt for _, receipt in group)
+
+
+# It is the store that works on them.
+SHARDS_AT_ONCE = 256
+_RECEIPTS_AT_ONCE = 64
+
+
+@contextlib.contextmanager
+def copying_eagerly(
+    folder: Folder, plan: Plan, splits: Sequence[str], done: Container[int], linked: set[str]
+) -> Iterator[Callable[[], None]]:
+    """Gives what to call whenever another unit is `done`. Shards that stand then are put to `linked`."""
+    # What a token budget leaves out is not known before its end.
+    if folder.is_local or plan.identity.get("max_tokens") is not None:
+        yield lambda: None
+        return
+    follower = _Follower(folder, plan, splits, done, linked)
+    thread = threading.Thread(target=follower.follow, name="tokenmill-early", daemon=True)
+    thread.start()
+    try:
+        yield follower.look
+    except BaseException:
+        follower.stop()  # nobody waits for a copy who wants to stop
+        raise
+    follower.stop()
+    thread.join()
+
+
+class _Follower:
+    """Goes over the units in order, as they are done."""
+
+    def __init__(
+        self, folder: Folder, plan: Plan, splits: Sequence[str], done: Container[int], linked: set[str]
+    ) -> None:
+        self._folder, self._plan, self._splits, self._done, self._linked = folder, plan, splits, done, linked
+        self._changed = threading.Condition()
+        self._stopped = False
+
+    def look(self) -> None:
+        with self._changed:
+            self._changed.notify()
+
+    def stop(self) -> None:
+        self._stopped = True
+        self.look()
+
+    def follow(self) -> None:
+        slots = threading.Semaphore(SHARDS_AT_ONCE)
+        with contextlib.suppress(TokenmillError), ThreadPoolExecutor(SHARDS_AT_ONCE) as pool:
+            for group in group_pieces(self._receipts(), self._splits, self._plan.target_tokens):
+                if self._stopped:  # this group may not be whole
+                    return
+                slots.acquire()
+                copying = pool.submit(self._link, group)
+                copying.add_done_callback(lambda _: slots.release())
+
+    def _link(self, group: ShardGroup) -> None:
+        links = group.links()
+        for link in links:
+            if self._stopped:
+                return
+            self._folder.link(*link)
+        if links:
+            self._linked.add(group.name)
+
+    def _receipts(self) -> Iterator[Receipt]:
+        unit, last = 0, len(self._plan.units)
+        while unit < last:
+            with self._changed:
+                self._changed.wait_for(partial(self._is_ready, unit))
+            if self._stopped:
+                return
+            run = list(takewhile(self._done.__contains__, range(unit, min(unit + _RECEIPTS_AT_ONCE, last))))
+            yield from self._folder.each(self._read, run)
+            unit += len(run)
+
+    def _read(self, unit: int) -> Receipt:
+        return read_receipt(self._folder, receipt_name(unit, NO_LIMIT))
+
+    def _is_ready(self, unit: int) -> bool:
+        return self._stopped or unit in self._done

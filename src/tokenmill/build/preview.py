@@ -1,41 +1,59 @@
-"""plan: what a build would do, without doing any of it. The output stays as it is."""
+"""plan: what a build would do, without doing any of it. The output stays as it is.
+
+A rehearsal: the beginnings of some units, done as a build does them and thrown away. It tells how long all takes.
+
+    read -> documents and their tokens -> hash -> write, to nowhere
+
+What it cannot tell is how long the disk of the output takes, and how busy a machine will be.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import os
-from dataclasses import dataclass
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from statistics import fmean
 from typing import Any
 
+import numpy as np
+
 from tokenmill import arguments
-from tokenmill.build import state
-from tokenmill.build.check import Here, check
-from tokenmill.build.estimate import Estimate
-from tokenmill.build.export import bytes_beside, check_layout
-from tokenmill.build.prepare import check_executor, check_place
-from tokenmill.build.rehearsal import elapsed, rehearse
-from tokenmill.build.setup import Setup, make_work, set_up
-from tokenmill.build.updating import num_kept
-from tokenmill.build.visits import Request, make_request
-from tokenmill.cores import MEMORY_BUDGET, num_cores, resolve_workers
-from tokenmill.errors import DatasetError, OutputError, SourceChangedError
-from tokenmill.layouts.registry import layout_bytes
-from tokenmill.planning import Plan
+from tokenmill.build import workspace
+from tokenmill.build.api import check_executor, check_place
+from tokenmill.build.plan import Plan, make_task
+from tokenmill.build.preflight import Estimate, check_parity_of_plan, make_request
+from tokenmill.build.resolve import ResolvedBuild, make_config, resolve_build
+from tokenmill.build.update import num_kept
+from tokenmill.errors import DatasetError, OutputError, SourceChangedError, TokenmillError
+from tokenmill.executors.in_process import InProcessProber
+from tokenmill.formats.base import format_bytes_of
+from tokenmill.formats.convert import bytes_beside, check_layout
 from tokenmill.recipe import Sources, make_recipe
-from tokenmill.storage import Folder, local_folder, open_folder
-from tokenmill.storage.space import MARGIN_BYTES
-from tokenmill.storage.urls import is_url
-from tokenmill.tokenizer.engine import open_engine
+from tokenmill.resources import MEMORY_BUDGET, num_cores, resolve_workers
+from tokenmill.sources.base import Batch, text_array, text_buffers
+from tokenmill.storage.base import MARGIN_BYTES, is_url, local_folder, open_folder
+from tokenmill.storage.filesystem import LocalFileSystem
+from tokenmill.storage.local import Folder
+from tokenmill.tokenizers.base import Engine
+from tokenmill.tokenizers.engine import open_engine
+from tokenmill.units import receipts
+from tokenmill.units.encode import read_batches
+from tokenmill.units.run import UnitRun
+from tokenmill.units.task import BuildConfig, ProbeRequest, UnitTask
 
 # Places to look at, text that is encoded, and read to get there. An object store is asked for less.
-PLACES = 64
+POSITIONS = 64
 ENCODE_BYTES = 512_000
 READ_BYTES = 64_000_000
-STORE_PLACES = 16
+STORE_POSITIONS = 16
 STORE_READ_BYTES = 4_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Preview:
+class PlanResult:
     """What a build would read, write and take.
 
     `seconds` are an estimate for all workers, `seconds_alone` for a single one. They are those of encoding alone, the
@@ -81,7 +99,7 @@ def plan(
     layout: str | None = None,
     executor: str = "local",
     **recipe: Any,
-) -> Preview:
+) -> PlanResult:
     """Files, units, tokens with an error bar, disk, memory and time of a build that is not started.
 
     With `executor="ray"` the workers are those of a cluster, which is not asked: as many as given, or as are here.
@@ -99,29 +117,29 @@ def plan(
         check_layout(layout, wanted)
         notes.append(f"the time is that of the dataset, without the export to {layout.partition(':')[0]}")
     if folder is not None and not restart and not update:
-        wanted = state.as_before(folder, wanted)
-    setup = set_up(wanted, output=None if folder is None else folder.path)
+        wanted = workspace.as_before(folder, wanted)
+    setup = resolve_build(wanted, output=None if folder is None else folder.path)
     count, at_once = _num_workers(workers, executor)
     if executor == "ray" and workers is None:
         notes.append("the cluster is not asked for its workers: memory and time are for as many as fit here")
-    work = make_work(setup, scratch=None, only_look=True)
+    work = make_config(setup, scratch=None, only_look=True)
     engine = open_engine(setup.spec)
-    expected = check(_make_request(setup), work, setup.spec, Here(work, engine)).estimate
+    expected = check_parity_of_plan(_make_request(setup), work, setup.spec, InProcessProber(work, engine)).estimate
     share = expected.share(wanted.max_tokens)
     standing = (0, False, ()) if folder is None or restart else _standing(folder, setup.plan, update=update)
     done, finished, conflict = standing
     needed = 0 if finished else round(expected.output_bytes * share)
     if folder is not None and not restart:
-        needed -= state.bytes_done(folder)
+        needed -= workspace.bytes_done(folder)
     beside = 0
     if layout is not None:
         beside = _layout_bytes(folder, layout, setup.dtype, round(expected.tokens * share))
     # A store is not read from for its speed: it would be asked for much, and at another time be another one.
-    cost = None if is_url(setup.listing.root) else rehearse(setup.plan, work, engine)
+    cost = None if is_url(setup.listing.root) else run_trial(setup.plan, work, engine)
     seconds = expected.encode_seconds if cost is None else expected.text_bytes * cost
     longest = seconds * max(unit.text_bytes for unit in setup.plan.units) / max(1, setup.plan.text_bytes())
     left = seconds * max(0.0, share - done / len(setup.plan.units))
-    return Preview(
+    return PlanResult(
         files=len(setup.listing.sources),
         source_bytes=sum(source.bytes for source in setup.listing.sources),
         units=len(setup.plan.units),
@@ -148,7 +166,7 @@ def _layout_bytes(folder: Folder | None, layout: str, dtype: str, num_tokens: in
     """What an export would write on the output's disk. If it goes to another one that is full, that is an error."""
     if folder is not None:
         return bytes_beside(folder, layout, dtype, num_tokens)
-    return layout_bytes(layout.partition(":")[0], dtype, num_tokens)
+    return format_bytes_of(layout.partition(":")[0], dtype, num_tokens)
 
 
 def _num_workers(workers: int | None, executor: str) -> tuple[int, int]:
@@ -160,11 +178,11 @@ def _num_workers(workers: int | None, executor: str) -> tuple[int, int]:
     return count, min(count, num_cores())
 
 
-def _make_request(setup: Setup) -> Request:
+def _make_request(setup: ResolvedBuild) -> ProbeRequest:
     far = is_url(setup.listing.root)
     return make_request(
         setup.plan,
-        STORE_PLACES if far else PLACES,
+        STORE_POSITIONS if far else POSITIONS,
         encode_bytes=ENCODE_BYTES,
         read_bytes=STORE_READ_BYTES if far else READ_BYTES,
     )
@@ -172,13 +190,79 @@ def _make_request(setup: Setup) -> Request:
 
 def _standing(folder: Folder, plan: Plan, *, update: bool) -> tuple[int, bool, tuple[str, ...]]:
     """Units done, whether the dataset stands, and what a build would refuse to go on with."""
-    state.check_ours(folder)
+    workspace.check_ours(folder)
     try:
-        if state.finished(folder, plan) is not None:
+        if workspace.finished(folder, plan) is not None:
             return len(plan.units), True, ()
-        if update and folder.exists(state.PLAN) and (found := state.load_plan(folder)).identity == plan.identity:
+        if update and folder.exists(receipts.PLAN) and (found := workspace.load_plan(folder)).identity == plan.identity:
             return num_kept(folder, found, plan), False, ()
-        state.check_begun(folder, plan)
+        workspace.check_begun(folder, plan)
     except (OutputError, SourceChangedError, DatasetError) as error:
         return 0, False, (error.message,)
-    return state.num_receipts(folder), False, ()
+    return workspace.num_receipts(folder), False, ()
+
+
+UNITS = 4
+# Of each unit, whatever is less.
+TEXT_BYTES = 32_000_000
+SECONDS = 0.4
+# A document of more than this is cut to its beginning.
+_LONG_BYTES = 4_000_000
+_HEAD_BYTES = 1_000_000
+# What a build takes whatever its size is: processes start, libraries load, the manifest is written.
+START_SECONDS = 1.0
+
+Clock = Callable[[], float]
+
+
+def run_trial(plan: Plan, work: BuildConfig, engine: Engine, *, clock: Clock = time.perf_counter) -> float | None:
+    """Seconds that one worker takes for a byte of text; None if no unit can be read."""
+    last = len(plan.units) - 1
+    chosen = sorted({last * (2 * place + 1) // (2 * UNITS) for place in range(UNITS)})
+    calm = replace(work, on_bad="quarantine")  # of bad documents a build will tell
+    costs: list[float] = []
+    for unit in chosen if plan.units else ():
+        with contextlib.suppress(TokenmillError):  # the unit itself will say what is wrong
+            costs += _cost(Folder(os.devnull, _DiscardingFolder()), calm, make_task(plan, unit), engine, clock)
+    return fmean(costs) if costs else None
+
+
+class _DiscardingFolder(LocalFileSystem):
+    """Takes what is written, and keeps nothing of it."""
+
+    def create(self, path: str) -> int:
+        return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
+
+    def unlink(self, path: str) -> None:
+        """There is nothing."""
+
+
+def _cost(folder: Folder, work: BuildConfig, task: UnitTask, engine: Engine, clock: Clock) -> list[float]:
+    """Seconds for a byte of text of the beginning of a unit; nothing if it has no text."""
+    begin, text_bytes = clock(), 0
+    run = UnitRun(work, task, folder)
+    try:
+        for batch in read_batches(work, task):
+            sample = _sample(batch)
+            run.add(sample, engine)
+            text_bytes += sample.text.nbytes
+            if text_bytes >= TEXT_BYTES or clock() - begin >= SECONDS:
+                break
+    finally:
+        run.discard()
+    return [(clock() - begin) / text_bytes] if text_bytes else []
+
+
+def _sample(batch: Batch) -> Batch:
+    """A batch without what is long in it: a document of 60 MB tells no more than its beginning, and takes minutes."""
+    offsets, data = text_buffers(batch.text)
+    if not len(batch.text) or int(np.diff(offsets).max()) <= _LONG_BYTES:
+        return batch
+    heads = [data[a : min(b, a + _HEAD_BYTES)] for a, b in itertools.pairwise(offsets.tolist())]
+    texts = [head.tobytes().decode(errors="ignore") for head in heads]
+    return replace(batch, text=text_array(texts))
+
+
+def elapsed(seconds: float, longest: float, workers: int) -> float:
+    """How long so many workers take for so much of one: the longest unit is not shared, whoever does the others."""
+    return START_SECONDS + max(seconds / workers, min(seconds, longest)) if seconds > 0 else 0.0

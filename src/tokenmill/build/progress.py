@@ -7,8 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tokenmill.planning import Unit
-from tokenmill.storage.log import EventLog
+from tokenmill.sources.base import Unit
+from tokenmill.storage.output import EventLog
 
 Event = dict[str, Any]
 Watcher = Callable[[Event], None]

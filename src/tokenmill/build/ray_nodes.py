@@ -20,13 +20,20 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from tokenmill import errors, placement, records
-from tokenmill import manifest as manifests
-from tokenmill.build import part, state
-from tokenmill.build.crew import Message
-from tokenmill.build.executor import MAX_TRIES
+from tokenmill import errors, records
+from tokenmill.build import parts as build_parts
+from tokenmill.build import parts as part
+from tokenmill.build import workspace
+from tokenmill.build.plan import Plan
 from tokenmill.build.progress import Event, Watcher
-from tokenmill.build.ray_cluster import (
+from tokenmill.build.resolve import ResolvedBuild, resolve_build
+from tokenmill.dataset import manifest as dataset_manifest
+from tokenmill.dataset import manifest as manifests
+from tokenmill.dataset.manifest import Manifest, Nodes, PartLocation
+from tokenmill.errors import BuildError, Interrupted, RecipeError, TokenmillError
+from tokenmill.executors.base import MAX_TRIES
+from tokenmill.executors.forkserver import Message
+from tokenmill.executors.ray_cluster import (
     LOOK_SECONDS,
     ask_head,
     connect,
@@ -37,13 +44,9 @@ from tokenmill.build.ray_cluster import (
     num_slots,
     ray,
 )
-from tokenmill.build.setup import Setup, set_up
-from tokenmill.errors import BuildError, Interrupted, RecipeError, TokenmillError
-from tokenmill.manifest import Manifest
-from tokenmill.placement import Nodes, Place
-from tokenmill.planning import Plan
 from tokenmill.recipe import Recipe
-from tokenmill.storage import Digest, local_folder
+from tokenmill.storage.base import local_folder
+from tokenmill.storage.output import Digest
 
 # What adds up over the nodes, of their reports.
 _SUMS = ("bytes", "units", "documents", "tokens", "workers", "bytes_per_second", "tokens_per_second")
@@ -60,7 +63,7 @@ class Node:
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class NodeJob:
     """A part, and the node that builds it."""
 
     node: Node
@@ -83,8 +86,8 @@ def build_on_nodes(
     """
     _check_recipe(recipe)
     here = local_folder(part.expand(output))
-    state.check_ours(here)
-    setup = set_up(recipe, output=here.path)
+    workspace.check_ours(here)
+    setup = resolve_build(recipe, output=here.path)
     tell: Watcher = watch or (lambda event: None)
     for note in setup.notes:
         tell({"kind": "note", "message": note})
@@ -93,17 +96,18 @@ def build_on_nodes(
     try:
         jobs = _share_out(setup, output, tell, restart=restart)
 
-        def submit(job: Job) -> Any:
+        def submit(job: NodeJob) -> Any:
             slots = num_slots(workers, job.node.slots)
             told = {"output": job.node.path, "workers": slots, "patience": patience}
             return _submit(job, slots, {**part.to_message(setup, job.plan), **told})
 
         ends = _run(jobs, submit, running, _Whole(setup.plan, tell))
         parts = [
-            manifests.unseal(end["manifest"].encode(), where=job.node.host) for job, end in zip(jobs, ends, strict=True)
+            manifests.unseal_manifest(end["manifest"].encode(), where=job.node.host)
+            for job, end in zip(jobs, ends, strict=True)
         ]
         record = Nodes(
-            format=placement.FORMAT,
+            format=dataset_manifest.NODES_FORMAT,
             fingerprint=setup.plan.fingerprint,
             parts=tuple(map(_place, jobs, parts, ends)),
         )
@@ -111,11 +115,11 @@ def build_on_nodes(
         told = [(job.node, {"output": job.node.path, "nodes": sealed.decode()}) for job in jobs]
         for job, (_, answer) in zip(jobs, _call_all(part.keep_nodes, told), strict=True):
             if answer["kind"] == "died":
-                raise _lost(f"{job.node.host} was lost before {placement.NAME} was written there")
+                raise _lost(f"{job.node.host} was lost before {dataset_manifest.NODES} was written there")
     finally:
         _leave(running, ours=ours)
     part.write_nodes(here, sealed)
-    return placement.together(setup.plan, parts), all(end["already_complete"] for end in ends), record
+    return build_parts.together(setup.plan, parts), all(end["already_complete"] for end in ends), record
 
 
 def _check_recipe(recipe: Recipe) -> None:
@@ -126,7 +130,7 @@ def _check_recipe(recipe: Recipe) -> None:
         raise RecipeError("--split nanogpt is drawn from all documents", hint="use --split val=0.0005")
 
 
-def _share_out(setup: Setup, output: str, tell: Watcher, *, restart: bool) -> list[Job]:
+def _share_out(setup: ResolvedBuild, output: str, tell: Watcher, *, restart: bool) -> list[NodeJob]:
     """The parts, each with the node that has it or gets it."""
     told = {**part.greeting(setup.spec), "output": output, "restart": restart}
     found: dict[Node, Message] = {}
@@ -144,10 +148,10 @@ def _share_out(setup: Setup, output: str, tell: Watcher, *, restart: bool) -> li
                 f"two nodes on {one.host} would both write to {one.path}",
                 hint="put a variable into OUT that each node has set to a place of its own, like '$LOCAL/owt'",
             )
-    held = [(placement.part_of(found[node]), found[node]["finished"]) for node in nodes]
-    owners = placement.assign(held, setup.plan.fingerprint, len(setup.plan.units))
-    parts = placement.deal(setup.plan, len(owners))
-    return [Job(nodes[owner], plan) for owner, plan in zip(owners, parts, strict=True)]
+    held = [(dataset_manifest.part_of(found[node]), found[node]["finished"]) for node in nodes]
+    owners = build_parts.assign(held, setup.plan.fingerprint, len(setup.plan.units))
+    parts = build_parts.deal(setup.plan, len(owners))
+    return [NodeJob(nodes[owner], plan) for owner, plan in zip(owners, parts, strict=True)]
 
 
 def _living_nodes() -> list[Node]:
@@ -170,7 +174,7 @@ def _call_all(function: Callable[[str], str], calls: Iterable[tuple[Node, Messag
     return answers
 
 
-def _submit(job: Job, slots: int, told: Message) -> Any:
+def _submit(job: NodeJob, slots: int, told: Message) -> Any:
     """Begin to build a part. Gives what its messages come from."""
     options = {"num_cpus": slots, "max_retries": 0, "num_returns": "streaming"}
     return ray.remote(**options, scheduling_strategy=_only(job.node))(part.build_part).remote(json.dumps(told))
@@ -185,13 +189,15 @@ def _next(talk: Any) -> str:
     return said
 
 
-def _run(jobs: Sequence[Job], submit: Callable[[Job], Any], running: dict[Any, int], whole: _Whole) -> list[Message]:
+def _run(
+    jobs: Sequence[NodeJob], submit: Callable[[NodeJob], Any], running: dict[Any, int], whole: _Whole
+) -> list[Message]:
     """Build all parts side by side; the last message of each. Where one fails, the others go on to their end first.
     What `running` holds at the end has been left behind."""
     running.update((submit(job), number) for number, job in enumerate(jobs))
     tries: Counter[int] = Counter(running.values())
     ends: dict[int, Message] = {}
-    failures: list[tuple[Job, TokenmillError]] = []
+    failures: list[tuple[NodeJob, TokenmillError]] = []
     looked = time.monotonic()
     try:
         while running:
@@ -245,7 +251,7 @@ def _lost(message: str) -> BuildError:
     return BuildError(message, hint=hint)
 
 
-def _raise_failures(failures: Sequence[tuple[Job, TokenmillError]], num_parts: int) -> None:
+def _raise_failures(failures: Sequence[tuple[NodeJob, TokenmillError]], num_parts: int) -> None:
     if not failures:
         return
     lines = [f"{job.node.host}:{job.node.path}: {error.message}" for job, error in failures[:10]]
@@ -258,10 +264,10 @@ def _raise_failures(failures: Sequence[tuple[Job, TokenmillError]], num_parts: i
     )
 
 
-def _place(job: Job, manifest: Manifest, end: Message) -> Place:
+def _place(job: NodeJob, manifest: Manifest, end: Message) -> PartLocation:
     data = end["manifest"].encode()
     digest = Digest(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
-    return placement.describe(manifest, digest, host=job.node.host, path=job.node.path)
+    return dataset_manifest.describe_nodes(manifest, digest, host=job.node.host, path=job.node.path)
 
 
 class _Whole:
@@ -280,7 +286,7 @@ class _Whole:
         else:
             self._tell({**event, "node": node.host})
 
-    def stands(self, job: Job) -> None:
+    def stands(self, job: NodeJob) -> None:
         """A part is done, whatever of it was there before: nothing of it is left, and nobody works on it."""
         before = self._last.get(job.node, dict.fromkeys(_SUMS, 0))
         done = {"bytes": job.plan.text_bytes(), "units": len(job.plan.units), "seconds_left": 0}

@@ -7,13 +7,10 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from tokenmill.planning import Extent, Source
-from tokenmill.sources.batch import Batch
-from tokenmill.sources.columns import Rule, rule_columns
-from tokenmill.sources.places import Pin, open_file, pin_of
-from tokenmill.sources.streams import explained
-from tokenmill.sources.tables import MAX_BATCH_ROWS, check_columns, table_batch
-from tokenmill.storage.urls import is_url
+from tokenmill.sources.base import Batch, Extent, Source
+from tokenmill.sources.files import Pin, explained, open_file, pin_of
+from tokenmill.sources.text_columns import MAX_BATCH_ROWS, Rule, check_columns, rule_columns, table_batch
+from tokenmill.storage.base import is_url
 
 _BYTES = {
     pa.string(): pa.binary(),

@@ -21,13 +21,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.json
 
-from tokenmill.arrow_text import text_array
-from tokenmill.planning import Source
-from tokenmill.sources.batch import Batch, Skip, judged_batch, make_batch
-from tokenmill.sources.columns import Rule, row_text
-from tokenmill.sources.places import Pin, pin_of
-from tokenmill.sources.separated import read_runs
-from tokenmill.sources.streams import open_stream
+from tokenmill.sources.base import Batch, Skip, Source, judged_batch, make_batch, text_array
+from tokenmill.sources.byte_ranges import read_runs
+from tokenmill.sources.files import Pin, open_stream, pin_of
+from tokenmill.sources.text_columns import Rule, row_text
 
 _BOM = b"\xef\xbb\xbf"
 _NEWLINE, _RETURN, _OPEN, _CLOSE = b"\n\r{}"

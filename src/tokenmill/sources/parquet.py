@@ -7,13 +7,10 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow.parquet as pq
 
-from tokenmill.planning import Extent, Source
-from tokenmill.sources.batch import BATCH_BYTES, Batch
-from tokenmill.sources.columns import Rule, rule_columns
-from tokenmill.sources.places import Pin, open_file, pin_of
-from tokenmill.sources.streams import explained
-from tokenmill.sources.tables import MAX_BATCH_ROWS, check_columns, table_batch
-from tokenmill.storage.urls import is_url
+from tokenmill.sources.base import BATCH_BYTES, Batch, Extent, Source
+from tokenmill.sources.files import Pin, explained, open_file, pin_of
+from tokenmill.sources.text_columns import MAX_BATCH_ROWS, Rule, check_columns, rule_columns, table_batch
+from tokenmill.storage.base import is_url
 
 
 def columns(path: str, pin: Pin | None = None) -> list[str]:

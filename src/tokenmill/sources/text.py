@@ -7,11 +7,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import pyarrow as pa
 
-from tokenmill.planning import Source
-from tokenmill.sources.batch import BATCH_BYTES, Batch, Skip, make_batch
-from tokenmill.sources.places import pin_of
-from tokenmill.sources.separated import read_runs
-from tokenmill.sources.streams import open_stream
+from tokenmill.sources.base import BATCH_BYTES, Batch, Skip, Source, make_batch
+from tokenmill.sources.byte_ranges import read_runs
+from tokenmill.sources.files import open_stream, pin_of
 
 _BOM = b"\xef\xbb\xbf"
 # What Python's str.isspace takes for white space, as a pattern for Arrow.

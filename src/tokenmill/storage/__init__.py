@@ -23,9 +23,9 @@ hub_listing the files of a commit, kept     hub_card      the files of a config
 patterns    globs, of the hub and of stores
 """
 
-from tokenmill.storage.folder import Folder
+from tokenmill.storage.base import local_folder, open_folder
+from tokenmill.storage.local import Folder
 from tokenmill.storage.output import Digest, Output
-from tokenmill.storage.places import local_folder, open_folder
 from tokenmill.storage.scratch import ScratchOutput
 
 __all__ = ["Digest", "Folder", "Output", "ScratchOutput", "local_folder", "open_folder"]

@@ -7,6 +7,15 @@
 
 Copies are in the hub's own cache (HF_HOME), where its other programs find them too. What a copy must hash to stands in
 the listing: SHA-256 for large files, git's hash for small ones.
+
+A dataset's card: which files a config of it has, by the rules of Hugging Face's own `datasets` package.
+
+configs:
+- config_name: small
+  data_dir: data              where the patterns begin; without any, all that lies below
+  data_files:                 a pattern, a list of them, or one entry a split
+  - split: train
+    path: en/*.jsonl
 """
 
 from __future__ import annotations
@@ -15,23 +24,22 @@ import contextlib
 import functools
 import hashlib
 import os
+import posixpath
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from tokenmill.errors import RecipeError, SourceError
-from tokenmill.storage import hub_card, hub_client
-from tokenmill.storage.hub_client import HubFile
-from tokenmill.storage.hub_listing import files_at
-from tokenmill.storage.patterns import is_pattern, matcher
-from tokenmill.storage.urls import wrong_key
+from tokenmill.storage import hub_client
+from tokenmill.storage.base import _PREFIX, is_hub, wrong_key
+from tokenmill.storage.globs import is_pattern, matcher
+from tokenmill.storage.hub_client import HubFile, files_at
 
 T = TypeVar("T")
 
-SCHEME = "hf://"
-_PREFIX = "hf://datasets/"
+
 _NAME = r"[A-Za-z0-9_][\w.-]*/[A-Za-z0-9_][\w.-]*"
 _PLAIN = re.compile(rf"(?P<repo>{_NAME})(?:@(?P<revision>[\w./-]+?))?(?::(?P<config>[\w.-]+))?", re.ASCII)
 _URL = re.compile(
@@ -59,10 +67,6 @@ class HubPlace:
         return (
             f"{_PREFIX}{self.repo}{f'@{self.revision}' if self.revision else ''}{config}{self.key and f'/{self.key}'}"
         )
-
-
-def is_hub(place: str) -> bool:
-    return place.startswith(SCHEME)
 
 
 def plain_name(place: str) -> HubPlace | None:
@@ -249,9 +253,9 @@ def _cached_ref(repo: str, revision: str) -> str:
 
 def _of_config(place: HubPlace, keys: list[str]) -> list[str]:
     """The files of a config: what the dataset's card says, else the folder of that name."""
-    config = hub_card.find_config(_card(place), place.config)
+    config = find_config(_card(place), place.config)
     if config is not None:
-        return hub_card.files_of(config, keys, where=str(replace(place, key="")))
+        return files_of(config, keys, where=str(replace(place, key="")))
     found = [key for key in keys if key.startswith((f"{place.config}/", f"data/{place.config}/"))]
     if not found:
         raise RecipeError(f"hf://datasets/{place.repo} has no config {place.config!r}", hint="check its page")
@@ -263,3 +267,72 @@ def _card(place: HubPlace) -> dict[str, Any]:
         return {}
     local = fetch(str(replace(place, config="", key=_CARD)))
     return hub_client.read_card(place.repo, place.revision, local)
+
+
+_EVERYTHING = "**"
+# Files about a dataset are none of its data, unless they are named.
+_ABOUT = (
+    "README.md",
+    "config.json",
+    "dataset_info.json",
+    "dataset_infos.json",
+    "dummy_data.zip",
+    "dataset_dict.json",
+)
+_CHECK = "check the card, or name the files with a glob"
+
+
+def find_config(card: Mapping[str, Any], name: str) -> dict[str, Any] | None:
+    """What a card says of a config; None if it says nothing."""
+    entries = card.get("configs")
+    found = [
+        entry
+        for entry in (entries if isinstance(entries, list) else ())
+        if isinstance(entry, dict) and entry.get("config_name") == name
+    ]
+    return found[-1] if found else None
+
+
+def files_of(config: Mapping[str, Any], keys: Iterable[str], *, where: str) -> list[str]:
+    """The files of a config, in the order of `keys`. A file that is named and not there is a `RecipeError`."""
+    keys = list(keys)
+    wanted = config.get("data_files")
+    found: set[str] = set()
+    for pattern in [_EVERYTHING] if wanted is None else _patterns(wanted, where):
+        if "://" in pattern or pattern.startswith("/"):
+            raise RecipeError(f"{where} names files elsewhere: {pattern}", hint="name them yourself")
+        some = select(keys, posixpath.join(str(config.get("data_dir") or ""), pattern))
+        if not some and not is_pattern(pattern):
+            raise RecipeError(f"{where} names {pattern}, which is not there", hint=_CHECK)
+        found.update(some)
+    if not found:
+        raise RecipeError(f"{where} matches no files", hint=_CHECK)
+    return [key for key in keys if key in found]
+
+
+def select(keys: Iterable[str], pattern: str) -> list[str]:
+    """The keys that a pattern of a card names. Folders that begin with two underscores have to be named, too."""
+    pattern = "/".join(part for part in pattern.split("/") if part != ".")
+    matches = matcher(pattern)
+    named, num_special = posixpath.basename(pattern), _num_special(pattern)
+    return [
+        key
+        for key in keys
+        if matches(key)
+        and _num_special(key) == num_special
+        and (posixpath.basename(key) not in _ABOUT or posixpath.basename(key) == named)
+    ]
+
+
+def _num_special(key: str) -> int:
+    return sum(part.startswith("__") for part in key.split("/")[:-1])
+
+
+def _patterns(data_files: Any, where: str) -> Iterator[str]:
+    if isinstance(data_files, str):
+        yield data_files
+    elif isinstance(data_files, list):
+        for item in data_files:
+            yield from _patterns(item.get("path") if isinstance(item, dict) else item, where)
+    else:
+        raise RecipeError(f"{where}: its data_files are neither patterns nor a list of them", hint=_CHECK)

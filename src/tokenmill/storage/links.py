@@ -13,8 +13,7 @@ import os
 from collections.abc import Iterable
 
 from tokenmill.errors import StorageError
-from tokenmill.storage.fs import FileSystem
-from tokenmill.storage.output import explained
+from tokenmill.storage.filesystem import FileSystem, explained
 
 _NOT_THERE = (FileNotFoundError, NotADirectoryError)
 

@@ -1,30 +1,43 @@
 """A file while it is written: under a temp name, hashed on its way, synced before it gets its own name.
 
 Every error of the operating system becomes one of ours here.
+
+Hashing beside writing: neither holds the interpreter, so a large block takes the longer of the two, not both.
+
+An append-only log of events. Nothing depends on it, so it is not synced.
+
+An object cannot grow, so of the log of a remote folder the last megabytes are held in memory, and put now and then.
+
+Files and folders that live as long as a with block.
 """
 
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import os
 import re
-from collections.abc import Iterator
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Protocol
+from types import TracebackType
+from typing import IO, TYPE_CHECKING, Any, Protocol
 
-from tokenmill.errors import DiskFullError, StorageError
-from tokenmill.storage.beside import hashed_beside
-from tokenmill.storage.fs import FileSystem
+from tokenmill import records
+from tokenmill.errors import DatasetError, StorageError
+from tokenmill.storage.filesystem import FileSystem, explained, write_all
+
+if TYPE_CHECKING:
+    from tokenmill.storage.local import Folder
+
 
 TEMP_SUFFIX = ".tmp"
 # The disk begins with a file while the rest is still being made: a piece of a unit of 64 MB has about 30 MB, and its
 # worker would wait for all of it at the end.
 EARLY_BYTES = 4 << 20
 _TEMP_NAME = re.compile(r".+\.[0-9a-f]{12}\.tmp")
-_FULL = (errno.ENOSPC, errno.EDQUOT)
-_OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,50 +109,6 @@ def is_temp(name: str) -> bool:
     return _TEMP_NAME.fullmatch(name) is not None
 
 
-def write_all(fs: FileSystem, fd: int, view: memoryview, path: str) -> None:
-    """Write every byte, however short the single writes are."""
-    done = 0
-    while done < len(view):
-        with explained(path):
-            count = fs.write(fd, view[done:])
-        if count <= 0:
-            raise StorageError(f"{path}: a write made no progress at byte {done}", hint="check the drive")
-        done += count
-
-
-@contextlib.contextmanager
-def explained(path: str, *, but: tuple[type[OSError], ...] = ()) -> Iterator[None]:
-    """Turn the operating system's errors into ours, but for those that the caller judges."""
-    try:
-        yield
-    except but:
-        raise
-    except OSError as error:
-        raise storage_error(error, path) from None
-
-
-def storage_error(error: OSError, path: str) -> StorageError:
-    if error.errno in _FULL:
-        return DiskFullError(
-            f"no space left while writing {path}",
-            hint="free some space and run the same command again: it goes on where it stopped",
-        )
-    if error.errno == errno.ELOOP:
-        return StorageError(
-            f"{path} is a link, or there is one too many on the way to it",
-            hint="put the file or folder itself in its place, then run the same command again",
-        )
-    if error.errno in _OUT_OF_DESCRIPTORS:
-        return StorageError(
-            f"{path}: {error.strerror}", hint="raise the limit of open files (ulimit -n), or use fewer workers"
-        )
-    if isinstance(error, FileNotFoundError):
-        return StorageError(
-            f"{path} is gone", hint="does another process work on this folder? then run the same command again"
-        )
-    return StorageError(f"{path}: {error.strerror or error}", hint="check the drive and run the same command again")
-
-
 def _umask() -> int:
     """What new files are denied. Linux tells it; elsewhere it must be set to be read, which other threads notice."""
     with contextlib.suppress(OSError), open("/proc/self/status", encoding="ascii", errors="replace") as file:
@@ -149,3 +118,107 @@ def _umask() -> int:
     mask = os.umask(0o022)
     os.umask(mask)
     return mask
+
+
+LARGE_BYTES = 4 << 20
+
+
+@contextlib.contextmanager
+def hashed_beside(update: Callable[[memoryview], object], view: memoryview) -> Iterator[memoryview]:
+    """Hash a block while the body writes it; a small one is hashed first, for a thread would cost more."""
+    if len(view) < LARGE_BYTES:
+        update(view)
+        yield view
+        return
+    hashing = threading.Thread(target=update, args=(view,))
+    hashing.start()
+    try:
+        yield view
+    finally:
+        hashing.join()
+
+
+_PUT_SECONDS = 60.0
+_KEPT_BYTES = 1 << 23
+_MAX_BYTES = 2 * _KEPT_BYTES
+
+
+class EventLog:
+    """Lines of JSON at the end of a file, one an event."""
+
+    def __init__(self, folder: Folder, name: str) -> None:
+        self._fs = folder.fs
+        self._path = folder.at(name)
+        self._fd = folder.append(name)
+
+    def add(self, event: dict[str, Any]) -> None:
+        with contextlib.suppress(StorageError):
+            write_all(self._fs, self._fd, memoryview(records.canonical(event) + b"\n"), self._path)
+
+    def __enter__(self) -> EventLog:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with contextlib.suppress(OSError):
+            self._fs.close(self._fd)
+
+
+class RemoteLog(EventLog):
+    """A log that is put to its folder every minute, and at the end."""
+
+    def __init__(self, folder: Folder, name: str) -> None:
+        self._folder = folder
+        self._name = name
+        self._lines = bytearray()
+        with contextlib.suppress(DatasetError):  # there is none yet
+            self._lines += folder.read(name, max_bytes=_MAX_BYTES)
+        self._put_at = time.monotonic()
+
+    def add(self, event: dict[str, Any]) -> None:
+        self._lines += records.canonical(event) + b"\n"
+        if len(self._lines) > _MAX_BYTES:
+            del self._lines[: self._lines.index(b"\n", len(self._lines) - _KEPT_BYTES) + 1]
+        if time.monotonic() - self._put_at > _PUT_SECONDS:
+            self._put()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._put()
+
+    def _put(self) -> None:
+        self._put_at = time.monotonic()
+        with contextlib.suppress(StorageError):
+            self._folder.replace(self._name, bytes(self._lines))
+
+
+def open_log(folder: Folder, name: str) -> EventLog:
+    return EventLog(folder, name) if folder.is_local else RemoteLog(folder, name)
+
+
+_OPEN_FILES = "/proc/self/fd"
+
+
+@contextlib.contextmanager
+def temporary_file(content: bytes, *, suffix: str) -> Iterator[str]:
+    """The path of a file with this content, for libraries that take paths and nothing else."""
+    with _unnamed_file(suffix) or tempfile.NamedTemporaryFile(prefix="tokenmill-", suffix=suffix) as file:
+        file.write(content)
+        file.flush()
+        yield f"{_OPEN_FILES}/{file.fileno()}" if isinstance(file.name, int) else file.name
+
+
+def _unnamed_file(suffix: str) -> IO[bytes] | None:
+    """A file in memory, where the system has such: nothing is left of it by whoever is killed."""
+    if not hasattr(os, "memfd_create") or not os.path.isdir(_OPEN_FILES):
+        return None
+    return os.fdopen(os.memfd_create(f"tokenmill{suffix}"), "wb")
+
+
+@contextlib.contextmanager
+def temporary_folder() -> Iterator[str]:
+    """The path of an empty folder in the system's temp folder."""
+    with tempfile.TemporaryDirectory(prefix="tokenmill-") as path:
+        yield path

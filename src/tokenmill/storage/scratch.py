@@ -19,9 +19,10 @@ from collections.abc import Callable
 from tokenmill import records
 from tokenmill.errors import DiskFullError, StorageError
 from tokenmill.sizes import format_bytes
-from tokenmill.storage.folder import Folder
+from tokenmill.storage.filesystem import explained, write_all
 from tokenmill.storage.links import check_itself
-from tokenmill.storage.output import TEMP_SUFFIX, Digest, DirectOutput, explained, write_all
+from tokenmill.storage.local import Folder
+from tokenmill.storage.output import TEMP_SUFFIX, Digest, DirectOutput
 
 RESERVE_BYTES = 64_000_000
 # How much is written between two looks at the free space.

@@ -22,14 +22,14 @@ import zstandard
 
 from lab.judge import quick_folder
 from lab_runner import Row
-from tokenmill.cores import MEMORY_BUDGET
+from tokenmill.resources import MEMORY_BUDGET
 
 BEFORE, AFTER = b'{"text": "before"}\n', b'{"text": "after"}\n'
 TIMEOUT = 300
 # The command, and the most memory that it and its workers held, as the last line of what it says.
 MEASURED = """
 import json, resource, sys
-from tokenmill.cli.app import run
+from tokenmill.cli.commands import run
 code = run()
 with open("/proc/self/status") as file:
     own = next(int(line.split()[1]) for line in file if line.startswith("VmHWM:"))

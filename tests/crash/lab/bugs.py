@@ -16,14 +16,18 @@ from unittest.mock import patch
 
 from lab.modelfs import ModelFileSystem
 from tokenmill import records
-from tokenmill.build import build, commit, receipt, state, trust, unit, updating
-from tokenmill.build.budget import Budget
-from tokenmill.build.receipt import PIECES, RECEIPTS, REJECTS
+from tokenmill.build import commit, pipeline, update, workspace
+from tokenmill.build.plan import Budget
+from tokenmill.dataset.manifest import MANIFEST
 from tokenmill.errors import DatasetError, LockedError
-from tokenmill.manifest import NAME
-from tokenmill.storage import Digest, Folder, lock, output, scratch
-from tokenmill.storage.output import DirectOutput, Output
+from tokenmill.storage import filesystem, locks
+from tokenmill.storage import scratch as storage_scratch
+from tokenmill.storage.local import Folder
+from tokenmill.storage.output import Digest, DirectOutput, Output
 from tokenmill.storage.scratch import ScratchOutput
+from tokenmill.units import receipts
+from tokenmill.units import run as unit
+from tokenmill.units.receipts import PIECES, RECEIPTS, REJECTS
 
 Plant = Callable[[], AbstractContextManager[Any]]
 
@@ -199,7 +203,7 @@ def _unsealed(kind: Any, data: bytes, *, where: str) -> Any:
 
 
 def _open_unsealed(data: bytes, *, where: str) -> Any:
-    return _unsealed(receipt.Receipt, data, where=where)
+    return _unsealed(receipts.Receipt, data, where=where)
 
 
 def _one_write(real: Any) -> Any:
@@ -227,8 +231,8 @@ def _unread(real: Any) -> Any:
 
 def _clean_up_first(real: Any) -> Any:
     def write_parts(self: Folder, name: str, parts: Iterable[bytes], **claim: Any) -> Digest:
-        if name == NAME:
-            state.clean_up(self, None)
+        if name == MANIFEST:
+            workspace.clean_up(self, None)
         digest: Digest = real(self, name, parts, **claim)
         return digest
 
@@ -251,14 +255,14 @@ def _locked_for_ever(where: Folder, patience: float | None) -> None:
 
 
 def _load_receipt(make: Callable[[Any], Any]) -> Plant:
-    return _all_of(*(_instead(module, "load_receipt", make) for module in (unit, build)))
+    return _all_of(*(_instead(module, "load_receipt", make) for module in (unit, pipeline)))
 
 
 BUGS: tuple[Bug, ...] = (
     Bug("no fsync of pieces", _unsynced("/pieces/"), "cuts", "plain"),
     Bug("no fsync of receipts", _unsynced("/receipts/"), "cuts", "plain"),
     Bug("no fsync of joined shards", _unsynced("/val/"), "cuts", "plain"),
-    Bug("no fsync of the manifest", _unsynced(f"/{NAME}"), "cuts", "plain"),
+    Bug("no fsync of the manifest", _unsynced(f"/{MANIFEST}"), "cuts", "plain"),
     Bug("no fsync of job.json", _unsynced("/job.json"), "cuts", "plain"),
     Bug(
         "no fsync of the folder after publishing",
@@ -286,15 +290,19 @@ BUGS: tuple[Bug, ...] = (
         "splits",
     ),
     Bug("no fsync of receipts of a killed build", _no_sync_of(PIECES, REJECTS, RECEIPTS), "kills", "plain"),
-    Bug("no fsync of a killed build's manifest", _inside(state, "tidy", _without(Folder, "sync")), "kills", "plain"),
-    Bug("no fsync of what an update keeps", _inside(updating, "_gather", _without(Folder, "sync")), "cuts", "update"),
-    Bug("no fsync of what an update names", _inside(updating, "finish", _without(Folder, "sync")), "cuts", "update"),
-    Bug("no fsync of an update's end", _inside(state, "forget_kept", _without(Folder, "sync")), "cuts", "update"),
+    Bug(
+        "no fsync of a killed build's manifest", _inside(workspace, "tidy", _without(Folder, "sync")), "kills", "plain"
+    ),
+    Bug("no fsync of what an update keeps", _inside(update, "_gather", _without(Folder, "sync")), "cuts", "update"),
+    Bug(
+        "no fsync of what an update names", _inside(update, "finish_update", _without(Folder, "sync")), "cuts", "update"
+    ),
+    Bug("no fsync of an update's end", _inside(workspace, "forget_kept", _without(Folder, "sync")), "cuts", "update"),
     Bug("the receipt before its pieces", _receipt_first, "kills", "plain"),
     Bug("the pieces removed before the manifest", _instead(Folder, "write_parts", _clean_up_first), "kills", "plain"),
     Bug("no sweep of temp files", _without(Folder, "sweep"), "kills", "plain"),
-    Bug("no tidying behind the manifest", _without(state, "tidy"), "kills", "plain"),
-    Bug("no look whether the lock's holder lives", _as(lock, "_break_if_dead", _locked_for_ever), "kills", "plain"),
+    Bug("no tidying behind the manifest", _without(workspace, "tidy"), "kills", "plain"),
+    Bug("no look whether the lock's holder lives", _as(locks, "_break_if_dead", _locked_for_ever), "kills", "plain"),
     Bug(
         "cut pieces under the names of whole ones",
         _instead(unit, "unit_name", lambda real: lambda number, limit: real(number, -1)),
@@ -303,23 +311,23 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug("a budget that counts units behind a gap", _instead(Budget, "is_spent", _gaps), "decays", "budget"),
     Bug("no rehash at resume", _load_receipt(_believing), "decays", "plain"),
-    Bug("no size check at resume", _instead(trust, "_damaged", _any_size), "decays", "plain"),
-    Bug("damaged files trusted, not quarantined", _as(trust, "_damaged", lambda *_, **__: ()), "decays", "plain"),
-    Bug("no question whose receipt it is", _as(trust, "_owned", lambda found, *_: found), "decays", "plain"),
+    Bug("no size check at resume", _instead(receipts, "_damaged", _any_size), "decays", "plain"),
+    Bug("damaged files trusted, not quarantined", _as(receipts, "_damaged", lambda *_, **__: ()), "decays", "plain"),
+    Bug("no question whose receipt it is", _as(receipts, "_owned", lambda found, *_: found), "decays", "plain"),
     Bug("no digest check when joining", _without(commit, "_check_bytes"), "decays", "splits"),
-    Bug("no new hashing after a damaged piece", _without(state, "distrust"), "decays", "splits"),
+    Bug("no new hashing after a damaged piece", _without(workspace, "distrust"), "decays", "splits"),
     Bug(
         "no check of seals",
         _all_of(_as(records, "opened", _opened), _as(records, "unseal", _unsealed)),
         "decays",
         "join",
     ),
-    Bug("no check of seals in packs", _as(trust, "open_receipt", _open_unsealed), "decays", "packs"),
+    Bug("no check of seals in packs", _as(receipts, "open_receipt", _open_unsealed), "decays", "packs"),
     Bug("any file with the name is the same file", _as(Folder, "_is_same", lambda *_: True), "decays", "plain"),
-    Bug("no loop on short writes", _instead(output, "write_all", _one_write), "short", "plain"),
+    Bug("no loop on short writes", _instead(filesystem, "write_all", _one_write), "short", "plain"),
     Bug(
         "no loop on short writes to the scratch disk",
-        _instead(scratch, "write_all", _one_write),
+        _instead(storage_scratch, "write_all", _one_write),
         "short",
         "scratch",
     ),
@@ -335,7 +343,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug(
         "no balancing of the books",
-        _all_of(*(_without(module, "check_books") for module in (unit, receipt, commit))),
+        _all_of(*(_without(module, "check_books") for module in (unit, receipts, commit))),
         "lost",
         "plain",
     ),

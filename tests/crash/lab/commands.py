@@ -18,7 +18,7 @@ from lab.world import World, make_world, tree
 # A document of every world is rejected, which a finished command tells by its exit code.
 FINISHED = 3
 FAILED = 1
-_MAIN = "from tokenmill.cli import main; main()"
+_MAIN = "from tokenmill.cli.main import main; main()"
 # Python says how it was interrupted in the midst of something; our errors are a sentence and a hint.
 _TRACEBACK = "Traceback (most recent call last)"
 _RUN_SECONDS = 120

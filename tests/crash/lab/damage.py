@@ -22,7 +22,7 @@ from lab.cell import Point, explore
 from lab.world import World, files, make_world, tree
 from lab_runner import Row
 from tokenmill.errors import DatasetError, TokenmillError
-from tokenmill.storage import Folder
+from tokenmill.storage.local import Folder
 
 MANIFEST = "dataset.json"
 # What differs between the worlds that are damaged: all of them have joined and single shards and a tokenizer file.

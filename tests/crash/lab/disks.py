@@ -27,7 +27,7 @@ from lab.judge import Case, finish, looks_finished_but_wrong, make_case, mend
 from lab.scenes import damage
 from lab.swift import swift
 from lab_runner import Row
-from tokenmill.build import build
+from tokenmill.build import preflight
 from tokenmill.errors import DiskFullError, TokenmillError
 from tokenmill.storage import scratch as scratch_module
 
@@ -36,7 +36,9 @@ ROOMY = "size=256m,nr_inodes=100000"
 _NAMESPACE = ("unshare", "--user", "--map-root-user", "--mount")
 _SECONDS = 600
 # The command without its look at the free space, so that the disk is full in the midst.
-_BLIND = "import tokenmill.build.build as b; b.check_space = lambda *_: None; from tokenmill.cli import main; main()"
+_BLIND = (
+    "import tokenmill.build.pipeline as b; b.check_space = lambda *_: None; from tokenmill.cli.main import main; main()"
+)
 
 
 def why_not() -> str:
@@ -71,7 +73,7 @@ def inside(scale: int, commands: bool) -> None:
     found: list[str | None] = []
     with swift(), make_case("plain") as plain, make_case("scratch") as scratch:
         # A scratch disk without a reserve, so that it is really full.
-        with patch.object(build, "check_space", lambda *_: None), patch.object(scratch_module, "RESERVE_BYTES", 0):
+        with patch.object(preflight, "check_space", lambda *_: None), patch.object(scratch_module, "RESERVE_BYTES", 0):
             # As far as a build or a repair still fills the disk.
             found += [_build_on(plain, f"size={pages * PAGE}") for pages in _spread(1, 36, scale)]
             found += [_build_on(plain, f"size=16m,nr_inodes={count}") for count in _spread(2, 60, scale)]

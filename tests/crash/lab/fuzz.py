@@ -25,23 +25,21 @@ from lab.mutate import HUGE, body_of, bytes_of, reseal, value_of
 from lab.vocabularies import byte_level, ranks, sentence_pieces, unigram
 from lab.world import make_world
 from lab_runner import Row
-from tokenmill import manifest as manifests
 from tokenmill import records
-from tokenmill.arrow_text import text_array
-from tokenmill.build import quick
-from tokenmill.build.receipt import Receipt
-from tokenmill.build.state import Clean, Job
+from tokenmill.build.plan import Plan
+from tokenmill.build.workspace import BuildRecord, Clean
+from tokenmill.dataset import manifest
+from tokenmill.dataset.bin_idx import check_index, dtype_for, index_bytes, numpy_dtype, parse_header, parse_index
+from tokenmill.dataset.manifest import Manifest, Shard
 from tokenmill.errors import TokenmillError
-from tokenmill.manifest import Manifest, Shard
-from tokenmill.planning import Plan
 from tokenmill.recipe import make_recipe, parse_split
-from tokenmill.shards.layout import dtype_for, index_bytes, numpy_dtype, parse_header, parse_index
-from tokenmill.shards.reader import check_index
 from tokenmill.sizes import parse_fraction, parse_size
-from tokenmill.storage import Digest
-from tokenmill.storage.lock import Holder
-from tokenmill.tokenizer.parity import choose_engine
-from tokenmill.tokenizer.spec import resolve
+from tokenmill.sources.base import text_array
+from tokenmill.storage.locks import Holder
+from tokenmill.storage.output import Digest
+from tokenmill.tokenizers.parity import choose_engine
+from tokenmill.tokenizers.spec import resolve
+from tokenmill.units.receipts import Receipt
 
 # Memory that no fuzzed file may make a reader take on top of what it holds anyway.
 GROWTH_BYTES = 200_000_000
@@ -118,7 +116,7 @@ def _record(name: str) -> Callable[[Path], Try]:
 
 
 def _read_manifest(data: bytes) -> None:
-    found = manifests.unseal(data)
+    found = manifest.unseal_manifest(data)
     for name, digest in found.all_files().items():
         inside = os.path.normpath(name) == name and not os.path.isabs(name) and name.split("/")[0] != ".."
         assert inside and digest.bytes >= 0, f"the file {name!r} of {digest.bytes} bytes was let through"
@@ -251,8 +249,8 @@ def _tokenizer(make: Callable[[Path], Path], *, suffix: str = "") -> Callable[[P
 SEALED: dict[str, Callable[[bytes], object]] = {
     "manifest": _read_manifest,
     "plan": lambda data: records.unseal(Plan, data, where="plan.json"),
-    "job": lambda data: records.unseal(Job, data, where="job.json"),
-    "receipt": lambda data: quick.unseal(Receipt, data, where="receipt"),
+    "job": lambda data: records.unseal(BuildRecord, data, where="job.json"),
+    "receipt": lambda data: records.unseal_many(Receipt, data, where="receipt"),
     "clean": lambda data: records.unseal(Clean, data, where="clean.json"),
     "holder": lambda data: records.unseal(Holder, data, where="lock"),
 }

@@ -20,13 +20,13 @@ from lab.mutate import body_of, reseal, same_kind_of, value_of
 from lab.world import make_world
 from lab_runner import Row
 from tokenmill import records
-from tokenmill.build.state import PLAN
-from tokenmill.cli.inspecting import describe, first_texts
-from tokenmill.data.dataset import open as open_dataset
+from tokenmill.build.plan import Plan
+from tokenmill.cli.output import describe, first_texts
 from tokenmill.errors import TokenmillError
-from tokenmill.planning import Plan
-from tokenmill.storage import Folder
-from tokenmill.verifying import verify_folder
+from tokenmill.formats.open import open as open_dataset
+from tokenmill.maintenance.verify import verify_folder
+from tokenmill.storage.local import Folder
+from tokenmill.units.receipts import PLAN
 
 GROWTH_BYTES = 300_000_000
 ADDRESS_BYTES = 8_000_000_000

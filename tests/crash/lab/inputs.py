@@ -24,13 +24,13 @@ import zstandard
 from lab.cell import Point, explore
 from lab.mutate import bytes_of, value_of
 from lab_runner import Row
-from tokenmill.build.documents import hash_documents
-from tokenmill.build.setup import set_up
-from tokenmill.cores import MEMORY_BUDGET
+from tokenmill.build.plan import Plan
+from tokenmill.build.resolve import resolve_build
 from tokenmill.errors import TokenmillError
-from tokenmill.planning import Plan
 from tokenmill.recipe import make_recipe
-from tokenmill.sources.reading import read_unit
+from tokenmill.resources import MEMORY_BUDGET
+from tokenmill.sources.reader import read_unit
+from tokenmill.units.encode import hash_documents
 
 ADDRESS_BYTES = 8_000_000_000
 TEXTS = [f"{i} the mill turns 数千の文書 into слова 🙂 <|endoftext|> " * (1 + i % 4) for i in range(40)]
@@ -121,7 +121,7 @@ def _same_size(data: bytes, chance: random.Random) -> bytes:
 def read_as_a_build(path: Path, documents: str) -> int:
     """List, plan and read a source; gives the number of documents and of those that were skipped."""
     recipe = make_recipe({"sources": (str(path),), "tokenizer": "byte", "documents": documents, "unit_bytes": 700})
-    setup = set_up(recipe)
+    setup = resolve_build(recipe)
     return sum(_read(setup.plan, str(path.parent), unit, documents) for unit in range(len(setup.plan.units)))
 
 

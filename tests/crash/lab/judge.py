@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from lab.world import Tree, World, make_world
-from tokenmill import manifest
-from tokenmill.build import commit, redo, state
+from tokenmill.build import commit, workspace
+from tokenmill.dataset import manifest
 from tokenmill.errors import TokenmillError
-from tokenmill.storage import Folder
+from tokenmill.storage.local import Folder
 
 EVENTS = ".build/events.jsonl"
 # What an untyped error looks like after it went from a worker to its parent as a record.
@@ -105,7 +105,7 @@ def wrong_tree(case: Case, output: str) -> str | None:
 
 def looks_finished_but_wrong(case: Case, output: str) -> str | None:
     """What a reader would be misled by: a manifest that stands over wrong files. Temp files mislead nobody."""
-    if not os.path.lexists(os.path.join(output, manifest.NAME)):
+    if not os.path.lexists(os.path.join(output, manifest.MANIFEST)):
         return None
     found = {name: digest for name, digest in _files(output)[0].items() if not name.endswith(".tmp")}
     return None if found == case.world.right else f"looks finished: {difference(found, case.world.right)}"
@@ -122,8 +122,8 @@ def untyped(error: BaseException) -> str | None:
 
 def _check_books(folder: Folder) -> None:
     """The receipts must add up to the manifest."""
-    plan = state.load_plan(folder)
-    commit.check_books(plan, redo.dataset_receipts(folder, plan), manifest.load(folder))
+    plan = workspace.load_plan(folder)
+    commit.check_books(plan, workspace.dataset_receipts(folder, plan), manifest.load_manifest(folder))
 
 
 def _files(output: str) -> tuple[Tree, Tree]:
@@ -141,7 +141,7 @@ def _files(output: str) -> tuple[Tree, Tree]:
                 continue
             full = os.path.join(parent, name)
             assert not os.path.islink(full), f"{full} is a link"
-            data = b"" if path in (state.JOB, EVENTS) else Path(full).read_bytes()
+            data = b"" if path in (workspace.JOB, EVENTS) else Path(full).read_bytes()
             (kept if path.startswith(".build/") else dataset)[path] = hashlib.sha256(data).hexdigest()
     return dataset, kept
 

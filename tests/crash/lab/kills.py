@@ -28,7 +28,7 @@ from lab.judge import Case
 from lab.scenes import SCENES, scene_operations, set_scenes
 from lab.seam import Tapped
 from lab_runner import Row
-from tokenmill.storage.fs import FileSystem
+from tokenmill.storage.filesystem import FileSystem
 
 BUILDS = ("build", "build with scratch", "build with budget", "build with prepend")
 REPAIRS = ("repair", "repair without manifest")

@@ -117,7 +117,7 @@ def _run(root: Path, case: Case, environment: dict[str, str], new: str) -> subpr
     names = {"A": "a.jsonl", "OUT": "out", "NEW": new}
     arguments = [names.get(argument, argument) for argument in case.arguments]
     return subprocess.run(
-        [sys.executable, "-c", "from tokenmill.cli import main; main()", *arguments],
+        [sys.executable, "-c", "from tokenmill.cli.main import main; main()", *arguments],
         cwd=root,
         env=environment,
         capture_output=True,

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple, NoReturn
 
-from tokenmill.storage.fs import FileStat
+from tokenmill.storage.filesystem import FileStat
 
 ROOT = 1
 _DEVICE = 0x0DE1

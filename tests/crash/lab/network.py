@@ -27,7 +27,7 @@ from lab_runner import Row
 from proxy import Proxy, at_random, fault_proxy
 from s3 import Bucket, make_bucket, s3_server
 from tokenmill.errors import TokenmillError
-from tokenmill.storage.store import open_store
+from tokenmill.storage.object_store import open_store
 
 TIMEOUT = 120.0
 KINDS = ("prepare", "read", "push", "pull", "repair")

@@ -15,7 +15,8 @@ from unittest.mock import patch
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tokenmill.build import commit, provenance
+from tokenmill.build import commit
+from tokenmill.dataset import provenance
 
 
 @contextlib.contextmanager

@@ -30,9 +30,9 @@ from lab.judge import Case, finish, looks_finished_but_wrong
 from lab.scenes import scene_operations, set_scenes
 from lab.seam import Tapped
 from lab_runner import Row
-from tokenmill.build import build
-from tokenmill.storage import lock
-from tokenmill.storage.fs import FileSystem
+from tokenmill.build import pipeline
+from tokenmill.storage import locks
+from tokenmill.storage.filesystem import FileSystem
 
 BUILDERS = 8
 MODES = ("with the lock", "stale", "without", "held")
@@ -83,7 +83,7 @@ def _race(case: Case, size: int, number: int, chance: random.Random) -> str | No
         _leave_behind(case, output, at=chance.randrange(size * 9 // 10))
         if mode == "with the lock":
             with contextlib.suppress(FileNotFoundError):
-                os.unlink(os.path.join(output, lock.LOCK))
+                os.unlink(os.path.join(output, locks.LOCK))
     barrier, gate = os.pipe()
     seeds = [chance.random() for _ in range(BUILDERS)]
 
@@ -159,7 +159,7 @@ def _dawdle(chance: random.Random, number: int, name: str, real: Callable[..., A
 
 @contextlib.contextmanager
 def _without_lock() -> Iterator[None]:
-    with patch.object(build, "locked", lambda folder, **_: contextlib.nullcontext()):
+    with patch.object(pipeline, "locked", lambda folder, **_: contextlib.nullcontext()):
         yield
 
 
@@ -167,8 +167,8 @@ def _without_lock() -> Iterator[None]:
 def _elsewhere() -> Iterator[None]:
     """On another machine, and with little patience for a heartbeat that stands still."""
     with (
-        patch.object(build, "locked", partial(lock.locked, patience=0.01)),
-        patch.object(lock, "_machine", lambda: "else.where.far"),
+        patch.object(pipeline, "locked", partial(locks.locked, patience=0.01)),
+        patch.object(locks, "_machine", lambda: "else.where.far"),
     ):
         yield
 

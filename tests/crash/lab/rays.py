@@ -24,7 +24,7 @@ from lab.commands import FAILED, FINISHED, Bench, make_bench, num_receipts, run,
 from lab.world import tree
 from lab_runner import Row
 from nodes import add_node, ray_cluster, unit_processes
-from tokenmill.placement import NAME
+from tokenmill.dataset.manifest import NODES
 
 DOCUMENTS = 400
 KILLS_A_BUILD = 6
@@ -39,7 +39,7 @@ class Scene:
 
     @property
     def function(self) -> str:
-        return "Bench.do" if self.placement == "shared" else "build_part"
+        return "UnitActor.do" if self.placement == "shared" else "build_part"
 
     def folders(self, name: str) -> list[str]:
         """The folders of an output on this machine."""
@@ -62,7 +62,7 @@ class Scene:
         if self.placement == "shared":
             return self.bench.wrong_with(*self.folders(name))
         for found, right in zip(self.folders(name), self.folders("right"), strict=True):
-            trees = [{file: digest for file, digest in tree(path).items() if file != NAME} for path in (found, right)]
+            trees = [{file: digest for file, digest in tree(path).items() if file != NODES} for path in (found, right)]
             if trees[0] != trees[1]:
                 return f"{found} is not {right}"
             if left := [*Path(found).rglob("*.tmp"), *Path(found).glob(".build/lock")]:

@@ -14,7 +14,7 @@ import pyarrow as pa
 from lab.judge import Case, finish, make_case, mend, wrong_tree
 from lab.seam import operations
 from lab.swift import swift
-from tokenmill.storage.fs import FileSystem
+from tokenmill.storage.filesystem import FileSystem
 
 # Small, and yet with pieces that are linked, pieces that are joined, and a document that is rejected.
 DOCUMENTS = 6

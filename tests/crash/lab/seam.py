@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from tokenmill.storage.fs import LOCAL, FileSystem
+from tokenmill.storage.filesystem import LOCAL, FileSystem
 
 # The operation's number and name, the real one, and its arguments; gives what the operation gives.
 Act = Callable[[int, str, Callable[..., Any], tuple[Any, ...]], Any]

@@ -15,9 +15,9 @@ from pathlib import Path
 import tokenmill
 from lab.vocabularies import SPECIALS, byte_level
 from lab_runner import Row
-from tokenmill.storage import Folder
-from tokenmill.tokenizer.engine import open_engine, specials
-from tokenmill.tokenizer.spec import from_dataset
+from tokenmill.storage.local import Folder
+from tokenmill.tokenizers.engine import open_engine, specials
+from tokenmill.tokenizers.spec import from_dataset
 
 STRINGS = (*SPECIALS, "<|endofprompt|>", "<|fim_prefix|>", "<unk>", "<|endoftext", "|>", "<|", "<0x0A>", "▁")
 _WORDS = ("text", "naïve", "слово", "数千", "🙂", "a\tb", "line\n", "  ", "don't", "12345", "<b>")

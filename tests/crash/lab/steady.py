@@ -20,10 +20,9 @@ import pyarrow as pa
 from lab import world
 from lab.parquets import remembered_parquets
 from lab.swift import swift
-from tokenmill import records
-from tokenmill.build import inline
-from tokenmill.storage import lock
-from tokenmill.tokenizer import engine
+from tokenmill import records, resources
+from tokenmill.storage import locks
+from tokenmill.tokenizers import engine as tokenizers_engine
 
 
 class Boots:
@@ -81,19 +80,19 @@ def steady() -> Iterator[Boots]:
     pa.set_io_thread_count(1)
     boots = Boots()
     made = _remembered(world.make_recipe, lambda fields, **_: repr(fields))
-    opened = _remembered(engine.open_engine, lambda spec: spec.fingerprint)
+    opened = _remembered(tokenizers_engine.open_engine, lambda spec: spec.fingerprint)
     unsealed = _remembered(records.unseal, lambda kind, data, **_: (kind, data))
     with (
         swift(),
         remembered_parquets(),
         patch.object(world, "make_recipe", made),
-        patch.object(engine, "open_engine", opened),
+        patch.object(tokenizers_engine, "open_engine", opened),
         patch.object(records, "unseal", unsealed),
-        patch.object(inline, "resident_bytes", lambda: 0),
-        patch.object(lock, "_machine", boots.machine),
-        patch.object(lock, "_started", _remembered(lock._started, lambda process: process)),
-        patch.object(lock, "threading", Hearts()),
-        patch.object(lock, "time", SimpleNamespace(sleep=lambda seconds: None, time=lambda: 0.0)),
+        patch.object(resources, "resident_bytes", lambda: 0),
+        patch.object(locks, "_machine", boots.machine),
+        patch.object(locks, "_started", _remembered(locks._started, lambda process: process)),
+        patch.object(locks, "threading", Hearts()),
+        patch.object(locks, "time", SimpleNamespace(sleep=lambda seconds: None, time=lambda: 0.0)),
     ):
         yield boots
 

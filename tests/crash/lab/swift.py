@@ -11,18 +11,30 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 from unittest.mock import patch
 
-from tokenmill.build import build, documents, progress
+from tokenmill.build import pipeline, preflight, progress, resolve
+from tokenmill.sources.reader import read_unit
+from tokenmill.units import encode
 
 
 @contextlib.contextmanager
 def swift() -> Iterator[None]:
     """Until the end of the block, builds in this process remember what does not depend on the output."""
     with contextlib.ExitStack() as stack:
-        stack.enter_context(patch.object(build, "set_up", _remembered(build.set_up, lambda recipe, **_: repr(recipe))))
-        stack.enter_context(patch.object(build, "check", _remembered(build.check, lambda *given: repr(given[:2]))))
-        real = documents.read_unit
+        stack.enter_context(
+            patch.object(
+                pipeline, "resolve_build", _remembered(resolve.resolve_build, lambda recipe, **_: repr(recipe))
+            )
+        )
+        stack.enter_context(
+            patch.object(
+                pipeline,
+                "check_parity_of_plan",
+                _remembered(preflight.check_parity_of_plan, lambda *given: repr(given[:2])),
+            )
+        )
+        real = read_unit
         read = _remembered(lambda *given, **more: list(real(*given, **more)), lambda *given, **_: repr(given[:2]))
-        stack.enter_context(patch.object(documents, "read_unit", read))
+        stack.enter_context(patch.object(encode, "read_unit", read))
         # A line of progress now and then would make the number of operations depend on the clock.
         stack.enter_context(patch.object(progress, "LOG_SECONDS", float("inf")))
         yield

@@ -28,9 +28,9 @@ from lab.kills import Kill, until_killed
 from lab.seam import operations
 from lab.world import Tree, files
 from lab_runner import Row
-from tokenmill.layouts import consolidating, exporting, importing
-from tokenmill.storage import Folder
-from tokenmill.storage.fs import LOCAL, FileSystem
+from tokenmill.formats import convert, templar
+from tokenmill.storage.filesystem import LOCAL, FileSystem
+from tokenmill.storage.local import Folder
 
 EOT = 9
 DOCUMENTS = {"train": ([1, 2, 3], [4], [5, 6, 7, 8], list(range(10, 30)), [1]), "val": ([2, 2], [3])}
@@ -69,7 +69,7 @@ class Transfer:
             return Folder(os.path.abspath(path), fs)
 
         with contextlib.ExitStack() as stack:
-            for module in (exporting, importing, consolidating):
+            for module in (convert, convert, templar):
                 stack.enter_context(patch.object(module, "local_folder", tapped))
             self.call(output)
 
@@ -127,17 +127,17 @@ def _transfers(place: Path) -> list[Transfer]:
     scratch.mkdir()  # or the first export would make it, and have operations that no other one has
     for split, documents in DOCUMENTS.items():
         np.array([token for document in documents for token in (*document, EOT)], "<u2").tofile(raw / f"{split}.bin")
-    importing.import_(raw, dataset, layout="nanogpt", eot_id=EOT, dtype="uint16", workers=1)
+    convert.import_(raw, dataset, layout="nanogpt", eot_id=EOT, dtype="uint16", workers=1)
     found = []
     for layout, options in OPTIONS.items():
-        call = partial(exporting.export, dataset, to=layout, workers=1, **options)
+        call = partial(convert.export, dataset, to=layout, workers=1, **options)
         call(place / layout)
-        back = partial(importing.import_, place / layout, layout=layout, eot_id=EOT, workers=1)
+        back = partial(convert.import_, place / layout, layout=layout, eot_id=EOT, workers=1)
         found += [Transfer(name=f"export to {layout}", call=call), Transfer(name=f"import of {layout}", call=back)]
-    scratched = partial(exporting.export, dataset, to="nanogpt", workers=1, scratch=scratch)
+    scratched = partial(convert.export, dataset, to="nanogpt", workers=1, scratch=scratch)
     shards = place / "shards"
     shutil.copytree(place / "templar", shards, ignore=shutil.ignore_patterns(".build", "*.bin", "val"))
-    joined = partial(consolidating.consolidate, seq_len=4, workers=1)
+    joined = partial(templar.consolidate, seq_len=4, workers=1)
     return [
         *found,
         Transfer(name="export with scratch", call=scratched, scratch=scratch),

@@ -22,10 +22,10 @@ from lab.aftermath import Machine, identity, is_temp, moments
 from lab.modelfs import ModelFileSystem
 from lab.subject import MANIFEST, OUT, Contents, Subject, dataset_of
 from lab.verdict import difference, run
-from tokenmill.build import documents
 from tokenmill.errors import DatasetError, TokenmillError
-from tokenmill.tokenizer import engine
-from tokenmill.tokenizer.encoded import Encoded, Engine
+from tokenmill.tokenizers import engine as tokenizers_engine
+from tokenmill.tokenizers.base import Encoded, Engine
+from tokenmill.units import encode as documents
 
 LOCK = f"{OUT}/.build/lock"
 
@@ -133,8 +133,8 @@ class _Crossed(ModelFileSystem):
         if len(self.log) == self._number:
             with contextlib.suppress(FileNotFoundError):
                 self.unlink(LOCK)
-            right = engine.open_engine
-            with patch.object(engine, "open_engine", lambda spec: _Odd(right(spec))):
+            right = tokenizers_engine.open_engine
+            with patch.object(tokenizers_engine, "open_engine", lambda spec: _Odd(right(spec))):
                 with contextlib.suppress(TokenmillError):
                     self._subject.run(self)
 

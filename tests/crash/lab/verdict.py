@@ -16,9 +16,9 @@ from lab.aftermath import Machine, identity, is_temp, plain
 from lab.modelfs import Disk, ModelFileSystem, Operation
 from lab.subject import MANIFEST, OUT, Contents, Subject, dataset_of, lasting
 from tokenmill import records
-from tokenmill.build.receipt import Receipt
 from tokenmill.errors import DatasetError, TokenmillError
-from tokenmill.storage import Digest
+from tokenmill.storage.output import Digest
+from tokenmill.units.receipts import Receipt
 
 SECONDS_ALLOWED = 60.0
 _RECEIPTS = f"{OUT}/.build/receipts/"

@@ -7,10 +7,10 @@ import io
 from pathlib import Path
 
 import sentencepiece
+
 import tokenizers
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, trainers
-
-from tokenmill.tokenizer.spec import resolve
+from tokenmill.tokenizers.spec import resolve
 
 CORPUS = [f"The quick brown fox no. {i} jumps über the lazy dog, isn't it? {i * 37} déjà vu  ok" for i in range(200)]
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<s>", "</s>", "<pad>", "[MASK]")

@@ -20,14 +20,15 @@ from unittest.mock import patch
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from tokenmill.build import packs
-from tokenmill.build.build import Manner, build, make_executor
-from tokenmill.manifest import Manifest
+from tokenmill.build.pipeline import BuildOptions, build
+from tokenmill.dataset.manifest import Manifest
+from tokenmill.executors.base import make_executor
+from tokenmill.maintenance.repair import repair_folder
+from tokenmill.maintenance.verify import Problem, VerifyReport, verify_folder
 from tokenmill.recipe import make_recipe
-from tokenmill.repairing import repair_folder
-from tokenmill.storage import Folder
-from tokenmill.storage.fs import LOCAL, FileSystem
-from tokenmill.verifying import Problem, Report, verify_folder
+from tokenmill.storage.filesystem import LOCAL, FileSystem
+from tokenmill.storage.local import Folder
+from tokenmill.units import receipts
 
 KINDS: dict[str, dict[str, Any]] = {
     "plain": {},
@@ -49,7 +50,7 @@ class World:
     recipe: dict[str, Any]
     scratch: str | None
     right: Tree
-    pack_units: int = packs.PACK_UNITS
+    pack_units: int = receipts.PACK_UNITS
     update: bool = False
 
     def build(self, output: str, fs: FileSystem = LOCAL) -> Manifest:
@@ -57,11 +58,11 @@ class World:
         wanted = make_recipe({"sources": (str(self.sources),), **self.recipe}, config=None)
         folder = Folder(output, fs)
         hire = partial(make_executor, 1, None)
-        with patch.object(packs, "PACK_UNITS", self.pack_units):
-            found, _ = build(wanted, folder, Manner(hire=hire, scratch=self.scratch, update=self.update))
+        with patch.object(receipts, "PACK_UNITS", self.pack_units):
+            found, _ = build(wanted, folder, BuildOptions(hire=hire, scratch=self.scratch, update=self.update))
         return found
 
-    def verify(self, output: str, fs: FileSystem = LOCAL) -> Report:
+    def verify(self, output: str, fs: FileSystem = LOCAL) -> VerifyReport:
         return verify_folder(Folder(output, fs), threads=1)
 
     def repair(self, output: str, fs: FileSystem = LOCAL) -> tuple[Problem, ...]:
@@ -78,7 +79,7 @@ def make_world(path: Path, kind: str = "plain", *, documents: int = 24, **fields
     _write_sources(sources, documents)
     recipe = {"tokenizer": "byte", "unit_bytes": 600, "split": {"val": 0.2}, **KINDS[kind], **fields}
     scratch = str(path / "scratch") if kind == "scratch" else None
-    pack_units = 2 if kind == "packs" else packs.PACK_UNITS
+    pack_units = 2 if kind == "packs" else receipts.PACK_UNITS
     world = World(sources=sources, recipe=recipe, scratch=scratch, right={}, pack_units=pack_units)
     world.build(str(path / "right"))
     return replace(world, right=tree(str(path / "right")))

@@ -22,7 +22,7 @@ import numpy as np
 import tokenmill
 from differ.seeding import Bug, replaced
 from lab_runner import Row
-from tokenmill import arguments as mended
+from tokenmill import arguments
 from tokenmill.errors import TokenmillError
 
 SEQ_LEN, BATCH, NUM_LINES = 8, 3, 40
@@ -127,7 +127,7 @@ def _row(fault: str, cases: Iterator[tuple[str, Any, Check]]) -> Row:
     for name, value, check in cases:
         tried += 1
         if what := check(name, value):
-            wrong.append(f"{name}={mended.show(value)}: {what}")
+            wrong.append(f"{name}={arguments.show(value)}: {what}")
     return Row(fault=fault, tried=tried, wrong=tuple(wrong))
 
 
@@ -359,22 +359,22 @@ EXPERIMENTS: list[tuple[str, Callable[[], Row]]] = [
 BUGS = [
     Bug(
         name="a number stays what it was written as",
-        plant=replaced(mended, "as_int", lambda value: value),
+        plant=replaced(arguments, "as_int", lambda value: value),
         trial=lambda: orders((1,)),
     ),
     Bug(
         name="true counts as 1",
-        plant=replaced(mended, "as_int", lambda value: int(value) if isinstance(value, bool | int) else None),
+        plant=replaced(arguments, "as_int", lambda value: int(value) if isinstance(value, bool | int) else None),
         trial=lambda: loaders(few=True),
     ),
     Bug(
         name="a float counts as a number",
-        plant=replaced(mended, "as_int", lambda value: int(value)),
+        plant=replaced(arguments, "as_int", lambda value: int(value)),
         trial=lambda: loaders(few=True),
     ),
     Bug(
         name="any text counts as true",
-        plant=replaced(mended, "flag", lambda _, value: bool(value)),
+        plant=replaced(arguments, "flag", lambda _, value: bool(value)),
         trial=lambda: loaders(few=True),
     ),
 ]

@@ -28,11 +28,11 @@ import tokenmill
 from differ.seeding import Bug, replaced
 from lab_runner import Row
 from stores import bucket_server
-from tokenmill.data import ahead as prefetching
-from tokenmill.data import dataset as datasets
+from tokenmill.dataset import bin_idx
+from tokenmill.dataset import dataset as datasets
 from tokenmill.errors import StateError
-from tokenmill.shards import reader
-from tokenmill.storage import cache
+from tokenmill.loader import loader as prefetching
+from tokenmill.storage import shard_cache
 
 DOCUMENTS_A_SHARD = 3
 PACKINGS = ("concat", "best_fit", "padded")
@@ -119,7 +119,7 @@ def few_locks(num_shards: int, num_locks: int) -> Row:
         for file in path.rglob("*"):
             if file.is_file() and ".build" not in file.parts:
                 bucket.put(f"ds/{file.relative_to(path)}", file.read_bytes())
-        with replaced(cache, "_MAX_LOCKS", num_locks)(), environment(bucket.environment):
+        with replaced(shard_cache, "_MAX_LOCKS", num_locks)(), environment(bucket.environment):
             before = len(os.listdir("/proc/self/fd"))
             far = tokenmill.DataLoader(
                 tokenmill.open(f"{bucket.url}/ds", cache=f"{place}/cache"), 32, 4, epochs=2, prefetch=0
@@ -233,7 +233,7 @@ def _held_map(path: str, dtype: Any, *, offset: int = 0, count: int | None = Non
 
 @contextlib.contextmanager
 def _python_maps() -> Iterator[None]:
-    with replaced(reader, "map_file", _held_map)(), replaced(datasets, "map_file", _held_map)():
+    with replaced(bin_idx, "map_file", _held_map)(), replaced(datasets, "map_file", _held_map)():
         yield
 
 
@@ -250,5 +250,9 @@ BUGS: list[Bug] = [
         plant=replaced(prefetching.os, "getpid", lambda: 1),
         trial=lambda: forked(1),
     ),
-    Bug(name="every lock is kept", plant=replaced(cache, "_max_held", lambda: 1 << 30), trial=lambda: few_locks(30, 3)),
+    Bug(
+        name="every lock is kept",
+        plant=replaced(shard_cache, "_max_held", lambda: 1 << 30),
+        trial=lambda: few_locks(30, 3),
+    ),
 ]

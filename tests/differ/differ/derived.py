@@ -24,12 +24,12 @@ from typing import Any
 import tokenmill
 from differ.seeding import Bug, replaced
 from lab_runner import Row
-from tokenmill.data import loader as loaders
-from tokenmill.data import packing
-from tokenmill.data.dataset import Dataset
+from tokenmill.dataset.dataset import Dataset
+from tokenmill.dataset.manifest import Manifest
 from tokenmill.errors import OutputError, StateError, TokenmillError
-from tokenmill.layouts.consolidating import consolidate
-from tokenmill.manifest import Manifest
+from tokenmill.formats.templar import consolidate
+from tokenmill.loader import loader as loaders
+from tokenmill.loader import packing
 
 LAYOUTS = ("catid", "datatrove", "huggingface", "litdata", "llmc", "mds", "megatron", "nanogpt", "olmo", "templar")
 EOT = 256

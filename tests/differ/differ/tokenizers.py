@@ -25,20 +25,21 @@ from typing import Any
 import numpy as np
 import sentencepiece
 import tiktoken
-import tokenizers as hf
 from tiktoken_ext import openai_public
-from tokenizers import models, normalizers, pre_tokenizers, trainers
 
+import tokenizers as hf
 import tokenmill
 from differ.seeding import Bug, replaced
 from lab_runner import Row
-from tokenmill.arrow_text import text_array
+from tokenizers import models, normalizers, pre_tokenizers, trainers
 from tokenmill.errors import TokenizerError
-from tokenmill.tokenizer import engine as engines
-from tokenmill.tokenizer import parity
-from tokenmill.tokenizer.hard import HARD_TEXTS
-from tokenmill.tokenizer.recognise import parse_ranks
-from tokenmill.tokenizer.spec import TokenizerSpec, char_spec, resolve
+from tokenmill.sources.base import text_array
+from tokenmill.tokenizers import engine as tokenizers_engine
+from tokenmill.tokenizers import parity
+from tokenmill.tokenizers.base import Engine
+from tokenmill.tokenizers.files import parse_ranks
+from tokenmill.tokenizers.hard_texts import HARD_TEXTS
+from tokenmill.tokenizers.spec import TokenizerSpec, char_spec, resolve
 
 Reference = Callable[[str], list[int]]
 SENTENCES = (
@@ -118,7 +119,7 @@ def documents(count: int, seed: int) -> list[str]:
     return found
 
 
-def compare(name: str, encode: engines.Engine, reference: Reference, texts: Sequence[str]) -> Row:
+def compare(name: str, encode: Engine, reference: Reference, texts: Sequence[str]) -> Row:
     """The ids of all texts in one batch, against those of the reference one by one."""
     found = encode.encode(text_array(texts))
     rows = np.split(found.ids, np.cumsum(found.lengths)[:-1])
@@ -142,7 +143,7 @@ def train(setting: str) -> bytes:
     return model.getvalue()
 
 
-def on_file(name: str, content: bytes, suffix: str = "") -> tuple[TokenizerSpec, engines.Engine]:
+def on_file(name: str, content: bytes, suffix: str = "") -> tuple[TokenizerSpec, Engine]:
     """The tokenizer of a file, and the engine that a build chooses for it."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, name).write_bytes(content)
@@ -199,7 +200,9 @@ def gpt2(count: int) -> Row:
         mergeable_ranks=parse_ranks(resolve("gpt2").content, name="x"),
         special_tokens={},
     )
-    return compare("gpt2, built in", engines.open_engine(resolve("gpt2")), own.encode_ordinary, documents(count, 4))
+    return compare(
+        "gpt2, built in", tokenizers_engine.open_engine(resolve("gpt2")), own.encode_ordinary, documents(count, 4)
+    )
 
 
 def plain(count: int) -> Row:
@@ -208,8 +211,13 @@ def plain(count: int) -> Row:
     alphabet = sorted(set("".join(texts)))
     numbers = {char: number for number, char in enumerate(alphabet)}
     rows = [
-        compare("byte", engines.open_engine(resolve("byte")), lambda text: list(text.encode()), texts),
-        compare("char", engines.open_engine(char_spec("".join(texts))), lambda text: [numbers[c] for c in text], texts),
+        compare("byte", tokenizers_engine.open_engine(resolve("byte")), lambda text: list(text.encode()), texts),
+        compare(
+            "char",
+            tokenizers_engine.open_engine(char_spec("".join(texts))),
+            lambda text: [numbers[c] for c in text],
+            texts,
+        ),
     ]
     return Row(
         fault="byte, char", tried=sum(row.tried for row in rows), wrong=tuple(w for row in rows for w in row.wrong)
@@ -269,12 +277,12 @@ def json_of(kind: str, count: int) -> Row:
 def panics() -> Row:
     """A panic of native code has to come as a typed error."""
     panic = type("PanicException", (BaseException,), {})
-    engine = engines.open_engine(replace(resolve("gpt2"), name="x"))
+    engine = tokenizers_engine.open_engine(replace(resolve("gpt2"), name="x"))
 
     def fail(*_: Any) -> None:
         raise panic("index out of bounds")
 
-    with replaced(engines, "encode_ragged", fail)():
+    with replaced(tokenizers_engine, "encode_ragged", fail)():
         try:
             engine.encode(text_array(["a"]))
         except TokenizerError:
@@ -303,7 +311,7 @@ class _Converted:
 
         converted = sentencepiece_to_tokenizer_json(content).encode()
         spec = replace(resolve("gpt2"), name=name, kind="hf", content=converted, eot_id=2)
-        return engines.open_engine(spec)
+        return tokenizers_engine.open_engine(spec)
 
 
 def _forgetful(spec: TokenizerSpec, *, keep: bool = False) -> str:
@@ -316,7 +324,7 @@ def _forgetful(spec: TokenizerSpec, *, keep: bool = False) -> str:
 BUGS: list[Bug] = [
     Bug(
         name="a SentencePiece model is converted",
-        plant=replaced(engines, "SentencePieceEngine", _Converted),
+        plant=replaced(tokenizers_engine, "SentencePieceEngine", _Converted),
         trial=functools.partial(model_of, "bpe identity", 0),
     ),
     Bug(
@@ -331,7 +339,7 @@ BUGS: list[Bug] = [
     ),
     Bug(
         name="added tokens are numbered anew",
-        plant=replaced(engines, "without_specials", _forgetful),
+        plant=replaced(tokenizers_engine, "without_specials", _forgetful),
         trial=functools.partial(json_of, "byte-level NFC with lstrip", 0),
     ),
     Bug(
@@ -341,7 +349,7 @@ BUGS: list[Bug] = [
     ),
     Bug(
         name="a panic reaches the user",
-        plant=replaced(engines, "native_errors", lambda library: contextlib.nullcontext()),
+        plant=replaced(tokenizers_engine, "native_errors", lambda library: contextlib.nullcontext()),
         trial=panics,
     ),
 ]

@@ -1,0 +1,262 @@
+"""prepare: sources in, a finished dataset out; the same call again goes on where it stopped.
+
+Light: it hires the workers first and then loads the build, so that both load at the same time.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from tokenmill import arguments
+from tokenmill.dataset import manifest as manifests
+from tokenmill.dataset.manifest import Manifest
+from tokenmill.errors import LockedError, RecipeError
+from tokenmill.executors.forkserver import WorkerProcesses, needs_processes
+from tokenmill.resources import num_cores, resolve_workers
+from tokenmill.storage.base import is_url, local_folder, open_folder
+from tokenmill.storage.local import Folder
+
+if TYPE_CHECKING:
+    from tokenmill.build.pipeline import ExecutorFactory
+    from tokenmill.build.progress import Watcher
+    from tokenmill.dataset.manifest import Nodes
+    from tokenmill.formats.base import ExportResult
+    from tokenmill.recipe import Sources
+
+
+EXECUTORS = ("local", "ray")
+PLACEMENTS = ("shared", "node-local")
+# How long a build of the same part may take to end that was stopped a moment ago.
+ENDING_SECONDS = 30.0
+_TAKE_OVER = "stop it and run the same command again"
+_NO_BESIDES = "each part is on a disk of its node already; tokenmill export is run on each"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareResult:
+    """A finished dataset, and whether there was anything left to do. `seconds` are without those of waiting.
+
+    `notes` are sentences that the user should read.
+
+    If it is in parts on `nodes`, `output` is as it was given, and the manifest says what they come to.
+    """
+
+    output: str
+    manifest: Manifest
+    already_complete: bool
+    seconds: float
+    export: ExportResult | None = None
+    nodes: Nodes | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def tokens(self) -> int:
+        return self.manifest.tokens
+
+    @property
+    def documents(self) -> int:
+        return self.manifest.documents
+
+
+def prepare(
+    sources: Sources = (),
+    output: str | os.PathLike[str] = "",
+    *,
+    config: str | os.PathLike[str] | None = None,
+    workers: int | None = None,
+    scratch: str | os.PathLike[str] | None = None,
+    restart: bool = False,
+    update: bool = False,
+    layout: str | None = None,
+    wait: bool = False,
+    timeout: float | None = None,
+    executor: str = "local",
+    ray_address: str | None = None,
+    placement: str = "shared",
+    watch: Watcher | None = None,
+    **recipe: Any,
+) -> PrepareResult:
+    """Turn sources into a finished dataset at `output`. Called again, it goes on where it stopped.
+
+    The other arguments are the fields of a recipe, as on the command line: `tokenizer`,
+    `text_column`, `template`, `documents`, `eot`, `split`, `val_sources`, `max_tokens`, ...
+    `watch` hears of progress, as dicts. `layout` (`nanogpt`, or with options `templar:seq_len=2048`) also exports the
+    dataset, to a folder of that name inside `output`. The result has `tokens`, `documents` and the whole `manifest`.
+
+    If sources of an unfinished build have changed, `update` keeps what was made of the others, `restart` nothing.
+
+    Every rank of a job may call it at the same time with `wait`: one of them builds, the others
+    wait for it, up to `timeout` seconds if that is given; they take over if it dies, and get its error if it fails.
+
+    With `executor="ray"` the units are tasks of the cluster at `ray_address` (or of the one that is found, or of a
+    Ray of this machine for the while); `workers` then limits how many of them run at once.
+
+    With `placement="node-local"` as well, every node keeps a part of the dataset at `output` on its own disk, and
+    `nodes.json` there says which node has what. Variables in `output` are those of the node; `workers` are for each.
+    """
+    begin = time.monotonic()
+    arguments.function_or_none("watch", watch)
+    notes, watch = _noting(watch)
+    if output == "":
+        raise RecipeError("no output is given", hint="add -o OUT")
+    output, scratch = arguments.place("output", output), arguments.place_or_none("scratch", scratch)
+    workers, layout = arguments.workers_or_none(workers), arguments.text_or_none("layout", layout)
+    wait, restart, update, timeout = _check_flags(wait=wait, restart=restart, update=update, timeout=timeout)
+    check_executor(executor, ray_address, placement)
+    fields = {"sources": sources, **recipe}
+    if placement == "node-local":
+        _check_node_local(layout is not None or scratch is not None, update=update)
+        return _prepare_on_nodes(
+            fields,
+            output,
+            config=config,
+            address=ray_address,
+            workers=workers,
+            restart=restart,
+            patience=timeout if wait else ENDING_SECONDS,
+            notes=notes,
+            watch=watch,
+        )
+    folder = open_folder(output, spool=scratch)
+    if layout is not None:
+        check_place(layout, folder)
+    # On a cluster they are not of this machine.
+    count = resolve_workers(workers) if executor == "local" else num_cores()
+    # Who only waits needs no workers; who builds in the end hires them then.
+    early = (
+        needs_processes(count, folder) and executor == "local" and not wait and not folder.exists(manifests.MANIFEST)
+    )
+    crew = WorkerProcesses(count) if early else None
+    try:
+        from tokenmill.build.pipeline import BuildOptions, build
+        from tokenmill.build.wait import wait_for
+        from tokenmill.executors.base import make_executor
+        from tokenmill.recipe import make_recipe
+
+        wanted = make_recipe(fields, config=config)
+        besides: dict[str, Any] = {}
+        if layout is not None:
+            from tokenmill.formats.convert import bytes_beside, check_layout, export_beside
+
+            check_layout(layout, wanted)
+            besides["bytes_beside"] = partial(bytes_beside, folder, layout)
+
+        hire: ExecutorFactory = partial(make_executor, count, crew)
+        if executor == "ray":
+            from tokenmill.executors.ray import RayExecutor
+
+            hire = partial(RayExecutor, address=ray_address, workers=workers)
+
+        loading = time.monotonic() - begin
+
+        def attempt(heed: Callable[[], None] = lambda: None) -> PrepareResult:
+            begin = time.monotonic()
+            place = None if scratch is None else local_folder(scratch).path
+            manner = BuildOptions(
+                hire=hire, scratch=place, restart=restart, update=update, watch=watch, heed=heed, **besides
+            )
+            found, already_complete = build(wanted, folder, manner)
+            return PrepareResult(
+                output=folder.path,
+                manifest=found,
+                already_complete=already_complete,
+                seconds=loading + time.monotonic() - begin,
+                export=None
+                if layout is None
+                else export_beside(folder.path, layout, workers=count, scratch=scratch, restart=restart, watch=watch),
+                notes=tuple(dict.fromkeys(notes)),
+            )
+
+        def tell(message: str) -> None:
+            watch({"kind": "waiting", "message": message})
+
+        if wait:
+            return wait_for(folder, attempt, timeout=timeout, tell=tell)
+        try:
+            return attempt()
+        except LockedError as error:
+            raise LockedError(error.message, hint=f"add --wait to wait for it, or {_TAKE_OVER}") from None
+    finally:
+        if crew is not None:
+            crew.stop()
+
+
+def _noting(watch: Watcher | None) -> tuple[list[str], Watcher]:
+    """Where notes are gathered, and a watcher that gathers them and passes everything on."""
+    notes: list[str] = []
+
+    def hear(event: dict[str, Any]) -> None:
+        if event["kind"] == "note":
+            notes.append(event["message"])
+        if watch is not None:
+            watch(event)
+
+    return notes, hear
+
+
+def _prepare_on_nodes(
+    fields: dict[str, Any], output: str, *, config: str | os.PathLike[str] | None, notes: list[str], **options: Any
+) -> PrepareResult:
+    from tokenmill.build.ray_nodes import build_on_nodes
+    from tokenmill.recipe import make_recipe
+
+    begin = time.monotonic()
+    # What begins with a variable or `~` is another place on every node; any other path is the same on all.
+    place = output if output.startswith(("$", "~")) or is_url(output) else os.path.abspath(output)
+    found, already_complete, nodes = build_on_nodes(make_recipe(fields, config=config), place, **options)
+    return PrepareResult(
+        output=place,
+        manifest=found,
+        already_complete=already_complete,
+        seconds=time.monotonic() - begin,
+        nodes=nodes,
+        notes=tuple(dict.fromkeys(notes)),
+    )
+
+
+def check_place(layout: str, folder: Folder | None) -> None:
+    """Refuse a layout beside a dataset that is not in a folder of this machine."""
+    if folder is not None and not folder.is_local:
+        hint = f"export it afterwards: tokenmill export {folder.path} --to {layout.partition(':')[0]} DIR"
+        raise RecipeError("--layout writes files on this machine, beside a dataset in a folder", hint=hint)
+
+
+def _check_flags(
+    *, wait: bool, restart: bool, update: bool, timeout: float | None
+) -> tuple[bool, bool, bool, float | None]:
+    wait, restart = arguments.flag("wait", wait), arguments.flag("restart", restart)
+    update = arguments.flag("update", update)
+    if timeout is not None:
+        timeout = arguments.number("timeout", timeout, hint="give a number of seconds, or None to wait for ever")
+    if restart and update:
+        raise RecipeError("--restart keeps nothing, --update what it can", hint="drop one of the two")
+    if wait and restart:
+        raise RecipeError("each one who waits would start the build over", hint="start it over first, without waiting")
+    return wait, restart, update, timeout
+
+
+def _check_node_local(has_besides: bool, *, update: bool) -> None:
+    if has_besides:
+        raise RecipeError("--layout and --scratch do not go with node-local placement", hint=_NO_BESIDES)
+    if update:
+        raise RecipeError("--update does not go with node-local placement", hint="start over with --restart")
+
+
+def check_executor(executor: str, ray_address: str | None = None, placement: str = "shared") -> None:
+    """Refuse what is not known, or does not go together."""
+    arguments.text("executor", executor)
+    arguments.text("placement", placement)
+    arguments.text_or_none("ray_address", ray_address)
+    if executor not in EXECUTORS:
+        raise RecipeError(f"{executor!r} is no executor", hint=f"one of {', '.join(EXECUTORS)}")
+    if placement not in PLACEMENTS:
+        raise RecipeError(f"{placement!r} is no placement", hint=f"one of {', '.join(PLACEMENTS)}")
+    if placement == "node-local" and executor != "ray":
+        raise RecipeError("node-local placement is for the nodes of a cluster", hint="add --executor ray")
+    if ray_address is not None and executor != "ray":
+        raise RecipeError("an address of a Ray cluster is given, and no Ray", hint="add --executor ray")

@@ -1,0 +1,335 @@
+"""What a node does for node-local placement: JSON in, JSON out, and all files on its own disk.
+
+    look        which part does the disk hold?      build_part   the whole build of a part, with all its rules
+    keep_nodes  the record of which node has what
+
+A part is built as any dataset is: by the local pool of its node, under a lock, with receipts. So whatever is lost,
+what is done is kept, and no other node has to know.
+"""
+
+from __future__ import annotations
+
+import base64
+import dataclasses
+import itertools
+import json
+import os
+import platform
+import queue
+import re
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+
+from tokenmill import errors, records
+from tokenmill.build import workspace
+from tokenmill.build.pipeline import BuildOptions, build_planned
+from tokenmill.build.plan import Plan
+from tokenmill.build.progress import LOG_SECONDS
+from tokenmill.build.resolve import ResolvedBuild
+from tokenmill.build.wait import wait_for
+from tokenmill.dataset import manifest
+from tokenmill.dataset.manifest import NODES_IDENTITY, Manifest, NodePart, SourceTotal, Split
+from tokenmill.errors import BuildError, LockedError, OutputError, RecipeError
+from tokenmill.executors.base import make_executor
+from tokenmill.executors.forkserver import Message
+from tokenmill.executors.ray_cluster import check_versions, own_version
+from tokenmill.recipe import make_recipe
+from tokenmill.sources.discover import Listing
+from tokenmill.storage.base import local_folder
+from tokenmill.storage.local import Folder
+from tokenmill.storage.locks import locked
+from tokenmill.tokenizers.spec import TokenizerSpec, from_dataset
+from tokenmill.units import receipts
+
+
+def deal(plan: Plan, count: int) -> list[Plan]:
+    """Cut a plan into so many parts of about the same text, none without a unit. Pure, as the plan is."""
+    borders = list(_borders([unit.text_bytes for unit in plan.units], count))
+    return [
+        _cut_out(plan, number, begin, end, count) for number, (begin, end) in enumerate(itertools.pairwise(borders))
+    ]
+
+
+def _borders(weights: Sequence[int], count: int) -> Iterator[int]:
+    """The first item of each run, and the end: a run goes on until its share of the weight is reached."""
+    total, seen, index = sum(weights), 0, 0
+    for number in range(count):
+        yield index
+        latest = len(weights) - (count - number - 1)  # every run behind this one needs an item too
+        begin = index
+        while index < latest and (index == begin or (2 * seen + weights[index]) * count <= 2 * total * (number + 1)):
+            seen += weights[index]
+            index += 1
+    yield len(weights)
+
+
+def _cut_out(plan: Plan, number: int, begin: int, end: int, count: int) -> Plan:
+    units = plan.units[begin:end]
+    first, last = units[0].source, units[-1].source + units[-1].num_sources
+    part = {"number": number, "into": count, "whole": plan.fingerprint}
+    return replace(
+        plan,
+        identity={**plan.identity, NODES_IDENTITY: part},
+        sources=records.make_table(type(plan.sources[0]), plan.sources[first:last]),
+        units=records.make_table(
+            type(units[0]),
+            (replace(unit, index=index, source=unit.source - first) for index, unit in enumerate(units)),
+        ),
+    )
+
+
+def assign(found: Sequence[tuple[NodePart | None, bool]], whole: str, num_units: int) -> list[int]:
+    """The node of each part, as places in `found`: what each node's disk holds, and whether that is finished.
+
+    Nodes keep what they have; parts that nobody has go to nodes that have none. How many there are is settled by the
+    first start. Who holds something else is given a part at last: the build there will say what differs.
+    """
+    ours = {node: part for node, (part, _) in enumerate(found) if part is not None and part.whole == whole}
+    counts = sorted({part.into for part in ours.values()})
+    if len(counts) > 1:
+        raise OutputError(
+            f"the nodes hold parts of {' and of '.join(map(str, counts))}: they belong to two builds",
+            hint="start all of them over with --restart, or choose another output",
+        )
+    count = counts[0] if counts else min(len(found), num_units)
+    owners: dict[int, int] = {}
+    for node, part in sorted(ours.items(), key=lambda item: not found[item[0]][1]):  # what is finished goes before
+        owners.setdefault(part.number, node)
+    free = sorted(set(range(len(found))) - ours.keys(), key=lambda node: found[node][0] is not None)
+    missing = [number for number in range(count) if number not in owners]
+    if len(missing) > len(free):
+        raise BuildError(
+            f"parts {', '.join(map(str, missing))} of {count} are on none of the {len(found)} nodes that are up",
+            hint="start the missing nodes again, or as many others, then run the same command; or deal anew "
+            "with --restart",
+        )
+    owners.update(zip(missing, free, strict=False))
+    return [owners[number] for number in range(count)]
+
+
+def together(plan: Plan, parts: Sequence[Manifest]) -> Manifest:
+    """What the parts of a plan come to. Its shards are named as they are on their nodes."""
+    splits = {
+        name: Split(
+            tokens=sum(part.splits[name].tokens for part in parts),
+            documents=sum(part.splits[name].documents for part in parts),
+            shards=[shard for part in parts for shard in part.splits[name].shards],
+        )
+        for name in parts[0].splits
+    }
+    dropped: Counter[str] = Counter()
+    for part in parts:
+        dropped.update(part.dropped)
+    return replace(
+        parts[0],
+        fingerprint=plan.fingerprint,
+        identity=plan.identity,
+        splits=splits,
+        documents_read=sum(part.documents_read for part in parts),
+        dropped=dict(sorted(dropped.items())),
+        text_sum=_add(part.text_sum for part in parts),
+        sources=_join_sources(part.sources for part in parts),
+        files={},
+    )
+
+
+def _join_sources(parts: Iterable[Sequence[SourceTotal]]) -> list[SourceTotal]:
+    """What came from each source. One that was cut between parts is the last of one and the first of the next."""
+    joined: list[SourceTotal] = []
+    for source in itertools.chain.from_iterable(parts):
+        if joined and joined[-1].name == source.name:
+            last = joined.pop()
+            documents, text_sum = last.documents + source.documents, _add((last.text_sum, source.text_sum))
+            joined.append(replace(source, documents=documents, text_sum=text_sum))
+        else:
+            joined.append(source)
+    return joined
+
+
+def _add(sums: Iterable[str]) -> str:
+    """The sum of sums of document hashes: two halves of 64 bits, each by itself."""
+    high, low = (
+        sum(halves) % (1 << 64) for halves in zip(*((int(s[:16], 16), int(s[16:], 16)) for s in sums), strict=True)
+    )
+    return f"{high:016x}{low:016x}"
+
+
+# What a build says that its driver need not hear: it tells the same of the whole.
+_OF_THE_WHOLE = ("start", "commit", "finished")
+
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{([^}]*)\})", re.ASCII)
+_EVERYWHERE = (
+    "OUT is filled in on every node, and where the command runs: it must mean something on all of them; "
+    "a node's variables are those with which Ray was started there"
+)
+
+
+def expand(output: str) -> str:
+    """The place that OUT means on this machine: `~` and variables of its environment are filled in."""
+    here = platform.node()
+    for name in (plain or braced for plain, braced in _VARIABLE.findall(output)):
+        if not os.environ.get(name):  # an empty one would make another place of it, like a folder of the root
+            raise RecipeError(f"the variable {name}, which {output} needs, is not set on {here}", hint=_EVERYWHERE)
+    path = os.path.expanduser(os.path.expandvars(output))
+    if "$" in path:
+        raise RecipeError(f"{output} is {path} on {here}", hint="a $ begins the name of a variable: '$NAME/owt'")
+    if path.startswith("~"):
+        raise RecipeError(f"no user of {here} has the home that {output} begins with", hint=_EVERYWHERE)
+    folder = local_folder(path)
+    if not os.path.isabs(path):
+        raise RecipeError(f"{output} is {path} on {here}", hint="give a path from the root on")
+    return folder.path
+
+
+def look(message: str) -> str:
+    """Which part this node holds, and where. With `restart`, what is there goes first."""
+    return _answered(lambda: _look(json.loads(message)))
+
+
+def _look(told: Message) -> Message:
+    _get_ready(told)
+    folder = local_folder(expand(told["output"]))
+    workspace.check_ours(folder)
+    if told["restart"] and folder.names():
+        folder.make(".build")
+        with locked(folder):
+            workspace.start_over(folder)
+    finished = folder.exists(manifest.MANIFEST)
+    held = (
+        manifest.load_manifest(folder)
+        if finished
+        else workspace.load_plan(folder)
+        if folder.exists(receipts.PLAN)
+        else None
+    )
+    return {
+        "kind": "found",
+        "host": platform.node(),
+        "path": folder.path,
+        "part": held and held.identity.get(manifest.NODES_IDENTITY),
+        "finished": finished,
+    }
+
+
+def build_part(message: str) -> Iterator[str]:
+    """Build a part. Messages as they come; the last one is `stands`, with the manifest, or `failed`."""
+    said: queue.SimpleQueue[Message] = queue.SimpleQueue()
+
+    def work() -> None:
+        said.put(
+            _attempt(lambda: _build(json.loads(message), lambda event: said.put({"kind": "event", "event": event})))
+        )
+
+    threading.Thread(target=work, daemon=True).start()
+    while True:
+        heard = said.get()
+        yield json.dumps(heard)
+        if heard["kind"] != "event":
+            return
+
+
+def _build(told: Message, say: Callable[[Message], None]) -> Message:
+    setup = _from_message(told)
+    folder = Folder(told["output"])
+
+    def attempt(heed: Callable[[], None]) -> bool:
+        hire = partial(make_executor, told["workers"], None)
+        return build_planned(setup, folder, BuildOptions(hire=hire, watch=_sparing(say), heed=heed))[1]
+
+    def tell(text: str) -> None:
+        say({"kind": "waiting", "message": text})
+
+    try:
+        stood = wait_for(folder, attempt, timeout=told["patience"], tell=tell)
+    except LockedError as error:
+        hint = "each node needs a place of its own: is it on a disk that they share? else wait for the other build"
+        raise LockedError(error.message, hint=hint) from None
+    return {"kind": "stands", "manifest": folder.read(manifest.MANIFEST).decode(), "already_complete": stood}
+
+
+def keep_nodes(message: str) -> str:
+    """Put the record beside the part."""
+    return _answered(lambda: _keep_nodes(json.loads(message)))
+
+
+def _keep_nodes(told: Message) -> Message:
+    write_nodes(Folder(told["output"]), told["nodes"].encode())
+    return {"kind": "kept"}
+
+
+def write_nodes(folder: Folder, record: bytes) -> None:
+    """Put the record into a folder, unless it is there."""
+    folder.make()
+    if not folder.exists(manifest.NODES) or folder.read(manifest.NODES) != record:
+        folder.replace(manifest.NODES, record)
+
+
+def to_message(setup: ResolvedBuild, plan: Plan) -> Message:
+    """A setup with the plan of one part, as plain data for the node that will build it."""
+    return {
+        **greeting(setup.spec),
+        "recipe": dataclasses.asdict(setup.recipe),
+        "root": setup.listing.root,
+        "plan": records.seal(plan).decode(),
+    }
+
+
+def greeting(spec: TokenizerSpec) -> Message:
+    """What a driver tells every node first."""
+    return {
+        "path": sys.path,
+        "version": own_version(),
+        "tokenizer": spec.describe(),
+        "content": base64.b64encode(spec.content if spec.file_name else b"").decode(),
+    }
+
+
+def _from_message(told: Message) -> ResolvedBuild:
+    spec = _get_ready(told)
+    plan = records.unseal(Plan, told["plan"].encode(), where="plan")
+    listing = Listing(root=told["root"], sources=plan.sources, extents=())
+    return ResolvedBuild(make_recipe(told["recipe"]), listing, spec, plan, ())
+
+
+def _get_ready(told: Message) -> TokenizerSpec:
+    """Find the driver's modules, and be of its version."""
+    sys.path += [path for path in told["path"] if path not in sys.path]
+    content = base64.b64decode(told["content"]) if told["tokenizer"]["file"] else None
+    spec = from_dataset(told["tokenizer"], content)
+    check_versions(told["version"], told["tokenizer"], spec)
+    return spec
+
+
+def _sparing(say: Callable[[Message], None]) -> Callable[[Message], None]:
+    """Pass on what a driver wants to hear, and progress not more often than it is of use."""
+    last = 0.0
+
+    def pass_on(event: Message) -> None:
+        nonlocal last
+        if event["kind"] in _OF_THE_WHOLE:
+            return
+        if event["kind"] == "progress":
+            now = time.monotonic()
+            if now - last < LOG_SECONDS and event["units"] < event["total_units"]:
+                return
+            last = now
+        say(event)
+
+    return pass_on
+
+
+def _attempt(part: Callable[[], Message]) -> Message:
+    """What a part of the work gives; whatever it dies of is an answer too."""
+    try:
+        return part()
+    except Exception as error:  # the driver judges it
+        return {"kind": "failed", "error": errors.to_record(error), "host": platform.node()}
+
+
+def _answered(part: Callable[[], Message]) -> str:
+    return json.dumps(_attempt(part))

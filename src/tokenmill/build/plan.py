@@ -1,0 +1,239 @@
+"""The plan: a recipe resolved against the real sources, as an ordered table of units.
+
+    sources, in order     a.parquet              b.jsonl          c.txt d.txt e.txt
+    units                 [0 row groups 0-3]     [2 bytes 0-64M]  [4 whole files]
+                          [1 row groups 4-7]     [3 bytes 64M-..]
+
+Pure: the same sources and the same recipe give the same plan, whatever the number of
+workers, the machine or the time of day. Its fingerprint is the dataset's identity.
+
+A token budget that is met exactly.
+
+Units count in the order of the plan. Once the finished ones from the beginning on reach the
+budget, no more are started; the unit that crosses it is done once more, cut to what is left.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from tokenmill import records
+from tokenmill.errors import DatasetError, RecipeError
+from tokenmill.sizes import format_bytes
+from tokenmill.sources.base import Extent, Source, Unit
+from tokenmill.units.receipts import NO_LIMIT
+from tokenmill.units.task import UnitTask
+
+
+def make_task(plan: Plan, unit: int, token_limit: int = NO_LIMIT) -> UnitTask:
+    """The task of a unit of a plan."""
+    found = plan.units[unit]
+    sources = tuple(plan.sources[found.source : found.source + found.num_sources])
+    return UnitTask(unit=found, sources=sources, token_limit=token_limit)
+
+
+FORMAT = 1
+MIN_UNIT_BYTES = 32_000_000
+MAX_UNIT_BYTES = 2_000_000_000
+MAX_UNITS = 4_000_000
+UNITS_WANTED = 256
+SAMPLE_UNITS_WANTED = 64
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Sources, units and everything else that decides the bytes of a dataset. There may be millions of them."""
+
+    format: int
+    identity: dict[str, Any]
+    sources: Sequence[Source]
+    units: Sequence[Unit]
+    target_tokens: int
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return records.digest(
+            {
+                "format": self.format,
+                "identity": self.identity,
+                "sources": (source.identity() for source in self.sources),
+                "units": self.units,
+                "target_tokens": self.target_tokens,
+            }
+        )
+
+    def text_bytes(self) -> int:
+        return sum(unit.text_bytes for unit in self.units)
+
+
+def make_plan(
+    *,
+    identity: Mapping[str, Any],
+    sources: Sequence[Source],
+    extents: Sequence[Extent],
+    unit_bytes: int | None,
+    sample: float | None,
+    seed: int,
+) -> Plan:
+    """Cut the sources into units of about `unit_bytes` of text, and draw the sample if one is wanted."""
+    total = sum(extent.text_bytes for extent in extents)
+    size = unit_bytes or default_unit_bytes(total, sample=sample)
+    if total // size > MAX_UNITS:
+        raise RecipeError(
+            f"units of {format_bytes(size)} would be {total // size:,}, more than {MAX_UNITS:,}",
+            hint=f"give --unit-bytes {format_bytes(total // MAX_UNITS + 1)} or more",
+        )
+    slices = _slices(sources, extents, size)
+    if sample is not None:
+        slices = _draw(list(slices), sample=sample, seed=seed)
+    units = records.make_table(Unit, (Unit(index=index, **fields) for index, fields in enumerate(slices)))
+    # Any unit of half the wanted size or more reaches the target, so that its piece becomes a shard as it is.
+    return Plan(
+        format=FORMAT,
+        identity=dict(identity),
+        sources=records.make_table(Source, sources),
+        units=units,
+        target_tokens=max(1, size // 16),
+    )
+
+
+def default_unit_bytes(total: int, *, sample: float | None = None) -> int:
+    """A unit size that gives enough units to share out, and not so many that shards become dust."""
+    if sample is not None:
+        return max(1_000_000, min(_in_steps(int(total * sample) // SAMPLE_UNITS_WANTED), MAX_UNIT_BYTES))
+    return max(MIN_UNIT_BYTES, min(_in_steps(total // UNITS_WANTED), MAX_UNIT_BYTES))
+
+
+def _in_steps(size: int) -> int:
+    """A size or a little less: sources that grow by little are cut as they were."""
+    step = 1 << max(0, size.bit_length() - 3)
+    return size // step * step
+
+
+def _slices(sources: Sequence[Source], extents: Sequence[Extent], size: int) -> Iterator[dict[str, int]]:
+    first = 0
+    while first < len(sources):
+        split, count, gathered = sources[first].split, 1, extents[first].text_bytes
+        while (
+            first + count < len(sources)
+            and gathered + extents[first + count].text_bytes <= size
+            and sources[first + count].split == split
+        ):
+            gathered += extents[first + count].text_bytes
+            count += 1
+        if count > 1:
+            yield {"source": first, "num_sources": count, "start": 0, "stop": -1, "text_bytes": gathered}
+        else:
+            yield from _cut(first, sources[first], extents[first], size)
+        first += count
+
+
+def _cut(index: int, source: Source, extent: Extent, size: int) -> Iterator[dict[str, int]]:
+    """Even parts of one source: a short last part would make a small piece, which must be copied at commit."""
+    parts = max(1, round(extent.text_bytes / size))
+    if extent.sections:
+        bounds = _section_bounds(extent.sections, parts)
+        weights = [sum(extent.sections[a:b]) for a, b in bounds]
+    elif extent.divisible and parts > 1:
+        cuts = [source.bytes * part // parts for part in range(parts + 1)]
+        bounds = list(itertools.pairwise(cuts))
+        weights = [b - a for a, b in bounds]
+    else:
+        bounds, weights = [(0, -1)], [extent.text_bytes]
+    for (start, stop), weight in zip(bounds, weights, strict=True):
+        yield {"source": index, "num_sources": 1, "start": start, "stop": stop, "text_bytes": weight}
+
+
+def _section_bounds(sections: Sequence[int], parts: int) -> list[tuple[int, int]]:
+    total, seen, starts, last = sum(sections), 0, [0], 0
+    for index, weight in enumerate(sections):
+        part = (2 * seen + weight) * parts // (2 * total) if total else 0
+        if part != last and index:
+            starts.append(index)
+        last = part
+        seen += weight
+    return list(zip(starts, [*starts[1:], len(sections)], strict=True))
+
+
+def _draw(slices: list[dict[str, int]], *, sample: float, seed: int) -> Iterator[dict[str, int]]:
+    """A seeded choice of whole units, in order: what is not drawn is not even read."""
+    wanted = max(1, round(sample * len(slices)))
+    return (slices[i] for i in sorted(random.Random(seed).sample(range(len(slices)), wanted)))
+
+
+def check_plan(plan: Plan, *, where: str) -> None:
+    """Refuse a plan that was read and cannot be one: units out of order, or of sources that are not there."""
+    max_tokens = plan.identity.get("max_tokens")
+    right = {
+        f"format {plan.format}, this tokenmill reads {FORMAT}": plan.format == FORMAT,
+        f"{plan.target_tokens} tokens a shard": plan.target_tokens > 0,
+        f"a budget of {max_tokens!r} tokens": max_tokens is None or (type(max_tokens) is int and max_tokens > 0),
+        "its units are not numbered in order": all(unit.index == index for index, unit in enumerate(plan.units)),
+        "a unit of sources that are not there": all(
+            0 <= unit.source < unit.source + unit.num_sources <= len(plan.sources) and unit.start >= 0
+            for unit in plan.units
+        ),
+    }
+    for what, holds in right.items():
+        if not holds:
+            raise DatasetError(f"{where}: {what}", hint="the plan is damaged or was not written by this tokenmill")
+
+
+def differences(old: Plan, new: Plan) -> list[str]:
+    """What makes two plans differ, one line each, with both values."""
+    lines = [
+        f"{key}: was {old.identity.get(key)!r}, now {new.identity.get(key)!r}"
+        for key in sorted(old.identity.keys() | new.identity.keys())
+        if old.identity.get(key) != new.identity.get(key)
+    ]
+    before = {source.name: source for source in old.sources}
+    after = {source.name: source for source in new.sources}
+    for name in sorted(before.keys() | after.keys()):
+        was, now = before.get(name), after.get(name)
+        if was is None or now is None:
+            lines.append(f"source {name}: {'was not there' if was is None else 'is gone'}")
+        elif was.bytes != now.bytes:
+            lines.append(f"source {name}: was {was.bytes} bytes, now {now.bytes}")
+        elif was.identity() != now.identity():
+            lines.append(f"source {name}: was {was.identity()}, now {now.identity()}")
+    if not lines and old.fingerprint != new.fingerprint:
+        lines.append("the sources are cut into other units")
+    return lines
+
+
+class Budget:
+    """How many units a budget takes. `known`, the tokens of units, is shared with the build, and grows."""
+
+    def __init__(self, max_tokens: int | None, known: Mapping[int, int]) -> None:
+        self._max = max_tokens
+        self._known = known
+        self._next = 0
+        self._tokens = 0
+
+    def is_spent(self) -> bool:
+        """Whether the units done so far, without a gap, reach the budget."""
+        if self._max is None:
+            return False
+        while self._tokens < self._max and self._next in self._known:
+            self._tokens += self._known[self._next]
+            self._next += 1
+        return self._tokens >= self._max
+
+    def num_units(self, total: int) -> int:
+        """How many whole units the dataset takes."""
+        if not self.is_spent():
+            return total
+        return self._next if self._tokens == self._max else self._next - 1
+
+    def cut(self, plan: Plan) -> UnitTask | None:
+        """The unit that crosses the budget, cut to what is left of it; None if none has to be cut."""
+        if not self.is_spent() or self._max is None or self._tokens == self._max:
+            return None
+        unit = plan.units[self._next - 1]
+        room = self._max - (self._tokens - self._known[unit.index])
+        return make_task(plan, unit.index, room)

@@ -1,0 +1,197 @@
+"""Setting up: from a recipe to a plan against the real sources, with a tokenizer that works.
+
+The documents that nanoGPT's own script would hold out: drawn by number from all that the sources have.
+
+How many there are is in the footers of parquet files; other sources take a pass of their own over their text.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow.parquet as pq
+
+from tokenmill.build.plan import Plan, make_plan
+from tokenmill.dataset.bin_idx import dtype_for
+from tokenmill.errors import RecipeError, SourceError, TokenizerError
+from tokenmill.formats.nanogpt import num_validation, original_permutation
+from tokenmill.recipe import Recipe
+from tokenmill.resources import positive_from_environment
+from tokenmill.sizes import counted
+from tokenmill.sources.base import Unit
+from tokenmill.sources.discover import Listing, list_sources
+from tokenmill.sources.files import explained
+from tokenmill.sources.reader import read_unit
+from tokenmill.tokenizers.spec import TokenizerSpec, char_spec, resolve
+from tokenmill.units.task import BuildConfig
+
+
+@dataclass(frozen=True, slots=True)
+class ResolvedBuild:
+    """A recipe with all its names resolved. `notes` are sentences that the user should read."""
+
+    recipe: Recipe
+    listing: Listing
+    spec: TokenizerSpec
+    plan: Plan
+    notes: tuple[str, ...]
+
+    @property
+    def dtype(self) -> str:
+        return dtype_for(self.spec.vocab_size)
+
+
+def resolve_build(recipe: Recipe, *, output: str | None = None) -> ResolvedBuild:
+    """Find the sources and the tokenizer, and make the plan. Writes nothing."""
+    spec, note = resolve(recipe.tokenizer, eot_token=recipe.eot_token), ""
+    if spec.kind != "char" and spec.file_name:
+        # Which engine can encode it, only a try will tell.
+        from tokenmill.tokenizers.parity import choose_engine
+
+        spec, _, note = choose_engine(spec)
+    if recipe.eot != "none" and spec.eot_id is None:
+        raise TokenizerError(
+            f"{spec.name} names no end-of-text token", hint="name one with --eot-token, or use --eot none"
+        )
+    listing = list_sources(recipe, output=output)
+    _check_used(recipe, {source.kind for source in listing.sources})
+    plan = make_plan(
+        identity={},
+        sources=listing.sources,
+        extents=listing.extents,
+        unit_bytes=recipe.unit_bytes,
+        sample=recipe.sample,
+        seed=recipe.seed,
+    )
+    if spec.kind == "char":
+        spec = char_spec(_characters(plan, listing.root, recipe))
+    identity = {**recipe.identity(), "tokenizer": spec.fingerprint, "engine": spec.engine_version}
+    notes = [*([note] if note else []), *listing.notes]
+    if recipe.sample is not None:
+        share = plan.text_bytes() / max(1, sum(extent.text_bytes for extent in listing.extents))
+        notes.append(f"the sample is {counted(len(plan.units), 'whole unit')}, {share:.1%} of the text")
+    if 65_500 <= spec.vocab_size <= 65_536:
+        notes.append(
+            f"a vocabulary of {spec.vocab_size} is read as uint16 by some of Megatron's tools and as int32 by others"
+        )
+    # Where sources may be cut is not needed any more, and may be much.
+    return ResolvedBuild(recipe, replace(listing, extents=()), spec, replace(plan, identity=identity), tuple(notes))
+
+
+def _check_used(recipe: Recipe, kinds: set[str]) -> None:
+    """Refuse what the recipe says of the text if no source is of a kind that it is for."""
+    if kinds == {"text"} and recipe.text_column is not None:
+        raise RecipeError("text_column: none of the sources has columns", hint="leave it out: text files are all text")
+    if kinds == {"text"} and recipe.template is not None:
+        raise RecipeError("template: none of the sources has columns", hint="leave it out: text files are all text")
+    if "text" not in kinds and recipe.documents != "lines":
+        raise RecipeError(
+            "documents: none of the sources is a text file", hint="leave it out: rows and lines of JSON are documents"
+        )
+
+
+def make_config(setup: ResolvedBuild, *, scratch: str | None, only_look: bool = False) -> BuildConfig:
+    """What the units of a build share. To look at some documents, it need not be known which are held out."""
+    recipe = setup.recipe
+    as_nanogpt = recipe.split == "nanogpt"
+    return BuildConfig(
+        scratch=scratch,
+        root=setup.listing.root,
+        fingerprint=setup.plan.fingerprint,
+        documents=recipe.documents,
+        eot=recipe.eot,
+        eot_id=setup.spec.eot_id,
+        vocab_size=setup.spec.vocab_size,
+        dtype=setup.dtype,
+        split=dict(sorted(recipe.split.items())) if isinstance(recipe.split, dict) else {},
+        split_names=recipe.splits,
+        seed=recipe.seed,
+        min_chars=recipe.min_chars,
+        max_document_bytes=recipe.max_document_bytes,
+        filter=recipe.filter,
+        on_bad=recipe.on_bad,
+        max_documents=_max_documents(),
+        keep_empty=as_nanogpt,
+        held_out=_held_out(setup) if as_nanogpt and not only_look else None,
+    )
+
+
+def _held_out(setup: ResolvedBuild) -> dict[str, tuple[int, ...]]:
+
+    recipe = setup.recipe
+    return held_out(setup.plan, setup.listing.root, documents=recipe.documents, limit=recipe.max_document_bytes)
+
+
+def _max_documents() -> int | None:
+    """A bound on the documents of a batch, for those whose scripts set one. The result does not depend on it."""
+    bounds = [positive_from_environment(f"DATASET_{name}BATCH_SIZE") for name in ("", "WRITER_")]
+    return min((bound for bound in bounds if bound), default=None)
+
+
+def _characters(plan: Plan, root: str, recipe: Recipe) -> str:
+    """Every character of the sources: a character-level vocabulary takes a pass of its own."""
+    seen = np.zeros(0x110000, np.bool_)
+    for text in _texts(plan, root, recipe):
+        seen[np.frombuffer(text.encode("utf-32-le"), np.uint32)] = True
+    return "".join(chr(point) for point in np.flatnonzero(seen))
+
+
+def _texts(plan: Plan, root: str, recipe: Recipe) -> Iterable[str]:
+    from tokenmill.sources.reader import read_unit
+
+    for unit in plan.units:
+        sources = list(plan.sources[unit.source : unit.source + unit.num_sources])
+        paths = [f"{root}/{source.name}" for source in sources]
+        try:
+            for batch in read_unit(unit, paths, sources, documents=recipe.documents, limit=recipe.max_document_bytes):
+                for data in batch.text.cast("large_binary").to_pylist():
+                    yield data.decode(errors="ignore")
+        except SourceError:
+            continue  # the unit itself will say so
+
+
+Places = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
+
+
+def held_out(plan: Plan, root: str, *, documents: str, limit: int) -> dict[str, tuple[int, ...]]:
+    """Positions of the documents that are for validation, by source."""
+    found = [places for unit in plan.units for places in _unit_places(plan, unit, root, documents, limit)]
+    if not found:  # no document at all, and whoever wants to keep some will say so
+        return {}
+    sources = np.concatenate([sources for sources, _ in found])
+    positions = np.concatenate([positions for _, positions in found])
+    numbers = np.sort(original_permutation(len(positions))[: num_validation(len(positions))])
+    chosen: dict[str, tuple[int, ...]] = {}
+    for index in np.unique(sources[numbers]).tolist():
+        mine = numbers[sources[numbers] == index]
+        chosen[plan.sources[index].name] = tuple(positions[mine].tolist())
+    return chosen
+
+
+def _unit_places(plan: Plan, unit: Unit, root: str, documents: str, limit: int) -> Iterator[Places]:
+    """Source and position of every document of a unit, in order, whether or not it will be kept."""
+    sources = list(plan.sources[unit.source : unit.source + unit.num_sources])
+    paths = [f"{root}/{source.name}" for source in sources]
+    if all(source.kind == "parquet" and os.path.isfile(path) for source, path in zip(sources, paths, strict=True)):
+        for number, path in enumerate(paths, start=unit.source):
+            rows = _rows(path, unit)
+            yield np.full(len(rows), number), rows
+        return
+    for batch in read_unit(unit, paths, sources, documents=documents, limit=limit):
+        index = np.concatenate((batch.sources, [skip.source for skip in batch.skips])).astype(np.int64)
+        at = np.concatenate((batch.positions, [skip.position for skip in batch.skips])).astype(np.int64)
+        in_turn = np.lexsort((at, index))
+        yield index[in_turn], at[in_turn]
+
+
+def _rows(path: str, unit: Unit) -> npt.NDArray[np.int64]:
+    """The rows of a unit's row groups, from the footer alone."""
+    with explained(path):
+        about = pq.read_metadata(path)
+        ends = np.cumsum([0, *(about.row_group(group).num_rows for group in range(about.num_row_groups))])
+    stop = about.num_row_groups if unit.stop < 0 else unit.stop
+    return np.arange(ends[unit.start], ends[stop])

@@ -1,0 +1,493 @@
+"""The state of an output folder: whose it is, what is in it, and what can be trusted.
+
+OUT/.build/plan.json      the plan; its fingerprint must match
+    .build/job.json       how its units were done, for repair and verify --source
+    .build/clean.json     units that were done at the last clean stop: they need no rehash
+    .build/receipts       one a unit           .build/packs    the same, many in a file
+    .build/pieces         what units wrote
+    .build/rejects        bad documents        .build/quarantine   files that failed a check
+    .build/kept           what an update keeps of a build whose sources changed, on its way
+
+Redoing units of a finished build: what repair and `verify --source` stand on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from tokenmill import records
+from tokenmill.build.plan import Budget, Plan, check_plan, differences
+from tokenmill.build.prefetch import FETCHED
+from tokenmill.build.resolve import ResolvedBuild
+from tokenmill.build.wait import NOTE
+from tokenmill.dataset import manifest
+from tokenmill.dataset.bin_idx import wrong_structure
+from tokenmill.dataset.manifest import Manifest
+from tokenmill.errors import BuildError, DatasetError, LockedError, OutputError, SourceChangedError, StorageError
+from tokenmill.formats.resumable import REQUEST
+from tokenmill.recipe import check_filter
+from tokenmill.sizes import few, format_time
+from tokenmill.sources.base import Source
+from tokenmill.storage import hub
+from tokenmill.storage.base import is_hub
+from tokenmill.storage.local import Folder
+from tokenmill.storage.locks import LOCK, locked
+from tokenmill.storage.output import TEMP_SUFFIX, Digest, is_temp
+from tokenmill.storage.scratch import leave_corner
+from tokenmill.tokenizers.spec import TokenizerSpec
+from tokenmill.units import receipts
+from tokenmill.units.receipts import (
+    NO_LIMIT,
+    PACKS,
+    PIECES,
+    PLAN,
+    RECEIPTS,
+    REJECTS,
+    Key,
+    Receipt,
+    load_receipts,
+    read_receipt,
+    receipt_name,
+)
+from tokenmill.units.task import BuildConfig, UnitTask
+
+if TYPE_CHECKING:
+    from tokenmill.recipe import Recipe
+
+
+EVENTS = ".build/events.jsonl"
+JOB = ".build/job.json"
+CLEAN = ".build/clean.json"
+KEPT = ".build/kept"
+KEPT_PLAN = f"{KEPT}/plan.json"
+TOKENIZER_COPY = ".build/tokenizer"
+QUARANTINE = ".build/quarantine"
+PROVENANCE_SUFFIX = ".provenance.parquet"
+# A build may have left millions of pieces.
+REMOVED_AT_ONCE = 1 << 16
+SWEPT = ("", ".build", PIECES, RECEIPTS, PACKS, REJECTS, "provenance")
+# What there is before the plan, and what is left without it when a build that is started over is killed.
+_BEGUN = (
+    LOCK, EVENTS, PIECES, RECEIPTS, PACKS, REJECTS, QUARANTINE, JOB, CLEAN, NOTE, FETCHED, TOKENIZER_COPY, KEPT,
+)  # fmt: skip
+_OF_A_UNIT = re.compile(r"\.build-(?:receipts|pieces|rejects)-(\d+)\..*")
+_SHARD_FILE = re.compile(r"\d{5,}\.(bin|idx|parquet)|.*\.tmp")
+_WAYS_OUT = "choose another output, or start this one over with --restart"
+_OTHER_SOURCES = "--update keeps what was made of the others, --restart starts over; or put the old files back"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildRecord:
+    """All that it takes, beside the plan, to do units of a build again."""
+
+    work: BuildConfig
+    tokenizer: dict[str, Any]
+    parity: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Clean:
+    fingerprint: str
+    units: tuple[int, ...]
+
+
+def check_ours(folder: Folder) -> None:
+    """Refuse a folder that holds something else."""
+    if folder.is_something_else():
+        raise OutputError(f"{folder.path} is not a folder", hint="choose another output")
+    names = folder.names()
+    # Where a driver has no part of its dataset, the record of nodes stands alone.
+    if names not in ([], [manifest.NODES]) and not _is_ours(folder):
+        raise OutputError(
+            f"{folder.path} holds something else: {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}",
+            hint="choose an output that is empty or does not exist",
+        )
+
+
+def _is_ours(folder: Folder) -> bool:
+    """Whether a manifest or a plan of ours is there, or a build that has only just begun."""
+    # Another process may begin between two looks.
+    return _has_plan(folder) or _has_begun(folder) or _has_plan(folder)
+
+
+def _has_plan(folder: Folder) -> bool:
+    if folder.exists(manifest.MANIFEST):
+        with contextlib.suppress(DatasetError):
+            manifest.load_manifest(folder)
+            return True
+    with contextlib.suppress(DatasetError):
+        return records.seal_of(folder.blocks(PLAN)) is not None
+    return False
+
+
+def _has_begun(folder: Folder) -> bool:
+    # In an object store a folder goes with the last of its objects: there is nothing between the probe and the lock.
+    return folder.names() in ([], [".build"]) and all(
+        f".build/{name}" in _BEGUN or name.endswith(TEMP_SUFFIX) or name.startswith("probe-")
+        for name in folder.names(".build")
+    )
+
+
+def finished(folder: Folder, plan: Plan) -> Manifest | None:
+    """The manifest of a dataset that stands and is this plan's; None if there is none yet."""
+    if not folder.exists(manifest.MANIFEST):
+        return None
+    found = manifest.load_manifest(folder)
+    if found.fingerprint != plan.fingerprint:
+        raise OutputError(
+            f"{folder.path} holds a dataset of another recipe:\n  " + few(_differences(found, plan), "\n  "),
+            hint=_WAYS_OUT,
+        )
+    if folder.exists(PLAN) and not is_stored(folder, plan):
+        try:
+            before = load_plan(folder).sources
+        except DatasetError as error:
+            hint = "a finished dataset can do without it: remove it, or start over with --restart"
+            raise DatasetError(error.message, hint=hint) from None
+        _check_pins(before, plan.sources, hint="put the old file back, or start over with --restart")
+    elif not folder.exists(PLAN):
+        _check_not_newer(folder, plan)
+    try:
+        quick_check(folder, found)
+    except DatasetError as error:
+        hint = error.hint if folder.exists(PLAN) else "its .build folder is gone: start it over with --restart"
+        raise DatasetError(error.message, hint=hint) from None
+    return found
+
+
+def quick_check(folder: Folder, found: Manifest) -> None:
+    """Raise `DatasetError` unless every file is there with its size, and every index fits its tokens."""
+    for name, what in wrong_structure(folder, found):
+        raise DatasetError(f"{folder.at(name)} {what}", hint="run tokenmill repair")
+
+
+def enter(folder: Folder, setup: ResolvedBuild, *, restart: bool) -> None:
+    """Make the folder this plan's, or find that it is. The lock is held."""
+    plan = setup.plan
+    # One that was killed before its first unit gives way: a branch of the hub may have moved on since.
+    if restart or (folder.exists(PLAN) and not is_stored(folder, plan) and not has_work(folder)):
+        start_over(folder)
+    if not folder.exists(PLAN):
+        folder.remove(manifest.NODES)
+        folder.write_parts(PLAN, records.sealed_parts(plan))
+        return
+    check_begun(folder, plan)
+
+
+def check_begun(folder: Folder, plan: Plan) -> None:
+    """Refuse an unfinished build of another plan, or of sources that changed since, of which a unit was begun."""
+    if not folder.exists(PLAN) or is_stored(folder, plan) or not has_work(folder):
+        return
+    found = load_plan(folder)
+    if found.fingerprint != plan.fingerprint:
+        of = "other sources" if found.identity == plan.identity else "another recipe"
+        raise OutputError(
+            f"{folder.path} holds an unfinished build of {of}:\n  " + few(differences(found, plan), "\n  "),
+            hint=_OTHER_SOURCES if found.identity == plan.identity else _WAYS_OUT,
+        )
+    _check_pins(found.sources, plan.sources, hint=_OTHER_SOURCES)
+
+
+def has_work(folder: Folder) -> bool:
+    """Whether a unit may have been begun. The job is written before the first of them."""
+    return folder.exists(JOB) or any(folder.names(name) for name in (RECEIPTS, PACKS))
+
+
+def is_stored(folder: Folder, plan: Plan) -> bool:
+    """Whether the folder's plan is this one to the last pin, without making a second one of it in memory."""
+    return records.seal_of(folder.blocks(PLAN)) == records.digest(plan)
+
+
+def start_over(folder: Folder, *, but: Sequence[str] = ()) -> None:
+    """Remove a build and its dataset, `but` for some of it, and nothing that tokenmill did not write."""
+    splits = known_splits(folder)
+    folder.check_no_links((*splits, "provenance"))
+    if KEPT not in but:
+        forget_kept(folder)  # first: it would be gone on with
+    folder.remove(manifest.MANIFEST)
+    folder.remove(manifest.NODES)
+    folder.sync("")  # from here on it is no dataset, whatever else is still there
+    for parent in (*sorted(splits), "provenance"):
+        for name in folder.names(parent):
+            if _SHARD_FILE.fullmatch(name):
+                folder.remove(f"{parent}/{name}")
+        folder.remove_empty(parent)  # something else may be in it
+    for name in manifest.TOKENIZER_FILES if splits else ():
+        folder.remove(name)
+    if folder.exists(RECEIPTS):
+        folder.remove_tree(RECEIPTS)
+        folder.sync(".build")  # no receipt may be left without its pieces
+    for name in folder.names(".build"):
+        if f".build/{name}" not in (LOCK, EVENTS, *but):
+            folder.remove_tree(f".build/{name}")
+
+
+def known_splits(folder: Folder) -> set[str]:
+    """The splits that the manifest or the job of a folder names."""
+    splits: set[str] = set()
+    with contextlib.suppress(DatasetError):
+        splits |= set(manifest.load_manifest(folder).splits)
+    with contextlib.suppress(DatasetError):
+        splits |= set(load_job(folder).work.split_names)
+    return splits
+
+
+def forget_kept(folder: Folder) -> None:
+    """Remove what an update gathered: its decision first, which must not come back alone."""
+    if folder.exists(KEPT):
+        folder.remove(KEPT_PLAN)
+        folder.sync(KEPT)
+        folder.remove_tree(KEPT)
+
+
+def load_plan(folder: Folder) -> Plan:
+    plan = records.unseal(Plan, folder.read(PLAN), where=folder.at(PLAN))
+    check_plan(plan, where=folder.at(PLAN))
+    return plan
+
+
+def save_job(folder: Folder, job: BuildRecord) -> None:
+    folder.replace(JOB, records.seal(job))
+
+
+def load_job(folder: Folder) -> BuildRecord:
+    """The job of a build."""
+    job = records.unseal(BuildRecord, folder.read(JOB), where=folder.at(JOB))
+    for name in job.work.split_names:
+        manifest.check_split_name(name, where=JOB)
+    manifest.check_tokenizer(job.tokenizer, where=JOB)
+    return replace(job, work=replace(job.work, scratch=None))
+
+
+def as_before(folder: Folder, recipe: Recipe) -> Recipe:
+    """The recipe with datasets of the hub at the commit that the build in this folder began with: branches move on."""
+    try:
+        root = load_job(folder).work.root
+    except DatasetError:
+        return recipe
+    if not is_hub(root):
+        return recipe
+    sources, val_sources = (
+        tuple(hub.at_commit(source, root) for source in given) for given in (recipe.sources, recipe.val_sources)
+    )
+    return replace(recipe, sources=sources, val_sources=val_sources)
+
+
+def keep_tokenizer(folder: Folder, spec: TokenizerSpec) -> Digest | None:
+    """Put the tokenizer's content into the dataset, so that it can be decoded anywhere."""
+    if spec.file_name is None:
+        return None
+    folder.write(TOKENIZER_COPY, spec.content)
+    return folder.write(spec.file_name, spec.content)
+
+
+def trusted_receipts(folder: Folder, plan: Plan) -> Iterator[Receipt]:
+    """Receipts of units that were done at the last clean stop. All others are rehashed by workers."""
+    found = load_receipts(folder, clean_units(folder, plan), plan.fingerprint)
+    return (receipt for receipt in found if receipt is not None)
+
+
+def clean_units(folder: Folder, plan: Plan) -> list[int]:
+    """Units that were done at the last clean stop."""
+    try:
+        clean = records.unseal(Clean, folder.read(CLEAN), where=CLEAN)
+    except DatasetError:
+        return []
+    if clean.fingerprint != plan.fingerprint:
+        return []
+    return [unit for unit in clean.units if 0 <= unit < len(plan.units)]
+
+
+def num_receipts(folder: Folder) -> int:
+    """How many whole units have a receipt, whether or not it will hold."""
+    return sum(name.count(".") == 1 for name in folder.names(RECEIPTS))
+
+
+def quarantined(folder: Folder) -> tuple[int, int]:
+    """Units of which a file did not hold since the build began, and how many files are kept of them."""
+    found = [match for name in folder.names(QUARANTINE) if (match := _OF_A_UNIT.fullmatch(name))]
+    return len({match[1] for match in found}), len(found)
+
+
+def note_clean_stop(folder: Folder, plan: Plan, known: Iterable[int]) -> None:
+    """Write down which units need no rehash at the next start."""
+    if units := tuple(sorted(known)):
+        with contextlib.suppress(StorageError):  # a full disk: the next start just rehashes
+            folder.replace(CLEAN, records.seal(Clean(fingerprint=plan.fingerprint, units=units)))
+
+
+def distrust(folder: Folder) -> None:
+    """Have every unit hashed again at the next start."""
+    folder.remove(CLEAN)
+
+
+def bytes_done(folder: Folder) -> int:
+    """How much of the output is there already."""
+    return sum(folder.sizes(PIECES).values())
+
+
+def sweep(folder: Folder, splits: Iterable[str]) -> None:
+    """Remove the temp files of a build that was stopped."""
+    for name in (*SWEPT, *splits):
+        folder.sweep(name)
+
+
+def clean_up(folder: Folder, local: Folder | None) -> None:
+    """After the manifest: pieces have become shards, and their own names are not needed any more."""
+    pieces = (name for name in folder.names(PIECES) if not name.endswith(PROVENANCE_SUFFIX))
+    while some := list(itertools.islice(pieces, REMOVED_AT_ONCE)):
+        folder.remove_all([f"{PIECES}/{name}" for name in some])
+    folder.remove_tree(PACKS)
+    folder.remove_tree(CLEAN)
+    forget_kept(folder)
+    if local is not None:
+        leave_corner(local)
+
+
+def tidy(folder: Folder, splits: Iterable[str], local: Folder | None) -> None:
+    """Do the rest of a build or repair that was stopped behind its manifest, if nobody is at it.
+
+    A dataset is a dataset all the same, so a folder that cannot be written to stays as it is.
+    """
+    for place in ("", "provenance", *splits):
+        with contextlib.suppress(StorageError, OSError):
+            folder.sync(place)  # names may be there from one that was killed before it had synced them
+    places = (*SWEPT, *splits)
+    if not folder.exists(".build") or not (
+        any(is_temp(name) for place in places for name in folder.names(place))
+        or any(not name.endswith(PROVENANCE_SUFFIX) for name in folder.names(PIECES))
+        or any(folder.exists(name) for name in (PACKS, CLEAN, KEPT, NOTE, LOCK))
+        or (local is not None and local.exists(""))
+    ):
+        return
+    with contextlib.suppress(LockedError, StorageError, OSError), locked(folder, patience=None):
+        sweep(folder, splits)
+        clean_up(folder, local)
+        folder.remove(NOTE)
+
+
+def _differences(found: Manifest, plan: Plan) -> list[str]:
+    sources = tuple(
+        Source(name=s.name, kind="", compression="", bytes=s.bytes, modified=0, split="", text={})
+        for s in found.sources
+    )
+    now = tuple(
+        Source(name=s.name, kind="", compression="", bytes=s.bytes, modified=0, split="", text={}) for s in plan.sources
+    )
+    old_plan = Plan(format=found.format, identity=found.identity, sources=sources, units=(), target_tokens=0)
+    new_plan = Plan(format=plan.format, identity=plan.identity, sources=now, units=plan.units, target_tokens=0)
+    return differences(old_plan, new_plan)
+
+
+def what_was_compared(folder: Folder) -> str:
+    """What a user should know of a finished dataset that is taken as it is; "" if its sources were compared."""
+    if folder.exists(PLAN):
+        return ""
+    said = "its .build folder is gone, so the sources were compared by name and size, not by content"
+    return f"{said}; if they may have changed, start over with --restart"
+
+
+def _check_not_newer(folder: Folder, plan: Plan) -> None:
+    """Refuse sources that were written after the dataset: without its plan, nothing shows that they are the same."""
+    found = folder.stat(manifest.MANIFEST)
+    written = found.modified if found is not None else 0
+    newer = [
+        f"source {source.name} was written {format_time(source.modified)}, after the dataset ({format_time(written)})"
+        for source in plan.sources
+        if written and not source.etag and source.modified > written
+    ]
+    if newer:
+        raise SourceChangedError(
+            f"{folder.path} has no .build folder, which would tell whether its sources have changed:\n  "
+            + few(newer, "\n  "),
+            hint="start over with --restart, or choose another output",
+        )
+
+
+def _check_pins(before: Sequence[Source], now: Sequence[Source], *, hint: str) -> None:
+    changed = [
+        f"source {was.name} changed since the plan was made: it had {was.pin()}, now {found.pin()}"
+        for was, found in zip(before, now, strict=True)
+        if (was.modified, was.etag) != (found.modified, found.etag)
+    ]
+    if changed:
+        raise SourceChangedError(few(changed, "\n  "), hint=hint)
+
+
+# A finished dataset is not updated: what a build says of a source that changed would be no help.
+SOURCE_CHANGED = "put the old file back, with its time, or prepare the dataset again, with --restart or elsewhere"
+_PREPARE_AGAIN = "prepare it again, with --restart here or into another folder, and compare the two manifests"
+
+
+def reopen(folder: Folder, filter: str | None) -> tuple[Plan, BuildRecord]:
+    """Plan and job of a finished build. Code that a folder names is run only if the caller names it too."""
+    if folder.exists(REQUEST):
+        raise DatasetError(
+            f"{folder.path} was imported: it has no sources to be made of again",
+            hint="run the same tokenmill import command again: it writes what is damaged, and keeps the rest",
+        )
+    if lost := [name for name in (receipts.PLAN, JOB) if not folder.exists(name)]:
+        what = lost[0] if folder.exists(".build") else "its .build folder"
+        raise DatasetError(
+            f"{folder.path} does not say where its sources are: {what} is gone",
+            hint=_PREPARE_AGAIN,
+        )
+    try:
+        plan, job = load_plan(folder), load_job(folder)
+    except DatasetError as error:
+        raise DatasetError(error.message, hint=_PREPARE_AGAIN) from None
+    check_filter(plan.identity.get("filter"), filter, where=folder.path)
+    if job.work.filter != filter:  # whoever had the folder may have changed it
+        raise DatasetError(
+            f"{folder.path} was made with the filter {job.work.filter!r}, not {filter!r}",
+            hint="its .build names code that --filter did not: trust neither, and prepare the dataset again",
+        )
+    return plan, job
+
+
+def find_receipt(folder: Folder, plan: Plan, key: Key) -> Receipt | None:
+    """A receipt, if it is there and can be read. Its pieces may be gone: they became shards."""
+    try:
+        receipt = read_receipt(folder, receipt_name(*key))
+    except (DatasetError, BuildError):
+        return None
+    return receipt if (receipt.key, receipt.fingerprint) == (key, plan.fingerprint) else None
+
+
+def whole_receipts(folder: Folder, plan: Plan) -> Iterator[Receipt | None]:
+    """The receipt of every unit, in order, as long as they are asked for."""
+    return folder.each(partial(find_receipt, folder, plan), ((unit, NO_LIMIT) for unit in range(len(plan.units))))
+
+
+def dataset_receipts(folder: Folder, plan: Plan) -> Sequence[Receipt]:
+    """The receipts that the dataset consists of, in order: a token budget may have cut it short."""
+
+    def found() -> Iterator[Receipt]:
+        known: dict[int, int] = {}
+        budget = Budget(plan.identity.get("max_tokens"), known)
+        for unit, receipt in enumerate(whole_receipts(folder, plan)):
+            known[unit] = there(receipt, unit).tokens
+            if budget.is_spent():
+                cut = budget.cut(plan)
+                yield there(receipt if cut is None else find_receipt(folder, plan, key_of(cut)), unit)
+                return
+            yield there(receipt, unit)
+
+    return records.pack_table(Receipt, found())
+
+
+def there(receipt: Receipt | None, unit: int) -> Receipt:
+    """A receipt that a unit must have."""
+    if receipt is None:
+        raise DatasetError(f"the receipt of unit {unit} is missing or damaged", hint="run tokenmill repair")
+    return receipt
+
+
+def key_of(task: UnitTask) -> Key:
+    return task.unit.index, task.token_limit

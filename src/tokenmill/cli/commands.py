@@ -1,0 +1,617 @@
+"""The commands.
+
+The commands that go between layouts: export, import, consolidate.
+
+The commands that move datasets: push and pull.
+
+The command that makes a Ray cluster file of a list of hosts.
+
+What `tokenmill bench` measures: how quickly the loader feeds a trainer on this machine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import io
+import sys
+import time
+import traceback
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from tokenmill import __version__
+from tokenmill.cli import output as show
+from tokenmill.cli.options import (
+    OPTIONS,
+    PREPARE_OPTIONS,
+    library_arguments,
+    naming_options,
+    with_modules_here,
+    with_options,
+)
+from tokenmill.cli.progress import Watcher
+from tokenmill.errors import INTERRUPTED, RecipeError, TokenmillError, redact
+from tokenmill.formats.open import open as open_dataset
+from tokenmill.loader.loader import DataLoader
+
+app = typer.Typer(
+    help="Raw text to training-ready token datasets: crash-safe, verified, at engine speed.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+_PREPARE = """
+Prepare a dataset. Killed? Run the same command again: it goes on where it stopped.
+
+\b
+Examples:
+  tokenmill prepare corpus/*.parquet -o data/owt
+  tokenmill prepare corpus/ -o data/owt --split val=0.0005 -j 16
+  tokenmill prepare chat.jsonl.zst -o data/chat --template "{prompt}\\n\\n{response}"
+  tokenmill prepare "src/**/*.py" -o data/code --documents files
+  tokenmill prepare big.txt -o data/big --documents "separator:<|endoftext|>"
+  tokenmill prepare corpus/*.parquet -o data/owt --split nanogpt --layout nanogpt
+  tokenmill prepare corpus/ -o /nfs/owt --scratch /local/tmp --max-tokens 150G
+  tokenmill prepare s3://bucket/corpus -o s3://bucket/owt
+
+\b
+Exit codes: 0 done, 1 failed, 2 usage or recipe, 3 done with quarantined
+documents, 4 verification failed, 5 locked by another build, 130 interrupted.
+"""
+_PLAN = """
+Tell what prepare would do with the same arguments: files, units, tokens, disk, memory, time. Writes nothing.
+
+\b
+Example:
+  tokenmill plan corpus/*.parquet -o data/owt
+
+\b
+Exit codes: 0 prepare could begin, 1 too little space on the disk or failed,
+2 usage, or a folder that prepare would refuse.
+"""
+_VERIFY = """
+Check a dataset against its manifest: every size, every index, every SHA-256.
+
+\b
+Examples:
+  tokenmill verify data/owt
+  tokenmill verify data/owt --quick            sizes and structure only
+  tokenmill verify data/owt --source sample    tokenise some of the sources again, and compare
+"""
+_REPAIR = """
+Restore a damaged dataset: what is bad goes to .build/quarantine, and only that is done again.
+
+\b
+Example:
+  tokenmill repair data/owt
+"""
+_INSPECT = """
+Show what a dataset holds, and the text of its first documents.
+
+\b
+Examples:
+  tokenmill inspect data/owt
+  tokenmill inspect data/owt --split val --documents 5
+"""
+_BENCH = """
+Measure how quickly the loader feeds a trainer with this dataset on this machine. Writes nothing.
+
+\b
+Example:
+  tokenmill bench data/owt --seq-len 2048 --batch-size 32
+"""
+
+Dataset = Annotated[str, typer.Argument(metavar="OUT", help="a dataset's folder or URL", show_default=False)]
+Filter = Annotated[
+    str | None,
+    typer.Option(
+        metavar="MODULE:FUNCTION",
+        help="the filter that the dataset was made with, if any",
+        callback=with_modules_here,
+    ),
+]
+AsJson = Annotated[bool, typer.Option("--json", help="print the result as JSON")]
+# Whichever parser typer brings along, its usage errors share this base.
+_UsageError: Any = typer.BadParameter.__base__
+Workers = Annotated[int | None, typer.Option("-j", "--workers", metavar="N", help="all cores by default")]
+
+
+@app.callback()
+def _root(version: Annotated[bool, typer.Option("--version", help="print the version")] = False) -> None:
+    if version:
+        typer.echo(f"tokenmill {__version__}")
+        raise typer.Exit
+
+
+@app.command(help=_PREPARE)
+@with_options(PREPARE_OPTIONS)
+def prepare(options: dict[str, Any]) -> int:
+    from tokenmill.build.api import prepare
+
+    if options["workers"] == 1:
+        from tokenmill.resources import start_arrow
+
+        start_arrow()  # this process may be the worker
+    quiet, progress = options["quiet"], not options["no_progress"]
+    # Ray prints what goes wrong in a cluster to the output by itself; the watcher tells it as well.
+    hushed = contextlib.redirect_stdout(io.StringIO()) if options["executor"] == "ray" else contextlib.nullcontext()
+    with Watcher(quiet=quiet, verbose=options["verbose"], progress=progress) as watcher, hushed, naming_options():
+        result = prepare(watch=watcher, wait=options["wait"], **library_arguments(options))
+    export = result.export
+    if options["as_json"]:
+        beside = {"export": show.export_record(export)} if export else {}
+        rate = {"tokens_per_second": watcher.tokens_per_second}
+        show.as_json(show.result_record(result) | rate | show.nodes_record(result.nodes) | beside)
+    elif not quiet:
+        show.result(result, tokens_per_second=watcher.tokens_per_second)
+        show.nodes(show.nodes_record(result.nodes))
+        if export is not None:
+            show.exported(export)
+    return 3 if result.manifest.quarantined else 0
+
+
+@app.command(help=_PLAN)
+@with_options(OPTIONS)
+def plan(options: dict[str, Any]) -> int:
+    from tokenmill.build.preview import plan
+
+    with naming_options():
+        preview = plan(**library_arguments(options))
+    if options["as_json"]:
+        show.as_json(dataclasses.asdict(preview) | {"disk_missing": preview.disk_missing})
+    elif not options["quiet"]:
+        show.preview(preview)
+    if preview.conflict:
+        return 2
+    return 1 if preview.disk_missing else 0
+
+
+@app.command(help=_VERIFY)
+def verify(
+    dataset: Dataset,
+    quick: Annotated[bool, typer.Option("--quick", help="sizes and structure only")] = False,
+    source: Annotated[
+        Literal["sample", "all"] | None, typer.Option(help="tokenise the sources again, and compare")
+    ] = None,
+    filter: Filter = None,
+    workers: Workers = None,
+    as_json: AsJson = False,
+) -> int:
+    from tokenmill.maintenance.verify import verify
+
+    report = verify(dataset, quick=quick, source=source, workers=workers, filter=filter)
+    if as_json:
+        show.as_json({"ok": report.ok, **dataclasses.asdict(report)})
+    else:
+        show.report(report)
+    return 0 if report.ok else 4
+
+
+@app.command(help=_REPAIR)
+def repair(dataset: Dataset, filter: Filter = None, workers: Workers = None, as_json: AsJson = False) -> int:
+    from tokenmill.maintenance.repair import repair
+    from tokenmill.maintenance.verify import verify
+
+    problems = repair(dataset, workers=workers, filter=filter)
+    after = verify(dataset, workers=workers)
+    if as_json:
+        show.as_json({"ok": after.ok, "repaired": [dataclasses.asdict(problem) for problem in problems]})
+    else:
+        show.repaired(problems, after)
+    return 0 if after.ok else 4
+
+
+@app.command(help=_INSPECT)
+def inspect(
+    dataset: Dataset,
+    split: Annotated[
+        str | None, typer.Option(metavar="NAME", help="which split to show texts of (train if there is one)")
+    ] = None,
+    documents: Annotated[int, typer.Option(metavar="N", help="how many texts to show", min=0)] = 3,
+    as_json: AsJson = False,
+) -> int:
+    from tokenmill.cli.output import describe, first_texts
+
+    record = describe(dataset)
+    shown, texts = first_texts(dataset, split, documents) if "tokens" in record else ("", [])
+    if as_json:
+        show.as_json({**record, "texts": texts})
+    else:
+        show.dataset(record, shown, texts)
+    return 0
+
+
+@app.command(help=_BENCH)
+def bench(
+    dataset: Dataset,
+    split: Annotated[str, typer.Option(metavar="NAME", help="which split to read")] = "train",
+    seq_len: Annotated[int, typer.Option(metavar="N", help="tokens of a sample", min=1)] = 1024,
+    batch_size: Annotated[int, typer.Option(metavar="N", help="samples of a batch", min=1)] = 64,
+    seconds: Annotated[float, typer.Option(metavar="N", help="how long to measure", min=0.01)] = 3.0,
+    as_json: AsJson = False,
+) -> int:
+
+    record = measure(dataset, split=split, seq_len=seq_len, batch_size=batch_size, seconds=seconds)
+    if as_json:
+        show.as_json(record)
+    else:
+        show.rates(record)
+    return 0
+
+
+def run() -> int:
+    """Parse and run; gives the exit code. Errors become a sentence and a hint."""
+    try:
+        code = app(standalone_mode=False)
+        if code == INTERRUPTED:  # what the parser makes of an interrupt
+            raise KeyboardInterrupt
+        return code if isinstance(code, int) else 0
+    except typer.Exit as stop:
+        return stop.exit_code
+    except _UsageError as error:
+        error.show()
+        return 2
+    except TokenmillError as error:
+        show.error(error.message, error.hint)
+        return error.exit_code
+    except BrokenPipeError:
+        return 1
+    except OSError as error:  # of files, ours would be; what is left is where we stand, and where the output goes
+        if error.filename is not None:
+            show.error(redact(f"{error.filename}: {error.strerror}"), "check the path, and who may use it")
+        elif isinstance(error, FileNotFoundError):
+            show.error("the current folder is not there any more", "change to another one")
+        else:
+            show.error(f"the output cannot be printed: {error.strerror}", "check where standard output and error go")
+        return 1
+    except Exception as error:
+        if "-v" in sys.argv or "--verbose" in sys.argv:
+            print(redact(traceback.format_exc()), file=sys.stderr)
+        show.error(redact(f"unexpected {type(error).__name__}: {error}"), "please report this, with what -v prints")
+        return 1
+
+
+_EXPORT = """
+Write a dataset as the files of a trainer's layout. Killed? Run the same command again: it goes on where it stopped.
+
+\b
+Layouts: {layouts}
+
+\b
+Examples:
+  tokenmill export data/owt --to nanogpt out/nanogpt
+  tokenmill export data/owt --to llmc out/llmc --name fineweb --shard-size 100M
+  tokenmill export data/owt --to templar out/templar --seq-len 2048 --shard-size 1Gi
+  tokenmill export data/owt --to huggingface out/hub --seq-len 4096
+"""
+_IMPORT = """
+Make a dataset of the files of a trainer's layout, with its documents, in their order.
+
+Where a layout does not store where documents end, the end-of-text id tells: give it, or the tokenizer.
+
+\b
+Examples:
+  tokenmill import out/nanogpt --from nanogpt -o data/owt --tokenizer gpt2
+  tokenmill import shards/ --from templar -o data/dclm --eot-id 2
+"""
+_CONSOLIDATE = """
+Join Templar's train_000000.npy shards to tokens.bin, and write the ids of their samples to sample_ids.bin.
+
+What comes out is compared with what you expect: SHA-256 and number of elements of each.
+
+\b
+Examples:
+  tokenmill consolidate --data_root shards/ --seq_len 2048 --expect tokens=4c53...:161061273600
+  tokenmill consolidate --data_root shards/ --seq_len 2048 --checksums expected.json
+  tokenmill consolidate --data_root shards/ --seq_len 2048 --skip-validation
+"""
+# The names are said here once more, so that --help loads no layout.
+_LAYOUTS = "catid, datatrove, huggingface, litdata, llmc, mds, megatron, nanogpt, olmo, templar"
+
+Output = Annotated[str, typer.Option("-o", "--output", metavar="DATASET", help="the dataset's folder")]
+Threads = Annotated[int | None, typer.Option("-j", "--workers", metavar="N", help="threads; all cores by default")]
+Scratch = Annotated[
+    Path | None, typer.Option(metavar="DIR", help="write here first, where the output is a slow network drive")
+]
+Restart = Annotated[bool, typer.Option("--restart", help="throw away what an earlier run wrote there")]
+Expect = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME=SHA256[:COUNT]", help="what tokens or sample_ids must be (templar); may be repeated"),
+]
+Checksums = Annotated[
+    Path | None, typer.Option(metavar="FILE", help='the same as JSON: {"tokens": {"sha256": ..., "elements": ...}}')
+]
+SkipValidation = Annotated[
+    bool, typer.Option("--skip-validation", "--skip_validation", help="compare with nothing, whatever is expected")
+]
+
+
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="print nothing but errors")]
+NoProgress = Annotated[bool, typer.Option("--no-progress", help="no bar and no progress lines")]
+
+
+def add_format_commands(app: typer.Typer) -> None:
+    """Register the commands."""
+    app.command(help=_EXPORT.format(layouts=_LAYOUTS))(export)
+    app.command("import", help=_IMPORT)(import_)
+    app.command(help=_CONSOLIDATE)(consolidate)
+
+
+def export(
+    dataset: Annotated[
+        str, typer.Argument(metavar="DATASET", help="a dataset, or token files of a layout", show_default=False)
+    ],
+    output: Annotated[str, typer.Argument(metavar="OUT", help="a folder of its own", show_default=False)],
+    to: Annotated[str, typer.Option("--to", metavar="LAYOUT", help=f"one of {_LAYOUTS}")],
+    shard_size: Annotated[str | None, typer.Option(metavar="N", help="tokens of a file, like 100M or 1Gi")] = None,
+    seq_len: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="tokens of a sample (templar: 2048), or of a packed row (mds, huggingface)"),
+    ] = None,
+    name: Annotated[str | None, typer.Option(metavar="NAME", help="what file names begin with")] = None,
+    order: Annotated[
+        Literal["source", "shuffled"] | None, typer.Option(help="of the documents (nanogpt); source by default")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="of --order shuffled (0)")] = None,
+    templar_compat: Annotated[
+        bool, typer.Option("--templar-compat", help="sample ids as the original computes them, which is wrong")
+    ] = False,
+    expect: Expect = None,
+    checksums: Checksums = None,
+    skip_validation: SkipValidation = False,
+    workers: Threads = None,
+    scratch: Scratch = None,
+    restart: Restart = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    no_progress: NoProgress = False,
+) -> int:
+    from tokenmill.formats.convert import export
+    from tokenmill.formats.templar import read_expected
+
+    expected = {} if skip_validation else read_expected(expect or (), checksums)
+    options = {
+        "shard_size": shard_size,
+        "seq_len": seq_len,
+        "name": name,
+        "order": order,
+        "seed": seed,
+        "templar_compat": templar_compat or None,
+    }
+    with Watcher(quiet=quiet, verbose=False, progress=not no_progress) as watcher:
+        result = export(
+            dataset,
+            output,
+            to=to,
+            workers=workers,
+            scratch=scratch,
+            restart=restart,
+            watch=watcher,
+            expected=expected,
+            **options,
+        )
+    if as_json:
+        show.as_json(show.export_record(result))
+    elif not quiet:
+        show.exported(result)
+    return 0
+
+
+def import_(
+    path: Annotated[str, typer.Argument(metavar="PATH", help="files of the layout, or one of them")],
+    layout: Annotated[str, typer.Option("--from", metavar="LAYOUT", help=f"one of {_LAYOUTS}")],
+    output: Output,
+    tokenizer: Annotated[
+        str | None, typer.Option(metavar="NAME", help="what made the tokens; the dataset can be decoded then")
+    ] = None,
+    eot_id: Annotated[int | None, typer.Option(metavar="N", help="the id that ends a text", min=0)] = None,
+    dtype: Annotated[
+        Literal["uint16", "uint32", "int32"] | None, typer.Option(help="of files that do not tell it")
+    ] = None,
+    workers: Threads = None,
+    scratch: Scratch = None,
+    restart: Restart = False,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    no_progress: NoProgress = False,
+) -> int:
+    from tokenmill.formats.convert import import_
+
+    with Watcher(quiet=quiet, verbose=False, progress=not no_progress) as watcher:
+        result = import_(
+            path,
+            output,
+            layout=layout,
+            tokenizer=tokenizer,
+            eot_id=eot_id,
+            dtype=dtype,
+            workers=workers,
+            scratch=scratch,
+            restart=restart,
+            watch=watcher,
+        )
+    if as_json:
+        show.as_json({**show.result_record(result), "layout": result.layout, "notes": list(result.notes)})
+    elif not quiet:
+        show.result(result)
+    return 0
+
+
+def consolidate(
+    data_root: Annotated[
+        str, typer.Option("--data_root", "--data-root", metavar="DIR", help="the folder with train_000000.npy, ...")
+    ],
+    seq_len: Annotated[
+        int, typer.Option("--seq_len", "--seq-len", metavar="N", help="tokens of a sample", min=1)
+    ] = 2048,
+    expect: Expect = None,
+    checksums: Checksums = None,
+    skip_validation: SkipValidation = False,
+    templar_compat: Annotated[
+        bool, typer.Option("--templar-compat", help="sample ids as the original computes them, which is wrong")
+    ] = False,
+    workers: Threads = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    no_progress: NoProgress = False,
+) -> int:
+    from tokenmill.formats.templar import consolidate, read_expected
+
+    expected = {} if skip_validation else read_expected(expect or (), checksums)
+    with Watcher(quiet=quiet, verbose=False, progress=not no_progress) as watcher:
+        result = consolidate(
+            data_root, seq_len, expected=expected, compat=templar_compat, workers=workers, watch=watcher
+        )
+    if as_json:
+        show.as_json(show.export_record(result))
+    elif not quiet:
+        show.exported(result)
+        if not expected and not skip_validation:
+            print("  compared with nothing: --expect or --checksums say what the files must be")
+    return 0
+
+
+_PUSH = """
+Put a dataset to an object store. Only what is missing or wrong there is moved. Killed? Run the same command again.
+
+\b
+Examples:
+  tokenmill push data/owt s3://bucket/owt
+  tokenmill push data/owt gs://bucket/owt-small --split val
+"""
+_PULL = """
+Get a dataset from an object store. Only what is missing or wrong here is moved, and every file is hashed as it
+arrives. Killed? Run the same command again: it goes on in the middle of a file.
+
+\b
+Examples:
+  tokenmill pull s3://bucket/owt data/owt
+  tokenmill pull s3://bucket/owt data/some --split train --shards 0-9
+"""
+
+Splits = Annotated[list[str] | None, typer.Option("--split", metavar="NAME", help="this split alone; may be repeated")]
+Shards = Annotated[
+    str | None,
+    typer.Option("--shards", metavar="NUMBERS", help="these shards of each split alone, like 0-9 or 0,3,5-7"),
+]
+Transfers = Annotated[int | None, typer.Option("-j", "--workers", metavar="N", help="files at once (4)")]
+
+
+def add_transfer_commands(app: typer.Typer) -> None:
+    """Register the commands."""
+    app.command(help=_PUSH)(push)
+    app.command(help=_PULL)(pull)
+
+
+def push(
+    dataset: Annotated[str, typer.Argument(metavar="DATASET", help="a dataset's folder", show_default=False)],
+    url: Annotated[str, typer.Argument(metavar="URL", help="s3://, gs:// or az://", show_default=False)],
+    split: Splits = None,
+    shards: Shards = None,
+    workers: Transfers = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    no_progress: NoProgress = False,
+) -> int:
+    return _run("push", dataset, url, split, shards, workers, as_json, quiet, no_progress)
+
+
+def pull(
+    url: Annotated[str, typer.Argument(metavar="URL", help="s3://, gs:// or az://", show_default=False)],
+    folder: Annotated[str, typer.Argument(metavar="DIR", help="the dataset's folder", show_default=False)],
+    split: Splits = None,
+    shards: Shards = None,
+    workers: Transfers = None,
+    as_json: AsJson = False,
+    quiet: Quiet = False,
+    no_progress: NoProgress = False,
+) -> int:
+    return _run("pull", url, folder, split, shards, workers, as_json, quiet, no_progress)
+
+
+def _run(
+    what: str,
+    source: str,
+    target: str,
+    split: list[str] | None,
+    shards: str | None,
+    workers: int | None,
+    as_json: bool,
+    quiet: bool,
+    no_progress: bool,
+) -> int:
+    from tokenmill.maintenance import push_pull
+
+    move = push_pull.push if what == "push" else push_pull.pull
+    with Watcher(quiet=quiet, verbose=False, progress=not no_progress) as watcher:
+        moved = move(source, target, split=split, shards=shards, workers=workers, watch=watcher)
+    if as_json:
+        show.as_json(dataclasses.asdict(moved))
+    elif not quiet:
+        show.moved(moved)
+    return 0
+
+
+_CLUSTER = """
+Print a cluster file for `ray up`, from a file with a `host slots` line for each host. The first one is the head.
+
+\b
+Example:
+  tokenmill cluster hosts.txt > cluster.yaml
+  ray up cluster.yaml
+"""
+
+
+def add_cluster_command(app: typer.Typer) -> None:
+    """Register the command."""
+    app.command(help=_CLUSTER)(cluster)
+
+
+def cluster(
+    hosts: Annotated[str, typer.Argument(metavar="HOSTS", help="a file like: node1 16", show_default=False)],
+    user: Annotated[str | None, typer.Option(metavar="NAME", help="who logs in to the hosts; you by default")] = None,
+) -> int:
+    from tokenmill.executors.hosts import cluster
+
+    print(cluster(hosts, user=user), end="")
+    return 0
+
+
+def measure(path: str, *, split: str, seq_len: int, batch_size: int, seconds: float) -> dict[str, Any]:
+    """Rates of a shuffled loader over so many seconds, and how long its first batch took from opening on."""
+    begin = time.perf_counter()
+    dataset = open_dataset(path)
+    if split not in dataset.splits:
+        raise RecipeError(f"there is no split {split!r}", hint=f"there are {', '.join(dataset.splits)}")
+    loader = DataLoader(dataset, seq_len, batch_size, split=split)
+    batches = iter(loader)
+    next(batches)
+    first = now = time.perf_counter()
+    count = 0
+    while now < first + seconds:
+        next(batches)
+        count += 1
+        now = time.perf_counter()
+    rate = count / (now - first)
+    return {
+        "path": path,
+        "split": split,
+        "seq_len": seq_len,
+        "batch_size": batch_size,
+        "samples": loader.num_samples,
+        "seconds": round(now - first, 3),
+        "batches": count,
+        "batches_per_second": round(rate, 1),
+        "tokens_per_second": round(rate * batch_size * seq_len),
+        "first_batch_ms": round(1000 * (first - begin), 2),
+    }
+
+
+add_format_commands(app)
+add_transfer_commands(app)
+add_cluster_command(app)

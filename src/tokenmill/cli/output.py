@@ -1,0 +1,294 @@
+"""What the user sees in the end: results as a few lines, or as JSON.
+
+Texts from outside are printed with their control characters escaped.
+
+What `tokenmill inspect` tells of a dataset.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import re
+import sys
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from tokenmill.dataset import manifest as manifests
+from tokenmill.dataset import manifest as placement
+from tokenmill.errors import RecipeError
+from tokenmill.formats.open import open as open_dataset
+from tokenmill.sizes import counted, format_bytes, format_count, format_seconds
+from tokenmill.storage.base import open_folder
+
+if TYPE_CHECKING:
+    from tokenmill.build.api import PrepareResult
+    from tokenmill.build.preview import PlanResult
+    from tokenmill.dataset.manifest import Nodes
+    from tokenmill.formats.base import ExportResult
+    from tokenmill.formats.convert import ImportResult
+    from tokenmill.maintenance.push_pull import TransferResult
+    from tokenmill.maintenance.verify import Problem, VerifyReport
+
+
+T = TypeVar("T")
+
+
+def printable(text: str) -> str:
+    """A text whose control characters cannot act on a terminal."""
+    return "".join(char if char.isprintable() or char in "\n\t" else f"\\x{ord(char):02x}" for char in text)
+
+
+def error(message: str, hint: str) -> None:
+    print(f"error: {printable(message)}", file=sys.stderr)
+    if hint:
+        print(f"hint: {printable(hint)}", file=sys.stderr)
+
+
+def as_json(record: Mapping[str, Any]) -> None:
+    """A result for a program to read, in characters that the output can hold."""
+    is_unicode = (sys.stdout.encoding or "utf-8").lower().startswith("utf")  # a text in memory has none
+    text = json.dumps(record, indent=2, sort_keys=True, ensure_ascii=not is_unicode)
+    # What JSON leaves as it is, and a terminal might not; and halves of characters, as names of files may have them.
+    print(re.sub("[\x7f-\x9f\ud800-\udfff]", lambda found: f"\\u{ord(found[0]):04x}", text))
+
+
+def result_record(result: PrepareResult | ImportResult) -> dict[str, Any]:
+    manifest = result.manifest
+    return {
+        "output": result.output,
+        "already_complete": result.already_complete,
+        "seconds": round(result.seconds, 3),
+        "fingerprint": manifest.fingerprint,
+        "tokens": manifest.tokens,
+        "documents": manifest.documents,
+        "documents_read": manifest.documents_read,
+        "dropped": manifest.dropped,
+        "quarantined": manifest.quarantined,
+        "dtype": manifest.dtype,
+        "parity": manifest.parity,
+        "splits": {
+            name: {"tokens": split.tokens, "documents": split.documents, "shards": len(split.shards)}
+            for name, split in manifest.splits.items()
+        },
+    }
+
+
+def result(result: PrepareResult | ImportResult, *, tokens_per_second: int = 0) -> None:
+    manifest = result.manifest
+    if result.already_complete:
+        _print(f"{result.output} is complete already: sizes and structure checked in {result.seconds:.1f} s")
+    else:
+        rate = f", {format_count(tokens_per_second)} tokens/s" if tokens_per_second else ""
+        _print(f"{result.output} is done in {format_seconds(result.seconds)}{rate}")
+    for name, split in _train_first(manifest.splits):
+        tokens, documents = counted(split.tokens, "token"), counted(split.documents, "document")
+        _print(f"  {name:<6} {tokens:>23}  {documents:>22}  {counted(len(split.shards), 'shard'):>12}")
+    if manifest.dropped:
+        dropped = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in manifest.dropped.items())
+        _print(f"  dropped {dropped}")
+    if manifest.quarantined:
+        bad = counted(manifest.quarantined, "bad document")
+        _print(f"  {bad}, listed in {result.output}/.build/rejects")
+
+
+def nodes_record(nodes: Nodes | None) -> dict[str, Any]:
+    return {} if nodes is None else {"nodes": [dataclasses.asdict(place) for place in nodes.parts]}
+
+
+def nodes(record: dict[str, Any]) -> None:
+    """Which node has what."""
+    for number, place in enumerate(record.get("nodes", ())):
+        tokens = ", ".join(
+            f"{counted(totals['tokens'], 'token')} of {name}" for name, totals in _train_first(place["splits"])
+        )
+        _print(f"  part {number:<5} {place['host']}:{place['path']}  {tokens}")
+
+
+def export_record(result: ExportResult) -> dict[str, Any]:
+    return {
+        "output": result.output,
+        "layout": result.layout,
+        "already_complete": result.already_complete,
+        "seconds": round(result.seconds, 3),
+        "notes": list(result.notes),
+        "files": {name: {"bytes": digest.bytes, "sha256": digest.sha256} for name, digest in result.files.items()},
+    }
+
+
+def exported(result: ExportResult) -> None:
+    size = f"{counted(len(result.files), 'file')}, {format_bytes(result.num_bytes)}"
+    if result.already_complete:
+        _print(f"{result.output} is complete already: {size} hashed in {result.seconds:.1f} s")
+    else:
+        _print(f"{result.output} is done in {format_seconds(result.seconds)}: {size} of layout {result.layout}")
+
+
+def moved(moved: TransferResult) -> None:
+    whole = f"{counted(moved.files, 'file')}, {format_bytes(moved.num_bytes)}"
+    did = (
+        f"{moved.moved_files:,} of them, {format_bytes(moved.moved_bytes)}, moved" if moved.moved_files else "all there"
+    )
+    _print(f"{moved.target} is complete: {whole}; {did} in {format_seconds(moved.seconds)}")
+
+
+def preview(preview: PlanResult) -> None:
+    estimate = preview.estimate
+    total = estimate.tokens if preview.max_tokens is None else min(preview.max_tokens, estimate.tokens)
+    rows = [
+        ("files", f"{preview.files:,} ({format_bytes(preview.source_bytes)})"),
+        ("units", f"{preview.units:,}, {preview.units_done:,} done already"),
+        (
+            "tokens",
+            f"about {format_count(total)}"
+            + (f", {_within(estimate.error)}" if total == estimate.tokens else " (--max-tokens)"),
+        ),
+        ("documents", f"about {format_count(estimate.documents)} in all"),
+        ("disk", _disk(preview)),
+        ("memory", f"at most {format_bytes(preview.memory)} for {counted(preview.workers, 'worker')}"),
+        ("time", _time(preview)),
+    ]
+    if preview.scratch_free is not None:
+        rows.append(("scratch", f"{format_bytes(preview.scratch_free)} free"))
+    for name, text in rows:
+        _print(f"  {name:<10} {text}")
+    for note in (*preview.notes, *preview.conflict):
+        _print(f"  note: {note}")
+    if preview.finished:
+        _print("  the dataset is complete already")
+    if preview.disk_missing:
+        missing = f"{format_bytes(preview.disk_missing)} are missing on the output's disk"
+        error(missing, "free some space, choose another output, or limit the work with --max-tokens or --sample")
+
+
+def _within(error: int) -> str:
+    """What an interval of 95 % means."""
+    return f"and in 19 of 20 cases no more than {format_count(error)} off"
+
+
+def _time(preview: PlanResult) -> str:
+    """For all workers, and for one; with where it is from, so that nobody takes it for more than it is."""
+    if not preview.seconds:
+        return "nothing is left to do"
+    alone = f", {format_seconds(preview.seconds_alone)} with one" if preview.workers > 1 else ""
+    seconds, workers = format_seconds(preview.seconds), counted(preview.workers, "worker")
+    if preview.was_rehearsed:
+        return f"about {seconds} with {workers}{alone}: an estimate from a short trial"
+    return f"{seconds} or more with {workers}{alone}: encoding alone, without reading and writing"
+
+
+def _disk(preview: PlanResult) -> str:
+    layout = f" for the dataset, {format_bytes(preview.disk_layout)} for the layout" if preview.disk_layout else ""
+    free = "" if preview.disk_free is None else f", {format_bytes(preview.disk_free)} free"
+    missing = f": {format_bytes(preview.disk_missing)} are missing" if preview.disk_missing else ""
+    return f"about {format_bytes(preview.disk_needed)} needed{layout}{free}{missing}"
+
+
+def report(report: VerifyReport) -> None:
+    if report.ok:
+        hashed = f", {format_bytes(report.bytes_hashed)} hashed" if report.bytes_hashed else ""
+        units = f", {counted(report.units_checked, 'unit')} tokenised again" if report.units_checked else ""
+        _print(f"ok: {counted(report.files, 'file')}{hashed}{units} in {report.seconds:.1f} s")
+    else:
+        for problem in report.problems:
+            _print(f"bad: {problem.file}: {problem.what}")
+        can_repair = open_folder(report.path).exists(".build")
+        hint = "tokenmill repair restores the files" if can_repair else "prepare it again with --restart"
+        error(f"{counted(len(report.problems), 'problem')} in {report.path}", hint)
+
+
+def repaired(problems: tuple[Problem, ...], after: VerifyReport) -> None:
+    for problem in problems:
+        _print(f"was bad: {problem.file}: {problem.what}")
+    if after.ok:
+        _print(f"ok: {counted(len(problems), 'problem')} mended" if problems else "ok: nothing to mend")
+    else:
+        report(after)
+
+
+def dataset(record: dict[str, Any], split: str, texts: list[str]) -> None:
+    if "tokens" not in record:
+        _print(f"{record['path']}: no part of the dataset is here")
+        nodes(record)
+        return
+    tokenizer = record["tokenizer"]
+    _print(f"{record['path']}: {format_count(record['tokens'])} tokens, {format_bytes(record['bytes'])}")
+    _print(f"  tokenizer  {tokenizer['name']} (vocabulary {tokenizer['vocab_size']:,}), stored as {record['dtype']}")
+    for name, totals in _train_first(record["splits"]):
+        parts = [counted(totals[f"{what}s"], what) for what in ("token", "document", "shard")]
+        _print(f"  {name:<10} {', '.join(parts)}")
+    _print(f"  sources    {record['sources']:,}, {counted(record['documents_read'], 'document')} read")
+    for reason, count in record["dropped"].items():
+        _print(f"  dropped    {count:,} {reason.replace('_', ' ')}")
+    nodes(record)
+    for index, text in enumerate(texts):
+        lines = printable(text[:2000]).strip().splitlines()
+        _print(f"\n{split} document {index}:")
+        for line in lines[:8]:
+            _print(f"  | {line[:110]}")
+
+
+def rates(record: dict[str, Any]) -> None:
+    shape = f"{record['batch_size']} x {record['seq_len']}"
+    samples = counted(record["samples"], "sample")
+    _print(f"{record['path']}: batches of {shape} from {samples} of {record['split']}, shuffled")
+    _print(f"  {format_count(record['tokens_per_second'])} tokens/s, {record['batches_per_second']:,.0f} batches/s")
+    _print(f"  first batch {record['first_batch_ms']:.1f} ms after opening")
+
+
+def _train_first(splits: Mapping[str, T]) -> list[tuple[str, T]]:
+    """Records have their names in alphabetical order."""
+    return sorted(splits.items(), key=lambda split: (split[0] != "train", split[0]))
+
+
+def _print(text: str) -> None:
+    """Names and reasons come from records that anybody may have written."""
+    print(printable(text))
+
+
+SHOWN_IDS = 20
+
+
+def describe(path: str) -> dict[str, Any]:
+    """A dataset in numbers, and which node has what of it. Where no part of it is, that alone."""
+    folder = open_folder(path)
+    nodes = nodes_record(placement.load_nodes(folder)) if folder.is_local else {}
+    if nodes and not folder.exists(manifests.MANIFEST):
+        return {"path": folder.path, **nodes}
+    manifest = open_dataset(path).manifest
+    return {
+        **nodes,
+        "path": folder.path,
+        "fingerprint": manifest.fingerprint,
+        "tokenizer": manifest.tokenizer,
+        "parity": manifest.parity,
+        "dtype": manifest.dtype,
+        "tokens": manifest.tokens,
+        "documents": manifest.documents,
+        "documents_read": manifest.documents_read,
+        "dropped": manifest.dropped,
+        "sources": len(manifest.sources),
+        "bytes": sum(digest.bytes for digest in manifest.all_files().values()),
+        "splits": {
+            name: {"tokens": split.tokens, "documents": split.documents, "shards": len(split.shards)}
+            for name, split in manifest.splits.items()
+        },
+    }
+
+
+def first_texts(path: str, split: str | None, count: int) -> tuple[str, list[str]]:
+    """The first documents of a split, decoded; as ids where no tokenizer is known. Tells which split it is."""
+    from tokenmill.tokenizers.engine import open_engine
+    from tokenmill.tokenizers.spec import from_dataset
+
+    dataset = open_dataset(path)
+    split = split or next((name for name in ("train", *dataset.splits) if name in dataset.splits), "train")
+    if split not in dataset.splits:
+        raise RecipeError(f"there is no split {split!r}", hint=f"there are {', '.join(dataset.splits)}")
+    description = dataset.manifest.tokenizer
+    documents = (dataset[split].document(i) for i in range(min(count, dataset[split].num_documents)))
+    if description["kind"] == "unknown":
+        return split, [" ".join(map(str, tokens[:SHOWN_IDS].tolist())) for tokens in documents]
+    content = open_folder(dataset.path).read(description["file"]) if description["file"] else None
+    engine = open_engine(from_dataset(description, content))
+    return split, [engine.decode(tokens[tokens != description["eot_id"]]) for tokens in documents]

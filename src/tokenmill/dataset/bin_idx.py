@@ -1,0 +1,280 @@
+"""Byte layout of a shard: Megatron-LM's indexed-dataset pair.
+
+    .bin   tokens back to back, little-endian, no header
+    .idx   9 s  magic "MMIDIDX\\0\\0"
+           u64  version, 1
+           u8   dtype code, 8 for uint16, 4 for int32
+           u64  n, number of sequences; ours are documents
+           u64  n + 1
+           i32[n]      tokens of each document
+           i64[n]      byte offset of each document in .bin
+           i64[n + 1]  document starts as sequence indices: 0, 1, ..., n
+
+One sequence a document, so the index of a document is the index of its sequence.
+
+Reading a shard: memory maps, with the index checked before anything is believed.
+
+The structure of a dataset: every file is there with its size, every index fits its tokens. Reads no tokens.
+
+Writing a piece or a shard: tokens stream into .bin, the index follows at the end.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill.dataset.manifest import Manifest, Shard
+from tokenmill.errors import BuildError, DatasetError, RecipeError, StorageError
+from tokenmill.storage.local import Folder, SizeOf
+from tokenmill.storage.memory_maps import map_file
+from tokenmill.storage.output import Digest, Output
+
+MAGIC = b"MMIDIDX\x00\x00"
+HEADER = struct.Struct("<9sQBQQ")
+CODES = {"uint16": 8, "int32": 4}
+NAMES = {code: name for name, code in CODES.items()}
+MAX_DOCUMENT_TOKENS = (1 << 31) - 1
+_CHUNK = 1 << 18
+
+Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IndexHeader:
+    dtype: str
+    num_documents: int
+
+
+def dtype_for(vocab_size: int) -> str:
+    """uint16 while every id fits, else int32: the format has no uint32."""
+    if vocab_size <= 1 << 16:
+        return "uint16"
+    if vocab_size <= 1 << 31:
+        return "int32"
+    raise RecipeError(f"a vocabulary of {vocab_size} does not fit the token format", hint="ids must be below 2^31")
+
+
+def numpy_dtype(name: str) -> np.dtype[np.uint16] | np.dtype[np.int32]:
+    return np.dtype("<u2") if name == "uint16" else np.dtype("<i4")
+
+
+def index_bytes(num_documents: int) -> int:
+    """Size of the .idx of so many documents."""
+    return HEADER.size + 12 * num_documents + 8 * (num_documents + 1)
+
+
+def index_blocks(dtype: str, lengths: npt.NDArray[np.int32]) -> Iterator[bytes]:
+    """The .idx of documents of these lengths, block by block."""
+    count = len(lengths)
+    itemsize = numpy_dtype(dtype).itemsize
+    yield HEADER.pack(MAGIC, 1, CODES[dtype], count, count + 1)
+    for start in range(0, count, _CHUNK):
+        yield lengths[start : start + _CHUNK].astype("<i4").tobytes()
+    offset = 0
+    for start in range(0, count, _CHUNK):
+        ends = np.cumsum(lengths[start : start + _CHUNK], dtype=np.int64) * itemsize + offset
+        yield np.concatenate(([offset], ends[:-1])).astype("<i8").tobytes()
+        offset = int(ends[-1])
+    for start in range(0, count + 1, _CHUNK):
+        yield np.arange(start, min(start + _CHUNK, count + 1), dtype="<i8").tobytes()
+
+
+def parse_header(data: bytes, *, where: str) -> IndexHeader:
+    """The header of an .idx, checked."""
+    if len(data) < HEADER.size:
+        raise DatasetError(f"{where}: {len(data)} bytes are too few for an index", hint="run tokenmill repair")
+    magic, version, code, count, count_and_one = HEADER.unpack_from(data)
+    if magic != MAGIC or version != 1 or code not in NAMES or count_and_one != count + 1:
+        raise DatasetError(
+            f"{where}: not an index of ours (magic {magic!r}, version {version}, dtype code {code}, "
+            f"{count} sequences, {count_and_one} document bounds)",
+            hint="run tokenmill repair",
+        )
+    return IndexHeader(dtype=NAMES[code], num_documents=count)
+
+
+def parse_index(data: memoryview, *, bin_bytes: int, where: str) -> tuple[IndexHeader, npt.NDArray[np.int32]]:
+    """Header and document lengths of a whole .idx; every offset is checked against the .bin."""
+    header = parse_header(bytes(data[: HEADER.size]), where=where)
+    count = header.num_documents
+    if len(data) != index_bytes(count):
+        raise DatasetError(
+            f"{where}: {len(data)} bytes, but {count} documents need {index_bytes(count)}", hint="run tokenmill repair"
+        )
+    lengths = np.frombuffer(data, "<i4", count, HEADER.size)
+    offsets = np.frombuffer(data, "<i8", count, HEADER.size + 4 * count)
+    bounds = np.frombuffer(data, "<i8", count + 1, HEADER.size + 12 * count)
+    ends = np.cumsum(lengths, dtype=np.int64) * numpy_dtype(header.dtype).itemsize
+    starts = np.concatenate((np.zeros(1, np.int64), ends[:-1])) if count else ends
+    if (
+        (lengths < 0).any()
+        or not np.array_equal(offsets, starts)
+        or not np.array_equal(bounds, np.arange(count + 1))
+        or (int(ends[-1]) if count else 0) != bin_bytes
+    ):
+        raise DatasetError(
+            f"{where}: its documents do not lie end to end in the .bin of {bin_bytes} bytes",
+            hint="run tokenmill repair",
+        )
+    return header, lengths
+
+
+_HINT = "run tokenmill repair"
+
+
+def map_tokens(path: str, dtype: str) -> Tokens:
+    """The tokens of a .bin, mapped."""
+    return map_file(path, numpy_dtype(dtype))
+
+
+def document_starts(path: str, num_documents: int) -> npt.NDArray[np.int64]:
+    """Byte offset of every document of an .idx, mapped; it was checked when it was written and by `verify`."""
+    place = HEADER.size + 4 * num_documents
+    return map_file(path, "<i8", offset=place, count=num_documents)
+
+
+def check_structure(folder: Folder, shard: Shard, dtype: str) -> None:
+    """Raise `DatasetError` unless a pair has the right sizes and header."""
+    check_sizes(shard, dtype, folder.size_of, where=folder.path)
+    check_header(folder, shard, dtype)
+
+
+def check_sizes(shard: Shard, dtype: str, size_of: SizeOf, *, where: str) -> None:
+    """Raise `DatasetError` unless a pair is as large as its tokens and documents need it to be."""
+    needs = {
+        f"{shard.name}.bin": (shard.tokens * numpy_dtype(dtype).itemsize, f"{shard.tokens} tokens"),
+        f"{shard.name}.idx": (index_bytes(shard.documents), f"{shard.documents} documents"),
+    }
+    for name, (size, what) in needs.items():
+        found = size_of(name)
+        if found is None:
+            raise DatasetError(f"{where}/{name}: it is missing or not a plain file", hint=_HINT)
+        if found != size:
+            raise DatasetError(f"{where}/{name}: {found} bytes, but {what} need {size}", hint=_HINT)
+
+
+def check_header(folder: Folder, shard: Shard, dtype: str) -> None:
+    """Raise `DatasetError` unless an .idx begins as that of this shard does."""
+    name = f"{shard.name}.idx"
+    _check_header(folder.head(name, HEADER.size), shard, dtype, where=folder.at(name))
+
+
+def check_index(data: memoryview, shard: Shard, dtype: str, *, where: str) -> None:
+    """Raise `DatasetError` unless a whole .idx describes its .bin, document by document."""
+    _check_header(bytes(data[: HEADER.size]), shard, dtype, where=where)
+    parse_index(data, bin_bytes=shard.tokens * numpy_dtype(dtype).itemsize, where=where)
+
+
+def _check_header(data: bytes, shard: Shard, dtype: str, *, where: str) -> None:
+    header = parse_header(data, where=where)
+    if header.dtype != dtype or header.num_documents != shard.documents:
+        raise DatasetError(
+            f"{where}: {header.num_documents} documents of {header.dtype}, expected {shard.documents} of {dtype}",
+            hint=_HINT,
+        )
+
+
+# A file, and what is wrong with it.
+Wrong = tuple[str, str]
+
+
+def wrong_structure(folder: Folder, manifest: Manifest) -> Iterator[Wrong]:
+    """Files that are not as the manifest says, in its order. A store is asked for lists, for indexes side by side."""
+    size_of = folder.sizes_in(sorted({*map(os.path.dirname, manifest.files), *manifest.splits}))
+    yield from _wrong_sizes(manifest.files, size_of)
+
+    def check(shard: Shard) -> list[Wrong]:
+        return list(_wrong_shard(folder, shard, manifest.dtype, size_of))
+
+    for split in manifest.splits.values():
+        for wrong in folder.each(check, split.shards):
+            yield from wrong
+
+
+def _wrong_sizes(files: dict[str, Digest], size_of: SizeOf) -> Iterator[Wrong]:
+    for name, digest in files.items():
+        size = size_of(name)
+        if size is None:
+            yield name, "is missing or not a plain file"
+        elif size != digest.bytes:
+            yield name, f"has {size} bytes, expected {digest.bytes}"
+
+
+def _wrong_shard(folder: Folder, shard: Shard, dtype: str, size_of: SizeOf) -> Iterator[Wrong]:
+    files = {f"{shard.name}.bin": shard.bin, f"{shard.name}.idx": shard.idx}
+    wrong = list(_wrong_sizes(files, size_of))
+    yield from wrong
+    if wrong:
+        return
+    try:
+        check_sizes(shard, dtype, lambda name: files[name].bytes, where=folder.path)
+        check_header(folder, shard, dtype)
+    except (DatasetError, StorageError) as error:
+        yield f"{shard.name}.idx", error.message.partition(": ")[2]
+
+
+class ShardWriter:
+    """One .bin and .idx pair in the making. Nothing is created before the first token."""
+
+    def __init__(self, create: Callable[[str], Output], name: str, dtype: str) -> None:
+        self.name = name
+        self._create = create
+        self._dtype = dtype
+        self._lengths: list[npt.NDArray[np.int32]] = []
+        self._bin: Output | None = None
+        self._idx: Output | None = None
+        self.tokens = 0
+        self.documents = 0
+
+    def write(self, tokens: Tokens, lengths: npt.NDArray[np.int64]) -> None:
+        """Add documents: their tokens end to end, and how many each has."""
+        assert tokens.dtype == numpy_dtype(self._dtype), "narrow the ids before writing them"
+        if len(lengths) and int(lengths.max()) > MAX_DOCUMENT_TOKENS:
+            raise BuildError(f"{self.name}: a document has 2^31 tokens or more", hint="lower --max-document-bytes")
+        self._lengths.append(lengths.astype(np.int32))
+        self.documents += len(lengths)
+        self.append(tokens.data.cast("B"))
+
+    def append(self, data: memoryview) -> None:
+        """Add raw bytes of tokens whose lengths were or will be given by `expect`."""
+        if len(data):
+            if self._bin is None:
+                self._bin = self._create(f"{self.name}.bin")
+            self._bin.write(data)
+            self.tokens += len(data) // numpy_dtype(self._dtype).itemsize
+
+    def expect(self, lengths: npt.NDArray[np.int32]) -> None:
+        """Add documents whose bytes come by `append`."""
+        self._lengths.append(lengths)
+        self.documents += len(lengths)
+
+    def outputs(self) -> list[Output]:
+        """The files to publish; none if there was no token, for an empty .bin cannot be mapped."""
+        if self._bin is None:
+            return []
+        lengths = np.concatenate(self._lengths)
+        self._idx = self._create(f"{self.name}.idx")
+        for block in index_blocks(self._dtype, lengths):
+            self._idx.write(block)
+        return [self._bin, self._idx]
+
+    def describe(self, digests: dict[str, Digest]) -> Shard:
+        """What was published."""
+        return Shard(
+            name=self.name,
+            tokens=self.tokens,
+            documents=self.documents,
+            bin=digests[f"{self.name}.bin"],
+            idx=digests[f"{self.name}.idx"],
+        )
+
+    def discard(self) -> None:
+        for output in (self._bin, self._idx):
+            if output is not None:
+                output.discard()

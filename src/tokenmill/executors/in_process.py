@@ -1,0 +1,117 @@
+"""Units in this process, and what every process that does units needs: its tokenizer and its reports."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+from tokenmill import errors
+from tokenmill.executors.base import MAX_TRIES, Listener, UnitFailure, is_final, is_silent
+from tokenmill.executors.forkserver import Message
+from tokenmill.storage.local import Folder
+from tokenmill.tokenizers.base import Engine
+from tokenmill.tokenizers.engine import EngineHolder
+from tokenmill.tokenizers.parity import Trial, try_engine
+from tokenmill.tokenizers.spec import TokenizerSpec
+from tokenmill.units.probe import ProbeResult, probe
+from tokenmill.units.run import run_unit
+from tokenmill.units.task import BuildConfig, ProbeRequest, UnitTask
+
+
+@dataclass(frozen=True, slots=True)
+class InProcessProber:
+    """A worker that is this process."""
+
+    work: BuildConfig
+    engine: Engine
+
+    def look(self, request: ProbeRequest) -> ProbeResult:
+        return probe(request, self.work)
+
+    def encode(self, texts: Sequence[str]) -> Trial:
+        return try_engine(self.engine, texts)
+
+
+_REPORT_SECONDS = 0.2
+
+
+class InProcess:
+    """An executor of one worker: this process itself."""
+
+    workers = 1
+
+    def __init__(self, folder: Folder, work: BuildConfig, spec: TokenizerSpec, engine: Engine) -> None:
+        self._folder = folder
+        self._work = work
+        self._engine = EngineHolder(spec, engine)
+
+    def look(self, request: ProbeRequest) -> ProbeResult:
+        return probe(request, self._work)
+
+    def encode(self, texts: Sequence[str]) -> Trial:
+        return try_engine(self._engine(), texts)
+
+    def run(self, tasks: Iterator[UnitTask], listener: Listener) -> list[UnitFailure]:
+        """One unit after the other."""
+        failures: list[UnitFailure] = []
+        for task in tasks:
+            error = self._attempt(task, listener)
+            if error is None:
+                listener({"kind": "done", "unit": task.unit.index})
+            else:
+                failures.append(UnitFailure(task, error))
+                listener(_message("failed", task, error))
+        return failures
+
+    def _attempt(self, task: UnitTask, listener: Listener) -> errors.TokenmillError | None:
+        for attempt in range(1, MAX_TRIES + 1):
+            try:
+                with Reporter(listener, task.unit.index) as report:
+                    run_unit(self._folder, self._work, task, self._engine, report)
+                return None
+            except Exception as error:  # whatever a unit dies of, the other units go on
+                failure = errors.from_record(errors.to_record(error))
+            if is_final(failure, attempt):
+                break
+            listener(_message("retry", task, failure))
+        return failure
+
+    def dismiss(self) -> None:
+        """There is nobody but ourselves."""
+
+    stop = dismiss
+
+
+def _message(kind: str, task: UnitTask, error: errors.TokenmillError) -> Message:
+    return {"kind": kind, "unit": task.unit.index, "error": error.message, "silent": is_silent(error)}
+
+
+class Reporter:
+    """Gathers the progress of a unit, and passes it on a few times a second; the last of it where its `with` ends."""
+
+    def __init__(self, say: Callable[[Message], None], unit: int) -> None:
+        self._say = say
+        self._unit = unit
+        self._counts = (0, 0, 0)
+        self._kept = False
+        self._last = time.monotonic()
+
+    def __enter__(self) -> Reporter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._flush()
+
+    def __call__(self, documents: int, tokens: int, planned_bytes: int, *, kept: bool = False) -> None:
+        self._kept = kept
+        now = (documents, tokens, planned_bytes)
+        self._counts = tuple(a + b for a, b in zip(self._counts, now, strict=True))  # type: ignore[assignment]  # three
+        if time.monotonic() - self._last >= _REPORT_SECONDS:
+            self._flush()
+
+    def _flush(self) -> None:
+        documents, tokens, planned_bytes = self._counts
+        counts = {"documents": documents, "tokens": tokens, "bytes": planned_bytes}
+        self._say({"kind": "progress", "unit": self._unit, "kept": self._kept, **counts})
+        self._counts, self._last = (0, 0, 0), time.monotonic()

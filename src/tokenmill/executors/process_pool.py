@@ -1,0 +1,126 @@
+"""The pool: units shared out over a crew of workers.
+
+    tasks  ->  free worker  ->  done | failed | died
+                   ^                      |
+                   +---- up to 3 tries ---+--> failures, once all other units are through
+
+A worker is free for the next unit while the one before is still on its way to the disk.
+A worker that dies (kill -9, out of memory, a crash in native code) costs its unit a retry. An
+error that no retry can mend is not retried; an error that concerns the whole build stops it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from multiprocessing.connection import Connection
+
+from tokenmill import errors, records
+from tokenmill.executors.base import MAX_TRIES, Listener, UnitFailure, judge
+from tokenmill.executors.forkserver import Message, WorkerProcesses
+from tokenmill.storage.base import to_record
+from tokenmill.storage.local import Folder
+from tokenmill.tokenizers.parity import Trial
+from tokenmill.tokenizers.spec import TokenizerSpec
+from tokenmill.units.probe import ProbeResult
+from tokenmill.units.task import BuildConfig, ProbeRequest, UnitTask
+
+
+class ProcessPool:
+    """Units shared out over a crew."""
+
+    def __init__(self, crew: WorkerProcesses, folder: Folder, work: BuildConfig, spec: TokenizerSpec) -> None:
+        self.workers = crew.workers
+        self._crew = crew
+        self._idle: list[Connection] = []
+        self._failed_starts = 0
+        crew.brief(
+            {
+                "path": sys.path,
+                "output": to_record(folder),
+                "work": dataclasses.asdict(work),
+                "tokenizer": spec.describe(),
+            }
+        )
+
+    def look(self, request: ProbeRequest) -> ProbeResult:
+        return records.convert(ProbeResult, self._ask({"request": dataclasses.asdict(request)}), where="look")
+
+    def encode(self, texts: Sequence[str]) -> Trial:
+        return records.convert(Trial, self._ask({"texts": texts}), where="trial")
+
+    def _ask(self, question: Message) -> Message:
+        """A worker's answer. If it dies of the question, another one gets it."""
+        asked: Connection | None = None
+        answer: Message | None = None
+        while answer is None:
+            if asked is None and self._idle:
+                asked = self._idle.pop()
+                self._crew.tell(asked, question)
+            for link, message in self._crew.hear():
+                if link is not asked:
+                    self._welcome(link, message)
+                elif message["kind"] == "answer":
+                    self._idle.append(link)
+                    answer = message["answer"]
+                elif message["kind"] == "died":
+                    asked = None
+                    self._welcome(link, message)
+                else:
+                    raise errors.from_record(message["error"])
+        return answer
+
+    def run(self, tasks: Iterator[UnitTask], listener: Listener) -> list[UnitFailure]:
+        tries: Counter[int] = Counter()
+        again: list[UnitTask] = []
+        begun: dict[Connection, dict[int, UnitTask]] = {}
+        failures: list[UnitFailure] = []
+        exhausted = False
+        while True:
+            while self._idle and (again or not exhausted):
+                task = again.pop() if again else next(tasks, None)
+                if task is None:
+                    exhausted = True
+                    break
+                link = self._idle.pop()
+                begun.setdefault(link, {})[task.unit.index] = task
+                self._crew.tell(link, dataclasses.asdict(task))
+            if exhausted and not again and not any(begun.values()):
+                return failures
+            for link, message in self._crew.hear():
+                kind = message["kind"]
+                if kind == "progress":
+                    listener(message)
+                elif kind == "done":
+                    del begun[link][message["unit"]]
+                    listener({"kind": "done", "unit": message["unit"]})
+                elif kind == "free" or not begun.get(link):
+                    self._welcome(link, message)
+                else:
+                    # A worker that died leaves two units at most: one that it computed, one on its way to the disk.
+                    lost = begun.pop(link) if kind == "died" else {0: begun[link].pop(message["unit"])}
+                    if link in self._idle and kind == "died":
+                        self._idle.remove(link)
+                    error = errors.from_record(message["error"])
+                    for task in lost.values():
+                        judge(task, error, tries, again, failures, listener)
+
+    def dismiss(self) -> None:
+        self._crew.dismiss()
+
+    def stop(self) -> None:
+        self._crew.stop()
+
+    def _welcome(self, link: Connection, message: Message) -> None:
+        """A worker is ready; or it is not, and will not do better the next time."""
+        if message["kind"] == "free":
+            self._idle.append(link)
+            return
+        if link in self._idle:
+            self._idle.remove(link)
+        error = errors.from_record(message["error"])
+        self._failed_starts += 1
+        if message["kind"] == "failed" or self._failed_starts > MAX_TRIES * self.workers:
+            raise error

@@ -1,0 +1,301 @@
+"""A Ray cluster: found, joined, asked and left.
+
+Who may use a Ray: the secret that all its processes and drivers show to each other. Ray calls it a token.
+
+    a Ray of our own             a new secret, known to its processes alone
+    a cluster that Ray noted     the user's secret, if there is one, as `ray.init("auto")` would do
+    a cluster at an address      what the environment says; a secret is not shown to just anyone
+
+Ray by itself would write a secret to the user's home, where every later Ray program finds it, and would leave the
+environment of this one changed.
+
+The same tokenmill and the same engine on every node of a cluster, or no build.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import json
+import os
+import platform
+import re
+import secrets
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import Future
+from functools import partial
+from typing import Any, TypeVar
+
+from tokenmill import errors
+from tokenmill.errors import BuildError, RecipeError, TokenmillError
+from tokenmill.executors.forkserver import Message
+from tokenmill.resources import resolve_workers
+from tokenmill.tokenizers.spec import TokenizerSpec
+
+try:
+    import ray as ray  # noqa: PLC0414 - who needs a cluster takes it from here
+except ImportError:
+    raise RecipeError("Ray is not installed", hint="pip install 'tokenmill[ray]', on every node") from None
+
+
+T = TypeVar("T")
+
+# How long a cluster may take to answer at all. Ray itself would try for ten minutes.
+ANSWER_SECONDS = 5.0
+# How often the size of the cluster is looked at: nodes come and go.
+LOOK_SECONDS = 5.0
+# How long the head may be silent. Some clusters start it again; after a minute Ray ends every program that has joined.
+LOST_SECONDS = 30.0
+# What is said is small; a local Ray needs no more room for it.
+STORE_BYTES = 100_000_000
+ADDRESS = "RAY_ADDRESS"
+# Where `ray start` notes the cluster of a machine.
+NOTED = "ray/ray_current_cluster"
+_JOIN_HINT = "has it the same version of Ray? does it ask for a token? then set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN"
+
+
+def connect(address: str | None, workers: int | None) -> bool:
+    """Join a cluster, or start a Ray of our own where none is found. False in a program that has joined one already."""
+    if ray.is_initialized():
+        joined = ray.get_runtime_context().gcs_address
+        if address not in (None, "auto", joined):
+            raise RecipeError(f"this program has joined the Ray cluster at {joined}", hint=f"leave {address} out")
+        return False
+    found = find_cluster(address)
+    options: dict[str, Any]
+    if found is None:
+        options = {"num_cpus": resolve_workers(workers), "include_dashboard": False, "object_store_memory": STORE_BYTES}
+        secret = of_our_own()
+    else:
+        options, secret = {"address": found}, of_the_user() if _is_noted(address) else {}
+    try:
+        with _own_signals(), environment(secret), _at_home() if found is None else contextlib.nullcontext():
+            ray.init(**options, log_to_driver=False, logging_level="error")
+    except BaseException as error:
+        leave()
+        if not isinstance(error, (OSError, RuntimeError, ValueError, ray.exceptions.RayError)):
+            raise
+        if found is None:
+            raise BuildError(f"Ray does not start: {error}", hint="look at its logs in /tmp/ray") from None
+        raise BuildError(f"the Ray cluster at {found} cannot be joined: {error}", hint=_JOIN_HINT) from None
+    return True
+
+
+def leave() -> None:
+    """Leave the cluster; a Ray of our own ends with it. Nothing of it stays in this program."""
+    ray.shutdown()
+    look_again()
+
+
+@contextlib.contextmanager
+def _at_home() -> Iterator[None]:
+    """Have a Ray that starts meanwhile listen on 127.0.0.1 alone. By itself it does so on the systems where it has no
+    clusters; on others it takes that address, even if it is given, for the one where other machines find it."""
+    constants = ray._private.ray_constants
+    before, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
+    try:
+        yield
+    finally:
+        constants.ENABLE_RAY_CLUSTER = before
+
+
+def _is_noted(address: str | None) -> bool:
+    """Whether the cluster to join is the one that `ray start` noted."""
+    return (address or os.environ.get(ADDRESS) or "auto") == "auto"
+
+
+def find_cluster(address: str | None) -> str | None:
+    """HOST:PORT of the cluster to join: the one asked for, or of the environment, or of this machine; None if none."""
+    given = address or os.environ.get(ADDRESS) or None
+    found = _cluster_here() if given in (None, "auto") else given
+    if found is None:
+        if given is None:
+            return None
+        raise RecipeError(
+            "no Ray cluster is found from here", hint="start one with `ray start --head`, or give HOST:PORT"
+        )
+    host, _, port = found.rpartition(":")
+    if not host or not port.isdecimal() or "/" in host:
+        raise RecipeError(
+            f"{found!r} is no address of a Ray cluster",
+            hint="give auto or HOST:PORT, and run the command on a node of the cluster",
+        )
+    if host in ("localhost", "127.0.0.1", "::1"):  # Ray looks for it at this machine's own address
+        host, found = ray.util.get_node_ip_address(), f"{ray.util.get_node_ip_address()}:{port}"
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), ANSWER_SECONDS).close()
+    except (OSError, OverflowError) as error:
+        if given is None:
+            return None  # what was here has ended
+        raise RecipeError(
+            f"no Ray cluster answers at {found}: {error}", hint="is it up? `ray status --address` tells"
+        ) from None
+    return found
+
+
+def _cluster_here() -> str | None:
+    """The cluster that `ray start` on this machine has noted."""
+    try:
+        with open(os.path.join(os.environ.get("RAY_TMPDIR", "/tmp"), NOTED), encoding="ascii") as file:  # noqa: S108 - Ray's own place
+            return file.read(300).strip() or None
+    except (OSError, ValueError):
+        return None
+
+
+@contextlib.contextmanager
+def _own_signals() -> Iterator[None]:
+    """What a signal means is the command's business, not Ray's."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def num_slots(wanted: int | None, cores: int) -> int:
+    """How many units run at once: as asked, three quarters of the cores for 0 or less, else all; never none."""
+    if wanted is not None and wanted <= 0:
+        wanted = cores * 3 // 4
+    return max(1, cores if wanted is None else min(wanted, cores))
+
+
+def num_cores() -> int:
+    """How many tasks the cluster can run at once."""
+    return int(ask_head(ray.cluster_resources).get("CPU", 0))
+
+
+def ask_head(question: Callable[[], T]) -> T:
+    """What the head of the cluster says. One that is gone keeps whoever asks it waiting until Ray ends the program, and
+    no signal gets through: so another thread asks."""
+    answer: Future[T] = Future()
+
+    def ask() -> None:
+        try:
+            answer.set_result(question())
+        except Exception as error:  # it is raised where the answer is wanted
+            answer.set_exception(error)
+
+    threading.Thread(target=ask, daemon=True).start()
+    try:
+        return answer.result(LOST_SECONDS)
+    except (TimeoutError, ray.exceptions.RayError):
+        raise BuildError(
+            "the head of the Ray cluster was lost: it does not answer",
+            hint="start the cluster again, then run the same command: what is done is kept",
+        ) from None
+
+
+def answered(refs: list[Any]) -> list[Any]:
+    """The tasks that have an answer, once there is one; none if that takes long."""
+    if not ray.wait(refs, timeout=LOOK_SECONDS)[0]:
+        return []
+    ready: list[Any] = ray.wait(refs, num_returns=len(refs), timeout=0)[0]
+    return ready
+
+
+def hear_from(ref: Any) -> Message:
+    """The answer of a task, however long it takes, unless the head is lost meanwhile."""
+    while not answered([ref]):
+        num_cores()
+    return hear(partial(ray.get, ref))
+
+
+def hear(get: Callable[[], str]) -> Message:
+    """The answer of a task, which `get` gives; that its worker died is one too."""
+    try:
+        answer: Message = json.loads(get())
+        return answer
+    except ray.exceptions.RayError as error:
+        cause = _never_began(error)
+        if cause is None:
+            message = f"a worker was lost: {type(error).__name__}"
+            return {"kind": "died", "error": errors.to_record(BuildError(message, hint="is there enough memory?"))}
+        # An error of the whole build: a node that fails at once would be asked again and again.
+        message, hint = (
+            f"{_node_of(error)} cannot run tokenmill: {cause}",
+            f"install tokenmill {own_version()} on every node",
+        )
+        return {"kind": "failed", "error": errors.to_record(RecipeError(message, hint=hint))}
+
+
+def error_of(answer: Message) -> TokenmillError:
+    """The error that an answer tells of, with the host where it happened, if that is known."""
+    error, host = errors.from_record(answer["error"]), answer.get("host", "")
+    if host and not re.search(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", error.message):
+        return type(error)(f"{host}: {error.message}", hint=error.hint)
+    return error
+
+
+def _node_of(error: Exception) -> str:
+    """The node that an error of Ray's is of, as Ray knows it."""
+    found = re.search(r"\bip[=:] ?([0-9a-f.:]+[0-9a-f])", str(error))
+    return f"the node at {found[1]}" if found else "a node"
+
+
+def _never_began(error: Exception) -> str | None:
+    """Why a call did not come to our code, which lets nothing through; None if it did, and was lost."""
+    if isinstance(error, ray.exceptions.RayTaskError):
+        said = str(error.cause)
+    elif isinstance(error, ray.exceptions.RayActorError) and error.actor_init_failed:
+        said = str(error)
+    else:
+        return None
+    return next(reversed(said.strip().splitlines()), "nobody knows why")
+
+
+MODE, SECRET, SECRET_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"
+USAGE = "RAY_USAGE_STATS_ENABLED"
+HOME_PATH = "~/.ray/auth_token"
+
+
+def of_our_own() -> dict[str, str]:
+    """The environment in which a Ray of our own starts. It calls nobody."""
+    return {MODE: "token", SECRET: secrets.token_hex(32), USAGE: "0"}
+
+
+def of_the_user() -> dict[str, str]:
+    """The environment in which a cluster of this machine is joined."""
+    has_secret = os.environ.get(SECRET) or os.environ.get(SECRET_PATH) or os.path.exists(os.path.expanduser(HOME_PATH))
+    return {MODE: "token"} if has_secret and MODE not in os.environ else {}
+
+
+@contextlib.contextmanager
+def environment(changes: Mapping[str, str]) -> Iterator[None]:
+    """Variables for what is started meanwhile. What was there before is there again in the end, whatever Ray did."""
+    before = dict(os.environ)
+    os.environ.update(changes)
+    look_again()
+    try:
+        yield
+    finally:
+        for name in set(os.environ) - set(before):
+            del os.environ[name]
+        os.environ.update(before)
+
+
+def look_again() -> None:
+    """Have this process, which keeps the secret that it was told first, go by its environment again."""
+    within: Any = ray._raylet
+    with contextlib.suppress(AttributeError):  # a Ray that knows no secrets
+        within.Config.initialize("")
+        within.AuthenticationTokenLoader.instance().reset_cache()
+
+
+def own_version() -> str:
+    return importlib.metadata.version("tokenmill")
+
+
+def check_versions(version: str, tokenizer: dict[str, Any], spec: TokenizerSpec) -> None:
+    """Refuse a driver with another tokenmill than this node's, or with another engine than `spec` has here."""
+    ours, theirs = (version, tokenizer["engine"]), (own_version(), spec.describe()["engine"])
+    if ours != theirs:
+        raise RecipeError(
+            f"{platform.node()} has tokenmill {theirs[0]} with {theirs[1]}, the driver {ours[0]} with {ours[1]}",
+            hint="install the same versions on every node",
+        )

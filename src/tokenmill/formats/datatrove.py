@@ -1,0 +1,107 @@
+"""datatrove: `{split}/00000_tokens.ds` of raw tokens, its `.ds.index` of document ends, its `.ds.metadata`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from tokenmill.dataset.dataset import Dataset, TokenSplit
+from tokenmill.errors import DatasetError
+from tokenmill.formats.base import (
+    Export,
+    Facts,
+    Files,
+    FoundFiles,
+    Hints,
+    Options,
+    OutputPart,
+    TokenFile,
+    TokenStream,
+    cut_at_documents,
+    eot_policy,
+    files_by_folder,
+    filled_splits,
+    lengths_by_block,
+    mapped,
+    size_of,
+)
+from tokenmill.formats.open import open_in_place
+
+
+def detect(path: str, hints: Hints) -> FoundFiles | None:
+    """.ds files with their index, one of them or a folder; folders in it are splits."""
+    groups = files_by_folder(path, ".ds", ".ds.index")
+    if not groups:
+        return None
+    files: dict[str, list[TokenFile]] = {}
+    inner: dict[str, list[Any]] = {}
+    dtype = None
+    for split, paths in groups.items():
+        for one in paths:
+            ends = mapped(f"{one}.index", "<u8")
+            count = int(ends[-1]) if len(ends) else 0
+            size = size_of(one)
+            if not count or size not in (2 * count, 4 * count):
+                raise DatasetError(f"{one}: {size} bytes, but its index has {count} tokens", hint="is it whole?")
+            mine = "uint16" if size == 2 * count else "int32"
+            if dtype not in (None, mine):
+                raise DatasetError(f"{path}: files of different dtypes", hint="open one of them")
+            dtype = mine
+            files.setdefault(split, []).append(TokenFile(path=one, offset=0, num_tokens=count))
+            inner.setdefault(split, []).append(ends[:-1])
+    assert dtype is not None, "there is a file"
+    eot = eot_policy(files, dtype, hints.eot_id, inner, 1)
+    return FoundFiles(layout="datatrove", dtype=dtype, eot=eot, eot_id=hints.eot_id, files=files, inner=inner)
+
+
+SUMMARY = ".ds files of raw tokens with an index of documents"
+OPTIONS = frozenset({"name", "shard_size"})
+NEEDS: frozenset[str] = frozenset()
+WIDTHS = (2, 4)
+
+SHARD_TOKENS = 1 << 28
+
+
+def write(source: Dataset, options: Options) -> Export:
+    name = options.name or "tokens"
+    tokenizer = source.manifest.tokenizer["name"]
+    return Export(
+        parts=tuple(
+            _part(f"{split_name}/{number:05d}_{name}.ds", split, bounds, tokenizer)
+            for split_name, split in filled_splits(source).items()
+            for number, bounds in enumerate(cut_at_documents(split, options.shard_size or SHARD_TOKENS))
+        )
+    )
+
+
+def read(path: str, hints: Hints) -> Dataset:
+    return open_in_place(path, replace(hints, layout="datatrove"))
+
+
+def _part(name: str, split: TokenSplit, bounds: tuple[int, int], tokenizer: str) -> OutputPart:
+    start, stop = bounds
+    stream = TokenStream(split)
+
+    def write(files: Files) -> Facts:
+        output = files.create(name)
+        for data in stream.data(start, stop):
+            output.write(data)
+        index = files.create(f"{name}.index")
+        end = 0
+        for lengths in lengths_by_block(split, start, stop):
+            ends = np.cumsum(lengths) + end
+            index.write(ends.astype("<u8").tobytes())
+            end = int(ends[-1])
+        about = files.create(f"{name}.metadata")
+        about.write(f"{tokenizer}|{stream.itemsize}\n{stop - start}\n{_for_people(stop - start)}".encode())
+        return {}
+
+    return OutputPart(name=name, num_bytes=(stop - start) * stream.itemsize, write=write)
+
+
+def _for_people(num_tokens: int) -> str:
+    """Three digits and a prefix, as datatrove writes them: `1.23 MT`."""
+    power = len(str(num_tokens)) - 1
+    return f"{num_tokens / 10 ** (power // 3 * 3):.{2 - power % 3}f} {('', 'k', 'M', 'G', 'T')[power // 3]}T"

@@ -1,0 +1,404 @@
+"""A transfer: parts written by threads, each durable, under a record of what was asked for.
+
+    OUT/.build/request.json   what was asked for; the same request goes on, another one is refused
+        .build/receipts/      one a part: its files, their digests, what it said of itself
+        .build/lock           one writer at a time, most of the time
+
+Copying, hashing and compressing leave the interpreter free for other threads, so threads are enough. A part that was
+being written when the process died is written again; one with a receipt is hashed again and kept if it holds.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import threading
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from tokenmill import records
+from tokenmill.dataset.manifest import check_name
+from tokenmill.errors import DatasetError, Interrupted, OutputError, RecipeError, TokenmillError
+from tokenmill.formats.base import Files, OutputPart, PartReceipt
+from tokenmill.sizes import few
+from tokenmill.storage.base import require_space, same_disk
+from tokenmill.storage.local import Folder
+from tokenmill.storage.locks import LOCK, locked
+from tokenmill.storage.memory_maps import fast_digest
+from tokenmill.storage.output import Digest, Output, is_temp
+from tokenmill.storage.scratch import Fallback, ScratchOutput, leave_corner, make_corner, scratch_corner
+from tokenmill.threads import as_done
+
+REQUEST = ".build/request.json"
+RECEIPTS = ".build/receipts"
+FORMAT = 1
+LAST = "last"
+# What a request says of the content that it is made from: `Dataset.pins`.
+PINS = ("content", "files")
+_TELL_SECONDS = 0.1
+
+T = TypeVar("T")
+Watcher = Callable[[dict[str, Any]], None]
+Finish = Callable[[Sequence[PartReceipt]], Mapping[str, bytes]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConversionRequest:
+    """What was asked for: everything that decides the files."""
+
+    format: int
+    about: dict[str, Any]
+
+    @property
+    def fingerprint(self) -> str:
+        return records.digest(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transfer:
+    """What a transfer wrote, and how many of its parts stood already."""
+
+    receipts: tuple[PartReceipt, ...]
+    num_kept: int
+
+    @property
+    def files(self) -> dict[str, Digest]:
+        return {name: digest for receipt in self.receipts for name, digest in receipt.files.items()}
+
+
+def make_request(**about: Any) -> ConversionRequest:
+    return ConversionRequest(format=FORMAT, about=about)
+
+
+def check_free(folder: Folder, request: ConversionRequest, *, what: str, beside: Collection[str] = ()) -> None:
+    """Refuse a folder that holds the files of another request, or something else that is not in `beside`."""
+    found = folder.stat("")
+    if found is not None and not found.is_folder:
+        raise OutputError(f"{folder.path} is not a folder", hint="choose another output")
+    names = [name for name in folder.names() if name not in beside and not is_temp(name)]
+    begun = names == [".build"] and _has_begun(folder)  # looked at first: another process may say what it wants now
+    if folder.exists(REQUEST):
+        before = records.unseal(ConversionRequest, folder.read(REQUEST, max_bytes=1 << 26), where=folder.at(REQUEST))
+        if before != request:
+            lines = few(_differences(before.about, request.about), "\n  ") or f"format: was {before.format}"
+            of = f"the {what} of other content" if _is_same_but_content(before, request) else f"another {what}"
+            raise OutputError(
+                f"{folder.path} holds {of}:\n  {lines}",
+                hint="choose another output, or start this one over with --restart",
+            )
+    elif names and not begun:
+        raise OutputError(
+            f"{folder.path} holds something else: {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}",
+            hint="choose an output that is empty or does not exist",
+        )
+
+
+def _has_begun(folder: Folder) -> bool:
+    """Whether nothing is there but what a transfer writes before it says what was asked for."""
+    return all(name in ("lock", "receipts", "quarantine") or is_temp(name) for name in folder.names(".build"))
+
+
+def is_of_other_content(folder: Folder, request: ConversionRequest) -> bool:
+    """Whether the folder holds the files of this request, made when what they are made from was something else."""
+    if not folder.exists(REQUEST):
+        return False
+    before = records.unseal(ConversionRequest, folder.read(REQUEST, max_bytes=1 << 26), where=folder.at(REQUEST))
+    return before != request and _is_same_but_content(before, request)
+
+
+def start_over(folder: Folder) -> None:
+    """Remove what an earlier transfer wrote here, and nothing else. One that still runs is a `LockedError`."""
+    if not folder.exists(REQUEST):
+        return
+    folder.check_no_links(folder.names())
+    with locked(folder):
+        # What sums the parts up goes first, and for good: without it, what a power cut leaves is no dataset.
+        _remove_files(folder, _receipt_name(LAST))
+        folder.sync("")
+        for name in folder.names(RECEIPTS):
+            _remove_files(folder, f"{RECEIPTS}/{name}")
+        for name in folder.names(".build"):
+            if f".build/{name}" != LOCK:
+                folder.remove_tree(f".build/{name}")
+    folder.remove_empty(".build")
+
+
+def _remove_files(folder: Folder, receipt_name: str) -> None:
+    with contextlib.suppress(DatasetError):
+        receipt = records.unseal(PartReceipt, folder.read(receipt_name), where=receipt_name)
+        for file in receipt.files:
+            check_name(file, where=receipt_name)
+            folder.remove(file)
+            _remove_empty(folder, os.path.dirname(file))
+
+
+def transfer(
+    folder: Folder,
+    request: ConversionRequest,
+    parts: Sequence[OutputPart],
+    finish: Finish,
+    *,
+    threads: int,
+    scratch: str | None,
+    watch: Watcher | None,
+) -> Transfer:
+    """Write the parts that are not there yet, then the files that sum them up.
+
+    If it is the source that cannot be transferred, what was begun here is taken back: there is nothing to go on with.
+    """
+    is_new, was_there = not folder.exists(REQUEST), folder.exists("")
+    try:
+        return _transfer(folder, request, parts, finish, threads, scratch_corner(scratch, folder), watch)
+    except (DatasetError, RecipeError):
+        if is_new:
+            start_over(folder)
+            for part in parts:
+                _remove_empty(folder, os.path.dirname(part.name))
+            if not was_there:
+                folder.remove_empty("")
+        raise
+
+
+def _transfer(
+    folder: Folder,
+    request: ConversionRequest,
+    parts: Sequence[OutputPart],
+    finish: Finish,
+    threads: int,
+    local: Folder | None,
+    watch: Watcher | None,
+) -> Transfer:
+    folder.check_no_links(folder.names())
+    folder.make(RECEIPTS)
+    tell = watch or (lambda _: None)
+    with locked(folder, tell=lambda message: tell({"kind": "waiting", "message": message})):
+        _sweep(folder)
+        local = make_corner(local)
+        folder.write(REQUEST, records.seal(request))
+        run = _Run(folder, local, request.fingerprint, watch)
+        try:
+            receipts, num_kept = run.all_parts(parts, threads)
+            last = run.sum_up(finish(receipts))
+        finally:
+            _sweep(folder)
+            if local is not None:
+                leave_corner(local)
+    return Transfer(receipts=(*receipts, last), num_kept=num_kept)
+
+
+class _Run:
+    """The state of a transfer while its threads are at work."""
+
+    def __init__(self, folder: Folder, local: Folder | None, fingerprint: str, watch: Watcher | None) -> None:
+        self.folder, self.local = folder, local
+        self.fingerprint = fingerprint
+        self._is_stopped = False
+        self._watch = watch or (lambda _: None)
+        self._fallback = Fallback(local, lambda message: self._watch({"kind": "note", "message": message}))
+        self._lock = threading.Lock()
+        self._bytes = 0
+
+    def all_parts(self, parts: Sequence[OutputPart], threads: int) -> tuple[list[PartReceipt], int]:
+        """Receipts of all parts, in order, and how many of them stood already."""
+        for part in parts:
+            check_name(part.name, where="a part")
+        known = self._gather(lambda part: self._load(part.name), parts, threads)
+        kept = {name: receipt for name, receipt in known.items() if receipt is not None}
+        # The largest first, so that no thread is left alone with a large one at the end.
+        missing = sorted((part for part in parts if part.name not in kept), key=lambda part: -part.num_bytes)
+        # A scratch folder on the same disk has what the threads are at, once more.
+        twice = threads if self.local is not None and same_disk(self.local, self.folder) else 0
+        require_space(self.folder, sum(part.num_bytes for part in (*missing, *missing[:twice])))
+        if kept and missing:
+            self._watch({"kind": "resume", "units": len(kept), "total_units": len(parts), "trusted": len(kept)})
+        total = {"total_bytes": sum(part.num_bytes for part in missing), "total_units": len(missing)}
+        self._watch({"kind": "start", "bytes": 0, **total})
+        fresh = self._gather(self._write, missing, threads, workers=threads, **total)
+        found = {**kept, **fresh}
+        return [found[part.name] for part in parts], len(kept)
+
+    def sum_up(self, files: Mapping[str, bytes]) -> PartReceipt:
+        """Write the small files that come last."""
+
+        def write(outputs: Files) -> dict[str, Any]:
+            for name, data in files.items():
+                outputs.create(name).write(data)
+            return {}
+
+        found = self._load(LAST)
+        wanted = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
+        if found is not None and {name: digest.sha256 for name, digest in found.files.items()} == wanted:
+            return found
+        self.folder.remove(_receipt_name(LAST))
+        return self._write(OutputPart(name=LAST, num_bytes=0, write=write))
+
+    def _gather(
+        self, work: Callable[[OutputPart], T], parts: Sequence[OutputPart], threads: int, **about: int
+    ) -> dict[str, T]:
+        """What comes of all parts, telling of progress if there is something to say of it. The first error ends it."""
+        begin = told = time.monotonic()
+        found: dict[str, T] = {}
+        try:
+            with contextlib.closing(as_done(work, parts, threads, stop=self._stop)) as results:
+                for done in results:
+                    if done is not None:
+                        found[done[0].name] = done[1]
+                        self._fallback.look()
+                    now = time.monotonic()
+                    if about and (now - told >= _TELL_SECONDS or len(found) == len(parts)):
+                        told = now
+                        self._watch(_progress(self._bytes, now - begin, units=len(found), **about))
+        except KeyboardInterrupt:
+            raise Interrupted("stopped; what is done is kept", hint=_GO_ON) from None
+        return found
+
+    def _stop(self) -> None:
+        self._is_stopped = True
+
+    def _write(self, part: OutputPart) -> PartReceipt:
+        files = _Files(self)
+        try:
+            facts = part.write(files)
+            name = _receipt_name(part.name)
+            digests = self.folder.publish(files.outputs, claimed=lambda: self.folder.exists(name))
+            receipt = PartReceipt(fingerprint=self.fingerprint, part=part.name, files=digests, facts=facts)
+            self.folder.write(name, records.seal(receipt), claimed=lambda: True)
+        except BaseException:
+            files.discard()
+            raise
+        return receipt
+
+    def _load(self, part: str) -> PartReceipt | None:
+        """The receipt of a part if it and its files hold. What does not is moved to quarantine."""
+        name = _receipt_name(part)
+        if not self.folder.exists(name):
+            return None
+        try:
+            receipt = records.unseal(PartReceipt, self.folder.read(name), where=name)
+            if (receipt.fingerprint, receipt.part) != (self.fingerprint, part):
+                raise DatasetError(f"{name} belongs to another part")
+            for file in receipt.files:
+                check_name(file, where=name)
+            bad = [file for file, digest in receipt.files.items() if not self._holds(file, digest)]
+        except DatasetError:
+            self.folder.quarantine(name)
+            return None
+        for file in (name, *bad) if bad else ():
+            if self.folder.exists(file):
+                self.folder.quarantine(file)
+        return None if bad else receipt
+
+    def _holds(self, name: str, digest: Digest) -> bool:
+        if self._is_stopped:
+            raise Interrupted("stopped", hint=_GO_ON)
+        found = self.folder.stat(name)
+        if found is None or not found.is_file or found.size != digest.bytes:
+            return False
+        return fast_digest(self.folder, name) == digest
+
+    def count(self, size: int) -> None:
+        if self._is_stopped:
+            raise Interrupted("stopped", hint=_GO_ON)
+        with self._lock:
+            self._bytes += size
+
+
+@dataclass(slots=True)
+class _Files:
+    """The files of one part, while it is written."""
+
+    run: _Run
+    outputs: list[Output] = field(default_factory=list)
+
+    def create(self, name: str) -> Output:
+        check_name(name, where="a file of a layout")
+        folder, local = self.run.folder, self.run.local
+        if os.path.dirname(name):
+            folder.make(os.path.dirname(name))
+        output = _Counted(ScratchOutput(local, folder, name) if local else folder.create(name), self.run)
+        self.outputs.append(output)
+        return output
+
+    def discard(self) -> None:
+        for output in self.outputs:
+            output.discard()
+
+
+class _Counted:
+    """An output that tells how much was written, and ends when the transfer is to stop."""
+
+    def __init__(self, output: Output, run: _Run) -> None:
+        self.name = output.name
+        self._output = output
+        self._run = run
+
+    def write(self, data: bytes | memoryview) -> int:
+        self._run.count(memoryview(data).nbytes)
+        return self._output.write(data)
+
+    def settle(self) -> tuple[str, Digest]:
+        return self._output.settle()
+
+    def discard(self) -> None:
+        self._output.discard()
+
+
+_GO_ON = "run the same command again: it goes on from there"
+
+
+def _receipt_name(part: str) -> str:
+    return f"{RECEIPTS}/{part.replace('/', '-')}.json"
+
+
+def _sweep(folder: Folder) -> None:
+    """Remove the temp files of a writer that was stopped."""
+    for place in _places(folder):
+        with contextlib.suppress(TokenmillError):
+            folder.sweep(place)
+
+
+def _remove_empty(folder: Folder, name: str) -> None:
+    if name:
+        folder.remove_empty(name)
+
+
+def _places(folder: Folder) -> Iterator[str]:
+    yield from ("", ".build", RECEIPTS)
+    for name in folder.names():
+        found = folder.stat(name)
+        if name != ".build" and found is not None and found.is_folder:
+            yield name
+
+
+def _progress(size: int, seconds: float, **about: int) -> dict[str, Any]:
+    speed = size / max(seconds, 1e-6)
+    left = max(0, about["total_bytes"] - size)
+    return {
+        "kind": "progress",
+        "bytes": min(size, about["total_bytes"]),
+        "bytes_per_second": round(speed),
+        "seconds_left": round(left / speed, 1) if speed else None,
+        **about,
+    }
+
+
+def _is_same_but_content(before: ConversionRequest, now: ConversionRequest) -> bool:
+    plain = [{key: value for key, value in one.about.items() if key not in PINS} for one in (before, now)]
+    return plain[0] == plain[1] and before.format == now.format
+
+
+def _differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """What differs, a line each. Where files differ, each of them has a line."""
+    lines = []
+    for key in sorted(before.keys() | now.keys()):
+        was, found = before.get(key), now.get(key)
+        if key in PINS and was is None:
+            lines.append(f"{key}: not recorded by the tokenmill that wrote it")
+        elif key in PINS and isinstance(was, dict) and isinstance(found, dict):
+            lines += [f"{key}: {line}" for line in _differences(was, found)]
+        elif was != found:
+            lines.append(f"{key}: was {was!r}, now {found!r}")
+    return lines

@@ -1,0 +1,356 @@
+"""Templar: `train_000000.npy` shards of an exact size, `tokens.bin` of all of them, `sample_ids.bin`.
+
+Sample i is tokens [i * T, (i + 1) * T) of the training split, and its id eight bytes of BLAKE2b over them. The
+original looked at uint16 tokens as if they were 32 bits wide: its ids stand for two samples each, and those of the
+second half for nothing. `templar_compat` writes the same ones. Validation has a folder of its own, with shards alone.
+
+consolidate: Templar's shards, wherever they came from, joined to tokens.bin with the ids of their samples.
+
+Its users then delete the shards. Called without them, it checks what it wrote when they were there.
+
+What Templar's users expect of their files: SHA-256 and number of elements, given by hand or in a file.
+
+What Templar's miners and validators agree upon: ids of samples, who trains on which, receipts.
+
+Its samples have no token in common: sample i is tokens [i * T, (i + 1) * T).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import itertools
+import os
+import re
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill import records
+from tokenmill.dataset.bin_idx import numpy_dtype
+from tokenmill.dataset.dataset import Dataset, TokenSplit
+from tokenmill.errors import DatasetError, RecipeError
+from tokenmill.formats.base import (
+    NPY_MAGIC,
+    Export,
+    ExportResult,
+    Facts,
+    Files,
+    FoundFiles,
+    Hints,
+    Options,
+    OutputPart,
+    TokenFile,
+    TokenStream,
+    check_numbers,
+    cut_anywhere,
+    file_part,
+    head_of,
+    names_in,
+    size_of,
+    train_and_val,
+)
+from tokenmill.formats.open import open_in_place
+from tokenmill.formats.resumable import (
+    PINS,
+    REQUEST,
+    ConversionRequest,
+    Watcher,
+    check_free,
+    is_of_other_content,
+    make_request,
+    start_over,
+    transfer,
+)
+from tokenmill.resources import resolve_workers
+from tokenmill.sizes import parse_size
+from tokenmill.storage.base import local_folder
+from tokenmill.storage.local import Folder
+from tokenmill.storage.output import Digest
+
+
+def detect(path: str, hints: Hints) -> FoundFiles | None:
+    """`train_000000.npy` shards, or tokens.bin where there are none. A folder `val` beside them is another split."""
+    if os.path.isfile(path):
+        head = head_of(path, len(NPY_MAGIC))
+        paths = {"train": [path]} if head == NPY_MAGIC or os.path.basename(path) == "tokens.bin" else {}
+    else:
+        train = _templar_shards(path, hints.layout == "templar")
+        paths = {"train": train, "val": _templar_shards(f"{path}/val", bool(train))}
+    shards = {split: [_templar_file(one, hints) for one in found] for split, found in paths.items() if found}
+    if not shards:
+        return None
+    kinds = {dtype for found in shards.values() for dtype, _ in found}
+    if len(kinds) > 1:
+        raise DatasetError(f"{path}: shards of different dtypes: {', '.join(sorted(kinds))}", hint="open one of them")
+    files = {split: [file for _, file in found] for split, found in shards.items()}
+    eot = "none" if hints.eot_id is None else "append"
+    return FoundFiles(layout="templar", dtype=kinds.pop(), eot=eot, eot_id=hints.eot_id, files=files)
+
+
+def _templar_shards(folder: str, is_sure: bool) -> list[str]:
+    """Shards by their name; where nobody is sure that they are Templar's, the first one's content must tell as well."""
+    names = names_in(folder)
+    shards = [f"{folder}/{name}" for name in names if re.fullmatch(r"train_\d{6,}\.npy", name)]
+    if shards and (is_sure or head_of(shards[0], len(NPY_MAGIC)) == NPY_MAGIC):
+        check_numbers(shards)
+        return shards
+    return [f"{folder}/tokens.bin"] if "tokens.bin" in names else []
+
+
+def _templar_file(path: str, hints: Hints) -> tuple[str, TokenFile]:
+    if path.endswith(".bin"):
+        dtype, offset, count = hints.stored_dtype(default="uint16", where=path), 0, None
+    else:
+        dtype, offset, count = _npy_header(path)
+    size = size_of(path)
+    found, rest = divmod(size - offset, numpy_dtype(dtype).itemsize)
+    if rest or not found or count not in (None, found):
+        raise DatasetError(f"{path}: {size} bytes do not hold its tokens", hint="is it whole?")
+    return dtype, TokenFile(path=path, offset=offset, num_tokens=found)
+
+
+def _npy_header(path: str) -> tuple[str, int, int]:
+    """Dtype, offset of the tokens, and how many there are. No object is ever unpickled."""
+    try:
+        with open(path, "rb") as file:
+            version = np.lib.format.read_magic(file)
+            read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+            shape, _, kind = read(file)
+            offset = file.tell()
+    except (OSError, ValueError) as error:
+        raise DatasetError(f"{path}: not a .npy file: {error}", hint="is it whole?") from None
+    names = {"<u2": "uint16", "<i4": "int32", "<u4": "int32"}
+    if kind.str not in names or len(shape) != 1 or offset % 4:
+        raise DatasetError(f"{path}: {kind} of shape {shape} are no tokens", hint="one row of uint16 or uint32 is read")
+    return names[kind.str], offset, shape[0]
+
+
+SUMMARY = ".npy shards of an exact size, tokens.bin and sample_ids.bin"
+OPTIONS = frozenset({"shard_size", "seq_len", "templar_compat"})
+NEEDS = frozenset({"eot"})
+WIDTHS = (4, 8)
+
+SHARD_TOKENS = 1 << 30
+SEQ_LEN = 2048
+_SAMPLES = 256
+
+
+def write(source: Dataset, options: Options) -> Export:
+    splits = train_and_val(source, "templar")
+    parts = [
+        shard_part(f"{'' if name == 'train' else f'{name}/'}train_{number:06d}.npy", split, bounds)
+        for name, split in splits.items()
+        for number, bounds in enumerate(cut_anywhere(split.num_tokens, options.shard_size or SHARD_TOKENS))
+    ]
+    if "train" in splits:
+        seq_len = options.seq_len or SEQ_LEN
+        parts += consolidated(splits["train"], seq_len, compat=bool(options.templar_compat))
+    return Export(parts=tuple(parts))
+
+
+def read(path: str, hints: Hints) -> Dataset:
+    return open_in_place(path, replace(hints, layout="templar"))
+
+
+def shard_part(name: str, split: TokenSplit, bounds: tuple[int, int]) -> OutputPart:
+    """A real .npy file."""
+    start, stop = bounds
+    stream = TokenStream(split, "append")
+    held = io.BytesIO()
+    about = {"descr": "<u2" if stream.itemsize == 2 else "<u4", "fortran_order": False, "shape": (stop - start,)}
+    np.lib.format.write_array_header_1_0(held, about)
+    head = held.getvalue()
+    size = len(head) + (stop - start) * stream.itemsize
+    return file_part(name, size, lambda: itertools.chain([head], stream.data(start, stop)))
+
+
+def consolidated(split: TokenSplit, seq_len: int, *, compat: bool) -> list[OutputPart]:
+    """All tokens end to end, and the ids of all samples."""
+    stream = TokenStream(split, "append" if split.eot != "none" else "")
+    count = split.num_tokens // seq_len
+    if not count:
+        raise RecipeError(f"{split.num_tokens} tokens make no sample of {seq_len}", hint="use a smaller --seq-len")
+    if compat and stream.itemsize != 2:
+        raise RecipeError("the original's ids are those of uint16 tokens", hint="drop --templar-compat")
+    size = split.num_tokens * stream.itemsize
+    return [
+        file_part("tokens.bin", size, lambda: stream.data(0, split.num_tokens)),
+        file_part("sample_ids.bin", 8 * count, lambda: write_sample_ids(stream, seq_len, compat=compat)),
+    ]
+
+
+def write_sample_ids(stream: TokenStream, seq_len: int, *, compat: bool) -> Iterator[bytes]:
+    """The ids of all samples, some at a time."""
+    count = stream.num_tokens // seq_len
+    # What the original takes for a sample is twice as long; behind the end of the tokens it is empty.
+    tokens = 2 * seq_len if compat else seq_len
+    whole = stream.num_tokens // 2 * 2 if compat else stream.num_tokens
+    for first in range(0, count, _SAMPLES):
+        last = min(first + _SAMPLES, count)
+        data = b"".join(stream.data(min(first * tokens, whole), min(last * tokens, whole)))
+        size = tokens * stream.itemsize
+        view = memoryview(data)
+        yield b"".join(
+            [hashlib.blake2b(view[i * size : (i + 1) * size], digest_size=8).digest() for i in range(last - first)]
+        )
+
+
+def consolidate(
+    data_root: str | os.PathLike[str],
+    seq_len: int = 2048,
+    *,
+    expected: Mapping[str, Expected] | None = None,
+    compat: bool = False,
+    workers: int | None = None,
+    watch: Watcher | None = None,
+) -> ExportResult:
+    """Write tokens.bin and sample_ids.bin beside the shards. Called again, it checks them."""
+    begin = time.monotonic()
+    folder = local_folder(data_root)
+    shards = [name for name in folder.names() if name.startswith("train_") and name.endswith(".npy")]
+    seq_len = parse_size(seq_len, of="tokens")
+    options = {"seq_len": seq_len, "templar_compat": compat}
+    if shards:
+        _check_numbers(shards, folder.path)
+        source = open_in_place(folder.path, Hints(layout="templar"))
+        parts = consolidated(source["train"], seq_len, compat=compat)
+        about = {"source": source.manifest.fingerprint, "dtype": source.manifest.dtype, **source.pins("train")}
+    else:
+        parts, about = _parts_without_shards(folder)
+    request = make_request(layout="templar", options=options, **about)
+    if shards and is_of_other_content(folder, request):
+        start_over(folder)  # shards that were fetched again may be others
+    check_free(folder, request, what="consolidation", beside=set(folder.names()) - {".build"})
+    done = transfer(folder, request, parts, lambda _: {}, threads=resolve_workers(workers), scratch=None, watch=watch)
+    result = ExportResult(
+        output=folder.path,
+        layout="templar",
+        files=done.files,
+        notes=(),
+        already_complete=done.num_kept == len(parts),
+        seconds=time.monotonic() - begin,
+    )
+    compare(result.files, expected or {}, about["dtype"])
+    return result
+
+
+def _parts_without_shards(folder: Folder) -> tuple[list[OutputPart], dict[str, Any]]:
+    """The files that an earlier call wrote, to be checked and not written again, and what that call was about."""
+    if not folder.exists(REQUEST):
+        raise DatasetError(f"{folder.path} has no train_000000.npy", hint="give the folder with Templar's shards")
+    before = records.unseal(ConversionRequest, folder.read(REQUEST, max_bytes=1 << 26), where=folder.at(REQUEST)).about
+    parts = [OutputPart(name=name, num_bytes=0, write=_refuse) for name in NAMES.values()]
+    pins = {name: before[name] for name in PINS if name in before}
+    return parts, {"source": str(before.get("source")), "dtype": str(before.get("dtype", "uint16")), **pins}
+
+
+def _refuse(_: Files) -> Facts:
+    raise DatasetError(
+        "tokens.bin or sample_ids.bin is not what was written, and the shards to write it from are gone",
+        hint="fetch the train_*.npy shards again, then run the same command",
+    )
+
+
+def _check_numbers(shards: Sequence[str], where: str) -> None:
+    """Refuse to close a gap: all tokens behind it would be other samples."""
+    for number, name in enumerate(shards):
+        if name != f"train_{number:06d}.npy":
+            raise DatasetError(f"{where} has {name} where train_{number:06d}.npy should be", hint="is a shard missing?")
+
+
+NAMES = {"tokens": "tokens.bin", "sample_ids": "sample_ids.bin"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Expected:
+    """What a file must be. `elements` are tokens or ids; -1 if it does not matter."""
+
+    sha256: str
+    elements: int = -1
+
+
+def read_expected(given: Sequence[str], checksums: str | os.PathLike[str] | None) -> dict[str, Expected]:
+    """What was expected on the command line and in a file, by name: tokens, sample_ids."""
+    expected: dict[str, Expected] = {}
+    if checksums is not None:
+        try:
+            found = records.parse(Path(checksums).read_bytes(), where=str(checksums))
+            expected = {
+                str(name): Expected(sha256=str(one["sha256"]), elements=int(one.get("elements", -1)))
+                for name, one in found.items()
+            }
+        except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
+            raise RecipeError(f"{checksums} holds no checksums: {error}", hint=_FILE_HINT) from None
+    for text in given:
+        name, _, rest = text.partition("=")
+        sha, _, count = rest.partition(":")
+        if count and not count.isdecimal():
+            raise RecipeError(f"{text!r} is nothing to expect", hint="write it like tokens=SHA256:COUNT")
+        expected[name] = Expected(sha256=sha, elements=int(count) if count else -1)
+    if unknown := sorted(expected.keys() - NAMES.keys()):
+        raise RecipeError(f"there is no {unknown[0]!r} to expect", hint=f"there are {', '.join(NAMES)}")
+    for name, one in expected.items():
+        if not re.fullmatch(r"[0-9a-fA-F]{64}", one.sha256):
+            raise RecipeError(f"{one.sha256!r} is no SHA-256 of {name}", hint="it has 64 hexadecimal digits")
+    return expected
+
+
+def compare(files: Mapping[str, Digest], expected: Mapping[str, Expected], dtype: str) -> None:
+    """Refuse files that are not what was expected of them. `dtype` is that of the tokens."""
+    sizes = {"tokens": numpy_dtype(dtype).itemsize, "sample_ids": 8}
+    for name, wanted in expected.items():
+        found = files[NAMES[name]]
+        elements = found.bytes // sizes[name]
+        if wanted.elements not in (-1, elements) or wanted.sha256.lower() != found.sha256:
+            raise DatasetError(
+                f"{NAMES[name]} has {elements} elements and SHA-256 {found.sha256}, expected "
+                f"{wanted.elements if wanted.elements >= 0 else 'any number of'} elements and {wanted.sha256}",
+                hint="are the shards whole, and is the length of samples right? --skip-validation does not compare",
+            )
+
+
+_FILE_HINT = 'write it like {"tokens": {"sha256": "4c53...", "elements": 161061273600}}'
+
+
+Numbers = npt.NDArray[np.int64]
+Ids = npt.NDArray[np.uint64]
+
+
+class SampleReceipt(NamedTuple):
+    """What stands for a set of samples, whatever their order."""
+
+    digest: str
+    num_samples: int
+
+
+def num_samples(split: TokenSplit, seq_len: int) -> int:
+    return split.num_tokens // seq_len
+
+
+def sample_ids(split: TokenSplit, seq_len: int, samples: Iterable[int]) -> Ids:
+    """The id of each sample: eight bytes of BLAKE2b over its tokens as stored."""
+    found = []
+    for sample in samples:
+        tokens = split.tokens(sample * seq_len, (sample + 1) * seq_len)
+        found.append(hashlib.blake2b(tokens.data, digest_size=8).digest())
+    return np.frombuffer(b"".join(found), "<u8").astype(np.uint64)
+
+
+def draw_samples(uid: int, window: int, count: int, total: int, *, rank: int = 0, world_size: int = 1) -> Numbers:
+    """The samples that miner `uid` trains on in a window: `count` of `total`, and of these the rank's share."""
+    if count > total:
+        raise RecipeError(f"{count} samples of {total} cannot be drawn without a repeat", hint="draw fewer")
+    chance = np.random.default_rng((uid * 1000003 ^ window) & 0xFFFFFFFF)
+    return chance.choice(total, size=count, replace=False)[rank::world_size]
+
+
+def make_receipt(ids: Iterable[int] | Ids) -> SampleReceipt:
+    """The receipt over a set of samples, from their ids."""
+    in_order = np.sort(np.fromiter((int(one) for one in ids), np.uint64))
+    return SampleReceipt(hashlib.blake2b(in_order.astype("<u8").data, digest_size=16).hexdigest(), len(in_order))

@@ -1,0 +1,541 @@
+"""Packings: plans of rows, made once and kept beside the dataset, apart from its tokens.
+
+    DATASET/packing/train-best_fit-1024.bin    borders of rows, starts and spans of segments
+    DATASET/packing/train-best_fit-1024.json   sealed: what it belongs to, and its digest
+
+A plan follows from the document index, so it can be made again at any time. Ranks that do this at
+once write the same bytes. What is damaged, or belongs to another dataset or to other content of the
+same one, is made again; where nothing can be written, the plan is used from memory.
+
+Packed rows as a stream: every token of a split is an input once, and labels stay within their document.
+
+inputs     a a a a E b b E . .      E is an end of text, . is padding (the same id)
+labels     a a a E - b E - - -      - is ignored
+positions  0 1 2 3 4 0 1 2 0 1
+
+How documents are packed into rows of `seq_len` tokens: from their lengths alone, no token is read.
+
+    documents   aaaa bb ccccccc ddd e                  seq_len 5
+    pieces      aaaa bb ccccc cc ddd e                 what is too long for a row is cut
+    padded      aaaa. bb... ccccc cc... ddd.. e....    a row for each piece
+    best_fit    aaaae ccccc cc... dddbb                the largest first, each where it leaves the least room
+
+Pieces lie end to end in the split. One behind which its document goes on spans a token more than it
+has inputs: the target of its last one.
+
+Pieces of one size are interchangeable, and so are rows with the same room. So best fit is
+computed with their numbers, and takes no longer for many documents than for a few;
+then the pieces of every size are handed out in their order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import os
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill import arguments, records
+from tokenmill.dataset.bin_idx import Tokens, numpy_dtype
+from tokenmill.dataset.dataset import Dataset, TokenSplit
+from tokenmill.dataset.windows import TokenRanges, read_ranges
+from tokenmill.errors import DatasetError, RecipeError, StorageError
+from tokenmill.loader.batches import (
+    IGNORED,
+    RUN_FIELDS,
+    Batch,
+    BatchSpec,
+    Runs,
+    check_order,
+    fill_fields,
+    in_order,
+    lay_out,
+)
+from tokenmill.loader.page_cache import read_ahead
+from tokenmill.permutation import Order
+from tokenmill.storage.filesystem import explained
+from tokenmill.storage.local import Folder
+from tokenmill.storage.memory_maps import fast_digest, map_file
+from tokenmill.storage.output import Digest
+
+FOLDER = "packing"
+FORMAT = 1
+
+
+def best_fit(spans: Spans, seq_len: int) -> PackedRows:
+    """Rows with as little room left as best fit leaves; they stand in the order of their first segments."""
+    starts = _starts(np.minimum(spans, seq_len))
+    # Sorting is several times as quick with numbers of 16 bits.
+    lacks = (seq_len - np.minimum(spans, seq_len)).astype(np.uint16 if seq_len < 1 << 16 else np.int32)
+    order = np.argsort(lacks, kind="stable")
+    placements = place(((seq_len - lack, number) for lack, number in _count(lacks[order])), seq_len)
+    num_rows = sum(placement.rows for placement in placements if not placement.filled)
+    counts = np.zeros(num_rows, np.int32)
+    firsts = np.empty(num_rows, np.int64)
+    for p in placements:
+        counts[p.first : p.first + p.rows] += p.each
+        if not p.filled:
+            firsts[p.first : p.first + p.rows] = starts[order[p.piece : p.piece + p.rows * p.each : p.each]]
+    # Rows were opened for the largest first; a trainer that reads them in turn should not see those first.
+    in_turn = np.argsort(firsts)
+    borders = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts[in_turn], dtype=np.int64)))
+    begins = firsts
+    begins[in_turn] = borders[:-1]
+    packed = PackedRows(borders, np.empty(len(spans), np.int64), np.empty(len(spans), np.int32))
+    for p in placements:
+        slots = (begins[p.first : p.first + p.rows, None] + np.arange(p.filled, p.filled + p.each)).ravel()
+        pieces = order[p.piece : p.piece + p.rows * p.each]
+        packed.starts[slots] = starts[pieces]
+        packed.spans[slots] = spans[pieces]
+    return packed
+
+
+def padded(spans: Spans, seq_len: int) -> PackedRows:
+    """A row for each piece, in their order."""
+    return PackedRows(np.arange(len(spans) + 1), _starts(np.minimum(spans, seq_len)), spans)
+
+
+PACKERS: dict[str, Callable[[Spans, int], PackedRows]] = {"best_fit": best_fit, "padded": padded}
+_MAX_RECORD_BYTES = 1 << 16
+# Whatever keeps a plan from being read or written, it can be made without.
+_IN_THE_WAY = (StorageError, DatasetError, OSError, ValueError)
+_MAX_SEQ_LEN = (1 << 31) - 2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spec:
+    """What a plan is of. The same one gives the same plan."""
+
+    format: int
+    fingerprint: str
+    split: str
+    kind: str
+    seq_len: int
+    num_tokens: int
+    content: str = ""  # plans of before it was recorded have none, and are made again
+
+    @property
+    def name(self) -> str:
+        return f"{FOLDER}/{self.split}-{self.kind}-{self.seq_len}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PackingRecord:
+    """What stands beside a stored plan."""
+
+    spec: Spec
+    num_rows: int
+    num_segments: int
+    digest: Digest
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """How the documents of a split lie in rows of `seq_len` inputs; `path` is that of the dataset it is mapped from."""
+
+    spec: Spec
+    rows: PackedRows
+    digest: Digest
+    path: str | None = None
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Other processes map the file themselves."""
+        if self.path is None:
+            return Packing, (self.spec, self.rows, self.digest)
+        return _open_stored, (self.path, self.record)
+
+    @property
+    def record(self) -> PackingRecord:
+        return PackingRecord(
+            spec=self.spec, num_rows=self.num_rows, num_segments=len(self.rows.starts), digest=self.digest
+        )
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.rows.borders) - 1
+
+    @property
+    def waste(self) -> float:
+        """The share of positions that are padding."""
+        return 1 - self.spec.num_tokens / (self.num_rows * self.spec.seq_len)
+
+
+def open_packing(dataset: Dataset, split: str, kind: str, seq_len: int) -> Packing:
+    """The stored plan of a split; if there is none that can be used, it is made and stored."""
+    tokens = dataset[split]
+    if not tokens.num_tokens:
+        raise RecipeError(f"the split {split!r} has no tokens", hint="use a split with documents")
+    spec = Spec(
+        format=FORMAT,
+        fingerprint=dataset.manifest.fingerprint,
+        split=split,
+        kind=kind,
+        seq_len=seq_len,
+        num_tokens=tokens.num_tokens,
+        content=records.digest(dataset.pins(split)),
+    )
+    # A split may bear the name of our folder; nothing but its shards belongs there.
+    folder = Folder(dataset.path) if FOLDER not in dataset.splits else None
+    if folder is not None and (found := _load(folder, spec)) is not None:
+        return found
+    rows = pack(tokens, kind, seq_len)
+    if folder is not None:
+        with contextlib.suppress(*_IN_THE_WAY):
+            return _store(folder, spec, rows)
+    return Packing(spec, rows, _digest(rows))
+
+
+def pack(split: TokenSplit, kind: str, seq_len: int) -> PackedRows:
+    """The rows of a split, from its document index."""
+    spans = np.concatenate([cut(lengths, seq_len) for lengths in split.document_lengths()])
+    return PACKERS[kind](spans, seq_len)
+
+
+def check_packing(kind: str, seq_len: int) -> int:
+    """The seq_len, if rows can be packed in this way."""
+    known = f"there are concat, {', '.join(PACKERS)}"
+    if arguments.text("packing", kind, hint=known) not in PACKERS:
+        raise RecipeError(f"packing {kind!r} is unknown", hint=known)
+    most = f"give a number of tokens, from 1 to {_MAX_SEQ_LEN}"
+    return arguments.whole("seq_len", seq_len, least=1, most=_MAX_SEQ_LEN, hint=most)
+
+
+def _load(folder: Folder, spec: Spec) -> Packing | None:
+    """A stored plan, mapped, if it is whole and the right one."""
+    with contextlib.suppress(*_IN_THE_WAY):
+        place = f"{spec.name}.json"
+        found = records.unseal(PackingRecord, folder.read(place, max_bytes=_MAX_RECORD_BYTES), where=folder.at(place))
+        if found.spec == spec and fast_digest(folder, f"{spec.name}.bin") == found.digest:
+            return _open_stored(folder.path, found)
+    return None
+
+
+def _store(folder: Folder, spec: Spec, rows: PackedRows) -> Packing:
+    folder.make(FOLDER)
+    if (found := _load(folder, spec)) is not None:  # another rank was quicker
+        return found
+    place, about = f"{spec.name}.bin", f"{spec.name}.json"
+    folder.remove_tree(about)
+    folder.remove_tree(place)
+    output = folder.create(place)
+    try:
+        for data in _bytes(rows):
+            output.write(data)
+        digest = folder.publish([output])[place]
+    except BaseException:
+        output.discard()
+        raise
+    record = Packing(spec, rows, digest).record
+    folder.write(about, records.seal(record))
+    return _open_stored(folder.path, record)
+
+
+def _open_stored(path: str, record: PackingRecord) -> Packing:
+    """The plan that a record stands beside, mapped."""
+    place = os.path.join(path, f"{record.spec.name}.bin")
+    with explained(place):
+        data = map_file(place, np.uint8)
+    starts = 8 * (record.num_rows + 1)
+    spans = starts + 8 * record.num_segments
+    rows = PackedRows(data[:starts].view("<i8"), data[starts:spans].view("<i8"), data[spans:].view("<i4"))
+    return Packing(record.spec, rows, record.digest, path)
+
+
+def _digest(rows: PackedRows) -> Digest:
+    sha, size = hashlib.sha256(), 0
+    for data in _bytes(rows):
+        sha.update(data)
+        size += data.nbytes
+    return Digest(bytes=size, sha256=sha.hexdigest())
+
+
+def _bytes(rows: PackedRows) -> Iterator[memoryview]:
+    for array in (rows.borders, rows.starts, rows.spans):
+        yield array.astype(array.dtype.newbyteorder("<"), copy=False).data
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """What rows are made of: row i of segments [borders[i], borders[i + 1]), which span tokens from `starts` on."""
+
+    starts: Numbers
+    spans: Numbers
+    borders: Numbers
+
+
+@dataclass(frozen=True, slots=True)
+class FullRows:
+    """Rows that are full: `sizes` inputs from `begins` on, counted through all rows, are the tokens from `starts` on.
+
+    Padding is a segment like any other; it lies behind the last token of the split. `ends` says which of them a
+    document ends with.
+    """
+
+    begins: Numbers
+    sizes: Numbers
+    starts: Numbers
+    ends: npt.NDArray[np.bool_]
+    borders: Numbers
+
+
+class Ignored(NamedTuple):
+    """Labels of a batch that are ignored: at `places`, and of `padded` rows from a column on."""
+
+    places: Numbers
+    padded: list[tuple[int, int]]
+
+
+def open_packed(
+    dataset: Dataset,
+    split: str,
+    kind: str,
+    seq_len: int,
+    identity: dict[str, Any],
+    *,
+    order: Order,
+    seed: int,
+    form: BatchSpec,
+) -> PackedStream:
+    """The stream of a split that is packed in this way. What cannot be had is refused before a plan is made."""
+    seq_len = check_packing(kind, seq_len)
+    if check_order(order) == "random":
+        raise RecipeError(
+            f"order 'random' draws windows that begin anywhere, but rows of packing {kind!r} are fixed",
+            hint="use order 'shuffled', or packing 'concat'",
+        )
+    masked = replace(form, mask_borders=True)
+    masked.label_dtype(numpy_dtype(dataset[split].dtype))
+    packing = open_packing(dataset, split, kind, seq_len)
+    content = dataset.content(split)
+    return PackedStream(dataset[split], packing, identity, content, order=order, seed=seed, form=masked)
+
+
+class PackedStream:
+    """Rows of a packing, in some order; `packing` tells how many there are and how much of them is padding."""
+
+    def __init__(
+        self,
+        split: TokenSplit,
+        packing: Packing,
+        identity: dict[str, Any],
+        content: str,
+        *,
+        order: Order,
+        seed: int,
+        form: BatchSpec,
+    ) -> None:
+        spec = packing.spec
+        self.identity = {
+            **identity, "packing": spec.kind, "plan": packing.digest.sha256,
+            "seq_len": spec.seq_len, "order": order, "seed": seed,
+        }  # fmt: skip
+        self.content = content
+        self.packing = packing
+        self._order = order
+        self._split = split
+        self._fields = set(form.fields)
+        self._run_fields = self._fields & RUN_FIELDS
+        self._stored = numpy_dtype(split.dtype)
+        self._dtype = form.label_dtype(self._stored)
+        self._padding = np.full(spec.seq_len + 1, split.eot_id or 0, self._stored).tobytes()
+
+    @property
+    def num_samples(self) -> int:
+        return self.packing.num_rows
+
+    def locate(self, places: Numbers) -> Numbers:
+        """The numbers of the rows."""
+        return in_order(places, self.num_samples, self._order, self.identity)
+
+    def expect(self, batches: Sequence[Numbers]) -> Iterator[None]:
+        return read_ahead(self._split, batches, self._find)
+
+    def maps(self) -> Iterable[npt.NDArray[Any]]:
+        rows = self.packing.rows
+        return (*self._split.maps(), rows.borders, rows.starts, rows.spans)
+
+    def _find(self, located: Numbers) -> TokenRanges:
+        """The tokens of some rows, without padding."""
+        segments = find_segments(self.packing, located)
+        return TokenRanges(segments.starts, segments.starts + segments.spans, segments.borders)
+
+    def batch(self, located: Numbers) -> Batch:
+        return next(self.batches(located[None]))
+
+    def batches(self, located: Numbers) -> Iterator[Batch]:
+        num_batches, num_rows = located.shape
+        full = fill_up(find_segments(self.packing, located.ravel()), self.packing.spec)
+        edges = np.arange(num_batches + 1) * num_rows
+        tokens = read_ranges(self._split, find_ranges(full, edges), self._padding)
+        ignored = self._find_ignored(full, edges)
+        runs = self._find_runs(full, edges) if self._run_fields else itertools.repeat(None, num_batches)
+        return map(self._form_batch, located, tokens, ignored, runs)
+
+    def _form_batch(self, located: Numbers, tokens: Tokens, ignored: Ignored, runs: Runs | None) -> Batch:
+        """What trainers want of the tokens of these rows, as stored."""
+        batch = lay_out(tokens.reshape(-1, self.packing.spec.seq_len + 1), self._dtype, self._run_fields, masked=True)
+        labels = batch["labels"]
+        labels.reshape(-1)[ignored.places] = IGNORED
+        for row, filled in ignored.padded:
+            labels[row, filled:] = IGNORED
+        if runs is not None:
+            fill_fields(batch, self._run_fields, runs)
+        if "sample_index" in self._fields:
+            batch["sample_index"] = located
+        return batch
+
+    def _find_ignored(self, full: FullRows, edges: Numbers) -> Iterator[Ignored]:
+        """What is ignored of each batch, all of as many rows: what would follow the end of a document, and padding."""
+        num_rows, seq_len = int(edges[1]), self.packing.spec.seq_len
+        places = (full.begins + full.sizes)[full.ends] - 1
+        rows, columns = np.divmod(full.begins[full.starts == self._split.num_tokens], seq_len)
+        limits = places.searchsorted(edges * seq_len).tolist(), rows.searchsorted(edges).tolist()
+        places %= num_rows * seq_len
+        padded = list(zip((rows % num_rows).tolist(), columns.tolist(), strict=True))
+        for (first, last), (first_padded, last_padded) in zip(*map(pairwise, limits), strict=True):
+            yield Ignored(places[first:last], padded[first_padded:last_padded])
+
+    def _find_runs(self, full: FullRows, edges: Numbers) -> Iterator[Runs]:
+        """The runs of each batch. Padding is one like any other, of document -1."""
+        seq_len = self.packing.spec.seq_len
+        documents = np.full(len(full.starts), -1)
+        if "document_ids" in self._run_fields:
+            real = full.starts < self._split.num_tokens
+            documents[real] = self._split.document_at(full.starts[real])
+        limits = full.borders[edges].tolist()
+        for (begin, end), (first, last) in zip(pairwise(edges * seq_len), pairwise(limits), strict=True):
+            yield Runs(np.append(full.begins[first:last], end) - begin, documents[first:last])
+
+
+def find_segments(packing: Packing, located: Numbers) -> Segments:
+    """The segments of these rows, row after row, as the plan has them."""
+    rows = packing.rows
+    firsts = rows.borders.take(located)
+    counts = rows.borders.take(located + 1) - firsts
+    borders = np.concatenate(([0], np.cumsum(counts)))
+    numbers = np.repeat(firsts - borders[:-1], counts) + np.arange(borders[-1])
+    return Segments(rows.starts.take(numbers), rows.spans.take(numbers).astype(np.int64), borders)
+
+
+def fill_up(segments: Segments, spec: Spec) -> FullRows:
+    """The same rows with padding where they have room for it."""
+    seq_len, borders = spec.seq_len, segments.borders
+    sizes = np.minimum(segments.spans, seq_len)
+    room = seq_len - np.add.reduceat(sizes, borders[:-1])
+    short = np.flatnonzero(room)
+    borders = borders + np.concatenate(([0], np.cumsum(room > 0)))
+    is_real = np.ones(borders[-1], np.bool_)
+    is_real[borders[1:][short] - 1] = False
+    full_starts = np.full(len(is_real), spec.num_tokens)
+    full_sizes = np.empty_like(full_starts)
+    ends = np.ones_like(is_real)
+    full_starts[is_real], full_sizes[is_real], ends[is_real] = segments.starts, sizes, segments.spans <= seq_len
+    full_sizes[~is_real] = room[short]
+    return FullRows(np.cumsum(full_sizes) - full_sizes, full_sizes, full_starts, ends, borders)
+
+
+def find_ranges(full: FullRows, edges: Numbers) -> TokenRanges:
+    """The tokens of rows, one more than inputs, batch after batch of the rows that `edges` says.
+
+    That one is the target of the last input. Behind a document that ends with its row it is just any token: its
+    label is ignored.
+    """
+    stops = full.starts + full.sizes
+    stops[full.borders[1:] - 1] += 1
+    return TokenRanges(full.starts, stops, full.borders[edges])
+
+
+Numbers = npt.NDArray[np.int64]
+Spans = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True, slots=True)
+class PackedRows:
+    """Row i has segments [borders[i], borders[i + 1]), and segment j spans `spans[j]` tokens from `starts[j]` on."""
+
+    borders: Numbers
+    starts: Numbers
+    spans: Spans
+
+
+@dataclass(frozen=True, slots=True)
+class Placement:
+    """Each of `rows` rows from `first` on, which had `filled` segments, gets `each` more; `piece` is the first."""
+
+    first: int
+    rows: int
+    filled: int
+    each: int
+    piece: int
+
+
+def cut(lengths: Spans, seq_len: int) -> Spans:
+    """What the pieces of documents of these lengths span."""
+    lengths = lengths[lengths > 0]
+    counts = -(-lengths // seq_len)
+    ends = np.cumsum(counts, dtype=np.int64)
+    spans = np.full(int(ends[-1]) if len(ends) else 0, seq_len + 1, np.int32)
+    spans[ends - 1] = lengths - (counts - 1) * seq_len
+    return spans
+
+
+def place(classes: Iterable[tuple[int, int]], seq_len: int) -> list[Placement]:
+    """Best fit of so many pieces of each size, the largest size first.
+
+    A piece goes where it leaves the least room, so the next ones of its size go into the same row
+    until they no longer fit: whole ranges of equal rows are filled in one step. Each step more than
+    halves the room of its rows or ends a size, so there are about seq_len * log(seq_len) at most.
+    """
+    placements: list[Placement] = []
+    rooms: list[int] = []  # of open rows, each once, sorted
+    ranges: dict[int, list[tuple[int, int, int]]] = {}  # by room: first row, rows, segments in each
+
+    def give_back(room: int, first: int, rows: int, filled: int) -> None:
+        if rows and room:
+            if room not in ranges:
+                rooms.insert(bisect_left(rooms, room), room)
+            ranges.setdefault(room, []).append((first, rows, filled))
+
+    num_rows = piece = 0
+    for size, number in classes:
+        left = number
+        while left:
+            at = bisect_left(rooms, size)
+            if at < len(rooms):
+                room = rooms[at]
+                first, rows, filled = ranges[room].pop()
+                if not ranges[room]:
+                    del ranges[room], rooms[at]
+            else:
+                room, first, filled = seq_len, num_rows, 0
+                rows = -(-left // (room // size))
+                num_rows += rows
+            each = min(room // size, left)
+            used = min(rows, left // each)
+            placements.append(Placement(first, used, filled, each, piece))
+            give_back(room, first + used, rows - used, filled)
+            give_back(room - each * size, first, used, filled + each)
+            piece += used * each
+            left -= used * each
+    return placements
+
+
+def _count(ordered: npt.NDArray[Any]) -> list[tuple[int, int]]:
+    """What stands there, and how often each, of numbers in order."""
+    edges = np.concatenate(([0], np.flatnonzero(ordered[1:] != ordered[:-1]) + 1))
+    counts = np.diff(edges, append=len(ordered))
+    return list(zip(ordered[edges].tolist(), counts.tolist(), strict=True))
+
+
+def _starts(sizes: Spans) -> Numbers:
+    ends = np.cumsum(sizes, dtype=np.int64)
+    ends -= sizes
+    return ends

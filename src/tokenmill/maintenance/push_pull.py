@@ -1,0 +1,314 @@
+"""push and pull: a dataset to an object store and back, verified file by file.
+
+    push   hash here -> put with that checksum -> ask what is there            } only what is missing or wrong,
+    pull   ranges -> NAME.part, which a killed pull leaves -> hash -> link     } the manifest last
+
+A part of a dataset (`split`, `shards`) is a dataset of its own: its manifest says that the other
+documents were left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from tokenmill import arguments, records
+from tokenmill.dataset import manifest
+from tokenmill.dataset.manifest import Manifest, Shard, Split
+from tokenmill.errors import DatasetError, Interrupted, OutputError, RecipeError
+from tokenmill.storage.base import open_folder, ready, require_space
+from tokenmill.storage.local import Folder
+from tokenmill.storage.locks import locked
+from tokenmill.storage.memory_maps import fast_digest
+from tokenmill.storage.output import Digest, is_temp
+from tokenmill.threads import as_done
+
+FILES_AT_ONCE = 4
+MAX_FILES_AT_ONCE = 1024
+LEFT_BEHIND = "left_behind"
+_TELL_SECONDS = 0.2
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+
+Watcher = Callable[[dict[str, Any]], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TransferResult:
+    """What a push or a pull did: of `files` with `num_bytes`, so many were missing or wrong."""
+
+    source: str
+    target: str
+    files: int
+    num_bytes: int
+    moved_files: int
+    moved_bytes: int
+    seconds: float
+
+
+def push(
+    dataset: str | os.PathLike[str],
+    url: str,
+    *,
+    split: str | Sequence[str] | None = None,
+    shards: str | None = None,
+    workers: int | None = None,
+    watch: Watcher | None = None,
+) -> TransferResult:
+    """Put a dataset of this machine to a URL. Called again, it moves what is missing or wrong there."""
+    source, target = open_folder(dataset, name="dataset"), open_folder(url, name="url")
+    if not source.is_local or target.is_local:
+        raise RecipeError("push goes from a folder to a URL", hint="tokenmill push data/owt s3://bucket/owt")
+    target, _ = ready(target)
+    return _move(source, target, partial(_put, source, target), split, shards, workers, watch)
+
+
+def pull(
+    url: str,
+    folder: str | os.PathLike[str],
+    *,
+    split: str | Sequence[str] | None = None,
+    shards: str | None = None,
+    workers: int | None = None,
+    watch: Watcher | None = None,
+) -> TransferResult:
+    """Get a dataset from a URL to a folder. Called again, also after a kill, it gets what is missing or wrong there."""
+    source, target = open_folder(url, name="url"), open_folder(folder, name="folder")
+    if source.is_local or not target.is_local:
+        raise RecipeError("pull goes from a URL to a folder", hint="tokenmill pull s3://bucket/owt data/owt")
+    return _move(source, target, partial(_get, source, target), split, shards, workers, watch)
+
+
+def _move(
+    source: Folder,
+    target: Folder,
+    move: Callable[[str, Digest, TransferTally], bool],
+    split: str | Sequence[str] | None,
+    shards: str | None,
+    workers: int | None,
+    watch: Watcher | None,
+) -> TransferResult:
+    begin = time.monotonic()
+    if workers is not None:
+        workers = arguments.whole("workers", workers, least=1, most=MAX_FILES_AT_ONCE)
+    if split is not None:
+        split = [split] if isinstance(split, str) else split
+        split = arguments.texts("split", split, hint="give the name of a split, or several")
+    arguments.text_or_none("shards", shards, hint="write them like 0-9 or 0,3,5-7")
+    arguments.function_or_none("watch", watch)
+    full = manifest.load_manifest(source)
+    wanted = part_of(full, split, shards)
+    _check_target(target, wanted)
+    target.check_no_links({os.path.dirname(name) for name in wanted.all_files()} - {""})
+    target.make(".build")
+    tell = watch or (lambda _: None)
+    with locked(target, tell=lambda message: tell({"kind": "waiting", "message": message})):
+        result = _let_in(target, full, wanted)
+        files = wanted.all_files()
+        parents = sorted({"", *map(os.path.dirname, files)})
+        for parent in parents:
+            target.make(parent)
+            target.sweep(parent)
+        count = workers or FILES_AT_ONCE
+        tally = TransferTally(sum(digest.bytes for digest in files.values()), count, watch)
+        # The largest first, so that none is left alone at the end.
+        names = sorted(files, key=lambda name: -files[name].bytes)
+        work = as_done(lambda name: move(name, files[name], tally), names, count, stop=tally.stop)
+        with contextlib.closing(work) as results:  # a line that has gone silent is not waited for
+            moved = [done[0] for done in results if done is not None and done[1]]
+        for parent in parents:
+            target.sync(parent)
+        if not target.exists(manifest.MANIFEST) or manifest.load_manifest(target) != result:
+            target.replace(manifest.MANIFEST, manifest.seal_manifest(result))
+    target.remove_empty(".build")
+    return TransferResult(
+        source=source.path,
+        target=target.path,
+        files=len(files),
+        num_bytes=sum(digest.bytes for digest in files.values()),
+        moved_files=len(moved),
+        moved_bytes=sum(files[name].bytes for name in moved),
+        seconds=time.monotonic() - begin,
+    )
+
+
+def _put(source: Folder, target: Folder, name: str, digest: Digest, tally: TransferTally) -> bool:
+    """Put a file unless it is there; whether it had to be."""
+    from tokenmill.storage.object_folder import ObjectFolder
+
+    assert isinstance(target, ObjectFolder), "there are no other remote folders"
+    there = target.store.find(target.key(name))
+    if there is not None and (there.size, there.sha256) == (digest.bytes, digest.sha256):
+        tally.add(digest.bytes, moved=False)
+        return False
+    found = source.stat(name)
+    if found is None or not found.is_file or fast_digest(source, name) != digest:
+        raise DatasetError(
+            f"{source.at(name)} is not what the manifest says", hint=f"tokenmill repair {source.path}, then push again"
+        )
+    target.store.put(target.key(name), Path(source.at(name)), sha256=digest.sha256)
+    target.check(name, digest)
+    tally.add(digest.bytes)
+    return True
+
+
+def _get(source: Folder, target: Folder, name: str, digest: Digest, tally: TransferTally) -> bool:
+    """Get a file unless it is here; whether it had to be."""
+    from tokenmill.storage.object_folder import ObjectFolder, download
+
+    assert isinstance(source, ObjectFolder), "there are no other remote folders"
+    found = target.stat(name)
+    if found is not None and found.is_file and found.size == digest.bytes and fast_digest(target, name) == digest:
+        tally.add(digest.bytes, moved=False)
+        return False
+    require_space(target, digest.bytes)
+    download(source, target, name, digest, tally.add)
+    return True
+
+
+def part_of(whole: Manifest, split: str | Sequence[str] | None, shards: str | None) -> Manifest:
+    """The manifest of some splits and shards alone; the whole one if nothing is left out."""
+    names = [split] if isinstance(split, str) else list(whole.splits if split is None else split)
+    if unknown := [name for name in names if name not in whole.splits]:
+        raise RecipeError(f"there is no split {unknown[0]!r}", hint=f"there are {', '.join(whole.splits)}")
+    wanted = _numbers(shards) if shards is not None else None
+    parts = {
+        name: _split_of(shard for number, shard in enumerate(split.shards) if wanted is None or number in wanted)
+        for name, split in whole.splits.items()
+        if name in names
+    }
+    if not any(part.shards for part in parts.values()):
+        raise RecipeError(f"there are no shards {shards or ''}".rstrip(), hint="they count from 0")
+    return _with_splits(whole, parts)
+
+
+def _joined(whole: Manifest, first: Manifest, second: Manifest) -> Manifest:
+    """The manifest of two parts of a dataset together."""
+    parts = {}
+    for name, split in whole.splits.items():
+        if name in first.splits or name in second.splits:
+            has = {shard for part in (first, second) if name in part.splits for shard in part.splits[name].shards}
+            parts[name] = _split_of(shard for shard in split.shards if shard in has)
+    return _with_splits(whole, parts)
+
+
+def _with_splits(whole: Manifest, parts: dict[str, Split]) -> Manifest:
+    """The manifest of some shards alone; the whole one if none is left out."""
+    if parts == whole.splits:
+        return whole
+    kept = sum(part.documents for part in parts.values())
+    left_behind = whole.dropped.get(LEFT_BEHIND, 0) + whole.documents - kept
+    return replace(
+        whole,
+        fingerprint=records.digest([whole.fingerprint, {n: [s.name for s in p.shards] for n, p in parts.items()}]),
+        splits=parts,
+        dropped=dict(sorted({**whole.dropped, LEFT_BEHIND: left_behind}.items())),
+    )
+
+
+def _split_of(shards: Iterable[Shard]) -> Split:
+    kept = tuple(shards)
+    return Split(
+        tokens=sum(shard.tokens for shard in kept), documents=sum(shard.documents for shard in kept), shards=kept
+    )
+
+
+def _numbers(shards: str) -> set[int]:
+    """`0-9,12` as numbers."""
+    found: set[int] = set()
+    for part in shards.split(","):
+        match = _RANGE.fullmatch(part.strip())
+        if match is None or int(match[2] or match[1]) < int(match[1]) or int(match[2] or match[1]) > 1_000_000:
+            raise RecipeError(f"{shards!r} are no shards", hint="write them like 0-9 or 0,3,5-7")
+        found |= set(range(int(match[1]), int(match[2] or match[1]) + 1))
+    return found
+
+
+def _check_target(target: Folder, wanted: Manifest) -> None:
+    """Refuse a place that holds something else than this dataset or a part of it."""
+    from tokenmill.storage.object_folder import PART_SUFFIX
+
+    names = target.names()  # looked at first: another process may write the manifest now
+    if target.exists(manifest.MANIFEST):
+        there = manifest.load_manifest(target)
+        if (there.identity, there.sources) != (wanted.identity, wanted.sources):
+            raise OutputError(f"{target.path} holds another dataset", hint="choose another place, or remove it first")
+        return
+    known = {name.partition("/")[0] for name in wanted.all_files()} | {".build", "packing"}
+    begun = {f"{name}{PART_SUFFIX}" for name in known}
+    if strange := sorted(name for name in names if name not in known | begun and not is_temp(name)):
+        raise OutputError(
+            f"{target.path} holds something else: {', '.join(strange[:5])}{' ...' if len(strange) > 5 else ''}",
+            hint="choose a place that is empty or does not exist",
+        )
+
+
+def _let_in(target: Folder, whole: Manifest, wanted: Manifest) -> Manifest:
+    """What stands there in the end: what is wanted, and what of the same dataset is there already.
+
+    That stays a dataset while more comes. Where there is something else, there is none meanwhile.
+    """
+    if not target.exists(manifest.MANIFEST):
+        return wanted
+    there = manifest.load_manifest(target)
+    files, coming = there.all_files(), wanted.all_files()
+    if coming.items() <= files.items():
+        return there
+    result = _joined(whole, there, wanted)
+    if files.items() <= result.all_files().items():
+        return result
+    if all(files.get(name, digest) == digest for name, digest in coming.items()):
+        raise OutputError(
+            f"{target.path} holds shards of this dataset that the other place does not have",
+            hint="move from a place that has all of them",
+        )
+    target.remove(manifest.MANIFEST)
+    target.sync("")
+    return wanted
+
+
+class TransferTally:
+    """How far it is; threads add to it."""
+
+    def __init__(self, total: int, workers: int, watch: Watcher | None) -> None:
+        self._total, self._workers, self._watch = total, workers, watch
+        self._lock = threading.Lock()
+        self._done = self._moved = 0
+        self._begin = time.monotonic()
+        self._told = 0.0
+        self._is_stopped = False
+        if watch is not None:
+            watch({"kind": "start", "bytes": 0, "total_bytes": total, "workers": workers})
+
+    def stop(self) -> None:
+        """Whoever adds from now on is told to end."""
+        self._is_stopped = True
+
+    def add(self, count: int, *, moved: bool = True) -> None:
+        if self._is_stopped:
+            raise Interrupted("stopped", hint="run the same command again: it goes on from there")
+        with self._lock:
+            self._done += count
+            self._moved += count if moved else 0
+            now = time.monotonic()
+            if self._watch is None or (now - self._told < _TELL_SECONDS and self._done < self._total):
+                return
+            self._told = now
+            rate = max(0.0, self._moved / max(now - self._begin, 1e-6))
+            self._watch(
+                {
+                    "kind": "progress",
+                    "bytes": self._done,
+                    "total_bytes": self._total,
+                    "bytes_per_second": rate,
+                    "seconds_left": (self._total - self._done) / rate if rate else None,
+                    "workers": self._workers,
+                }
+            )

@@ -1,0 +1,262 @@
+"""repair: make a damaged dataset what it was, byte for byte.
+
+What is bad moves to `.build/quarantine`; the units that it came from are done again; the commit
+puts in place what is missing. Nothing that is healthy is touched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator, Sequence
+
+from tokenmill import arguments
+from tokenmill.build import workspace
+from tokenmill.build.commit import commit, group_pieces, group_provenance
+from tokenmill.build.plan import Budget, Plan, make_task
+from tokenmill.build.workspace import (
+    SOURCE_CHANGED,
+    dataset_receipts,
+    find_receipt,
+    key_of,
+    reopen,
+    there,
+    whole_receipts,
+)
+from tokenmill.dataset import manifest
+from tokenmill.dataset.manifest import Manifest
+from tokenmill.errors import BuildError, DatasetError, DeterminismError, SourceChangedError, StorageError
+from tokenmill.executors.base import Executor, make_executor
+from tokenmill.maintenance.verify import Problem, strays, verify_folder
+from tokenmill.resources import resolve_workers
+from tokenmill.sizes import counted
+from tokenmill.storage.base import open_folder, ready
+from tokenmill.storage.local import Folder
+from tokenmill.storage.locks import locked
+from tokenmill.storage.output import Digest
+from tokenmill.tokenizers.spec import TokenizerSpec, from_dataset
+from tokenmill.units import receipts as units_receipts
+from tokenmill.units.receipts import NO_LIMIT, PIECES, RECEIPTS, REJECTS, Key, Receipt, receipt_name
+from tokenmill.units.task import UnitTask
+
+
+def run_tasks(executor: Executor, tasks: Iterable[UnitTask]) -> None:
+    """Do some units; any failure is an error."""
+    failures = executor.run(iter(tasks), lambda message: None)
+    if failures:
+        error = failures[0].error
+        raise BuildError(
+            f"{counted(len(failures), 'unit')} cannot be done again: {error.message}",
+            hint=SOURCE_CHANGED if isinstance(error, SourceChangedError) else error.hint,
+        )
+
+
+def repair(
+    path: str | os.PathLike[str], *, workers: int | None = None, filter: str | None = None
+) -> tuple[Problem, ...]:
+    """Restore a damaged dataset; gives what was wrong. The sources must be where they were.
+
+    A dataset that was made with a filter runs that function again, so it must be named here.
+    """
+    arguments.text_or_none("filter", filter)
+    return repair_folder(open_folder(path), workers=resolve_workers(workers), filter=filter)
+
+
+def repair_folder(folder: Folder, *, workers: int, filter: str | None = None) -> tuple[Problem, ...]:
+    if not folder.exists(units_receipts.PLAN) and not folder.exists(manifest.MANIFEST):
+        manifest.load_manifest(folder)  # says what is not there
+    try:
+        found: Manifest | None = manifest.load_manifest(folder)
+        problems = verify_folder(folder, threads=workers).problems or tuple(_lost_receipts(folder))
+    except DatasetError as error:
+        if not folder.exists(units_receipts.PLAN):
+            raise
+        found, problems = None, (Problem(manifest.MANIFEST, error.message),)
+    if problems:
+        plan, job = reopen(folder, filter)
+        folder.check_no_links(_folders_in(folder, (*job.work.split_names, "provenance")))
+        folder, _ = ready(folder)
+        with locked(folder):
+            _repair(folder, plan, job, found, problems, workers)
+    elif found is not None:
+        workspace.tidy(folder, found.splits, None)
+    return problems
+
+
+def _repair(
+    folder: Folder,
+    plan: Plan,
+    job: workspace.BuildRecord,
+    found: Manifest | None,
+    problems: tuple[Problem, ...],
+    workers: int,
+) -> None:
+    bad = {problem.file for problem in problems}
+    for name in sorted(bad):
+        if folder.exists(name):
+            folder.quarantine(name)
+    for name in _impostors(folder, job.work.split_names):
+        folder.quarantine(name)
+    for name in (PIECES, RECEIPTS, REJECTS):
+        folder.make(name)
+    workspace.sweep(folder, job.work.split_names)
+    spec = _restore_tokenizer(folder, job)
+    executor = make_executor(workers, None, folder, job.work, spec)
+    try:
+        _complete(folder, plan, executor)
+        parts = dataset_receipts(folder, plan)
+        intact = _intact(folder, plan, parts, found, bad)
+        lost = _lost(folder, plan, parts, intact)
+        run_tasks(executor, (make_task(plan, *key) for key in lost))
+    finally:
+        executor.stop()
+    for key in lost:
+        if find_receipt(folder, plan, key) != parts[key[0]]:
+            raise DeterminismError(
+                f"unit {key[0]} gave other bytes than the first time",
+                hint="has the source changed? see verify --source",
+            )
+    result = commit(
+        folder,
+        plan,
+        parts,
+        splits=job.work.split_names,
+        dtype=job.work.dtype,
+        tokenizer=job.tokenizer,
+        tokenizer_file=folder.digest(job.tokenizer["file"]) if job.tokenizer["file"] else None,
+        parity=job.parity,
+        intact=intact,
+    )
+    if found is not None and result != found:
+        raise DeterminismError("the repaired dataset is not the one that was damaged", hint="has a source changed?")
+    for stray in strays(folder, result):
+        folder.quarantine(stray.file)
+    workspace.clean_up(folder, None)
+
+
+def _folders_in(folder: Folder, names: Iterable[str]) -> list[str]:
+    """Those of some folders in which there is something. A link that leads nowhere is only moved away."""
+    return [name for name in names if _names(folder, name)]
+
+
+def _names(folder: Folder, name: str) -> list[str]:
+    try:
+        return folder.names(name)
+    except StorageError:  # a link in a circle
+        return []
+
+
+def _impostors(folder: Folder, splits: Iterable[str]) -> Iterator[str]:
+    """What is in the place of the dataset's folders and files, and is neither."""
+    for parent in (*splits, "provenance"):
+        names = _names(folder, parent)
+        found = folder.stat(parent)
+        if found is not None and not found.is_folder and not names:
+            yield parent
+        for name in names:
+            found = folder.stat(f"{parent}/{name}")
+            if found is not None and not found.is_file:
+                yield f"{parent}/{name}"
+
+
+def _restore_tokenizer(folder: Folder, job: workspace.BuildRecord) -> TokenizerSpec:
+    """The tokenizer, from the dataset or from the copy that its build kept."""
+    name = job.tokenizer["file"]
+    if not name:
+        return from_dataset(job.tokenizer, None)
+    for place in (name, workspace.TOKENIZER_COPY):
+        with contextlib.suppress(DatasetError):  # it is lost, or not a file: the other one may be well
+            spec = from_dataset(job.tokenizer, folder.read(place))
+            if spec.fingerprint == job.tokenizer["fingerprint"]:
+                if place != name and folder.exists(name):
+                    folder.quarantine(name)
+                folder.write(name, spec.content)
+                return spec
+    raise DatasetError(
+        f"neither {folder.at(name)} nor {workspace.TOKENIZER_COPY} is the tokenizer of this dataset",
+        hint="put the right file in its place",
+    )
+
+
+def _lost_receipts(folder: Folder) -> Iterator[Problem]:
+    """What no reader misses, but `verify --source` and the next repair would. Without a plan nobody needs them."""
+    try:
+        plan = workspace.load_plan(folder)
+    except DatasetError:
+        return
+    max_tokens = plan.identity.get("max_tokens")
+    known: dict[int, int] = {}
+    budget = Budget(max_tokens, known)
+    for unit, receipt in enumerate(whole_receipts(folder, plan)):
+        if receipt is None:
+            yield Problem(receipt_name(unit, NO_LIMIT), "is missing or damaged")
+        if receipt is None and max_tokens is not None:  # which units follow, it would have told
+            return
+        known[unit] = receipt.tokens if receipt is not None else 0
+        if budget.is_spent():
+            cut = budget.cut(plan)
+            if cut is not None and find_receipt(folder, plan, key_of(cut)) is None:
+                yield Problem(receipt_name(*key_of(cut)), "is missing or damaged")
+            return
+
+
+def _complete(folder: Folder, plan: Plan, executor: Executor) -> None:
+    """Units whose receipt is lost are done again, for nobody knows what they held."""
+    max_tokens = plan.identity.get("max_tokens")
+    if max_tokens is None:
+        missing = [unit for unit, found in enumerate(whole_receipts(folder, plan)) if found is None]
+        run_tasks(executor, (make_task(plan, unit) for unit in missing))
+        return
+    known: dict[int, int] = {}
+    budget = Budget(max_tokens, known)
+    for unit in range(len(plan.units)):  # how many units a budget takes, only the ones before tell
+        known[unit] = _done(folder, plan, executor, make_task(plan, unit)).tokens
+        if budget.is_spent():
+            cut = budget.cut(plan)
+            if cut is not None:
+                _done(folder, plan, executor, cut)
+            return
+
+
+def _done(folder: Folder, plan: Plan, executor: Executor, task: UnitTask) -> Receipt:
+    """The receipt of a unit, which is done if it has none."""
+    found = find_receipt(folder, plan, key_of(task))
+    if found is None:
+        run_tasks(executor, [task])
+        found = find_receipt(folder, plan, key_of(task))
+    return there(found, task.unit.index)
+
+
+def _intact(
+    folder: Folder, plan: Plan, parts: Sequence[Receipt], found: Manifest | None, bad: set[str]
+) -> dict[str, Digest]:
+    """Files that need not be made again. Without a manifest, those that a receipt vouches for."""
+    if found is not None:
+        return {name: digest for name, digest in found.all_files().items() if name not in bad}
+    groups = group_pieces(parts, _splits(parts), plan.target_tokens)
+    links = (link for group in groups for link in group.links())
+    return {name: digest for _, name, digest in links if _holds(folder, name, digest)}
+
+
+def _lost(folder: Folder, plan: Plan, parts: Sequence[Receipt], intact: dict[str, Digest]) -> list[Key]:
+    """The units without which the missing files cannot be made."""
+    lost: set[Key] = set()
+    for group in group_pieces(parts, _splits(parts), plan.target_tokens):
+        if not all(f"{group.name}{ending}" in intact for ending in (".bin", ".idx")):
+            lost.update(group.keys)
+    for index, receipts in enumerate(group_provenance(parts)):
+        if f"provenance/{index:05d}.parquet" not in intact:
+            lost.update(
+                part.key for part in receipts if not _holds(folder, part.provenance, part.files[part.provenance])
+            )
+    return sorted(lost)
+
+
+def _splits(parts: Iterable[Receipt]) -> list[str]:
+    return sorted({split for part in parts for split in part.pieces})
+
+
+def _holds(folder: Folder, name: str, digest: Digest) -> bool:
+    """Whether a plain file is there with this content."""
+    found = folder.stat(name)
+    return found is not None and found.is_file and folder.digest(name) == digest

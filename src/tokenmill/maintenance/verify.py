@@ -1,0 +1,241 @@
+"""verify: is a dataset what its manifest says?
+
+quick    every file is there with its size, every index fits its tokens
+full     and every byte hashes to what the manifest says
+source   and the sources, tokenised again, give the tokens that are in the shards
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from tokenmill import arguments
+from tokenmill.build.commit import group_pieces
+from tokenmill.build.plan import make_task
+from tokenmill.build.workspace import SOURCE_CHANGED, dataset_receipts, reopen
+from tokenmill.dataset import manifest
+from tokenmill.dataset.bin_idx import check_index, wrong_structure
+from tokenmill.dataset.manifest import Manifest
+from tokenmill.errors import BuildError, DatasetError, RecipeError, SourceChangedError, StorageError, TokenmillError
+from tokenmill.recipe import check_filter
+from tokenmill.resources import resolve_workers
+from tokenmill.sources.files import open_file
+from tokenmill.storage.base import open_folder
+from tokenmill.storage.local import Folder
+from tokenmill.storage.memory_maps import fast_digest
+from tokenmill.storage.output import Digest, temporary_folder
+from tokenmill.threads import as_done
+from tokenmill.tokenizers.engine import open_engine
+from tokenmill.tokenizers.spec import from_dataset
+from tokenmill.units.receipts import PIECES, RECEIPTS, REJECTS, Receipt
+from tokenmill.units.run import run_unit
+
+SAMPLE_UNITS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A file that is not what it should be."""
+
+    file: str
+    what: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerifyReport:
+    """What was checked, and what is wrong."""
+
+    path: str
+    files: int
+    bytes_hashed: int
+    units_checked: int
+    seconds: float
+    problems: tuple[Problem, ...]
+
+    @property
+    def ok(self) -> bool:
+        return not self.problems
+
+
+def verify(
+    path: str | os.PathLike[str],
+    *,
+    quick: bool = False,
+    source: Literal["sample", "all"] | None = None,
+    workers: int | None = None,
+    filter: str | None = None,
+) -> VerifyReport:
+    """Check a dataset. Problems are in the report; what has no readable manifest is a `DatasetError`.
+
+    `source` tokenises sources again; if the dataset was made with a filter, it must be named.
+    """
+    known = ("sample", "all")
+    if source is not None and arguments.text("source", source, hint=f"one of {', '.join(known)}") not in known:
+        raise RecipeError(f"source is {source!r}", hint=f"one of {', '.join(known)}")
+    arguments.text_or_none("filter", filter)
+    quick = arguments.flag("quick", quick)
+    return verify_folder(open_folder(path), quick=quick, source=source, threads=resolve_workers(workers), filter=filter)
+
+
+def verify_folder(
+    folder: Folder,
+    *,
+    threads: int,
+    quick: bool = False,
+    source: Literal["sample", "all"] | None = None,
+    filter: str | None = None,
+) -> VerifyReport:
+    begin = time.monotonic()
+    if filter is not None and source is None:
+        raise RecipeError(
+            "--filter is for --source: nothing is filtered otherwise", hint="add --source, or leave it out"
+        )
+    found = manifest.load_manifest(folder)
+    if source is not None:
+        check_filter(found.identity.get("filter"), filter, where=folder.path)
+    structure = [Problem(*wrong) for wrong in wrong_structure(folder, found)]
+    problems = [*structure, *strays(folder, found), *_unlisted(folder, found)]
+    hashed = 0
+    if not quick:
+        known_bad = {problem.file for problem in problems}
+        files = {name: digest for name, digest in found.all_files().items() if name not in known_bad}
+        problems += _hash_all(folder, found, files, threads)
+        hashed = sum(digest.bytes for digest in files.values())
+    units = 0
+    if source is not None and not problems:
+        units, more = _check_sources(folder, found, everything=source == "all", filter=filter)
+        problems += more
+    return VerifyReport(
+        path=folder.path,
+        files=found.num_files + 1,
+        bytes_hashed=hashed,
+        units_checked=units,
+        seconds=time.monotonic() - begin,
+        problems=tuple(problems),
+    )
+
+
+def strays(folder: Folder, found: Manifest) -> Iterator[Problem]:
+    """Files among the shards that the manifest does not know; a reader that lists folders would take them."""
+    left = {parent: set(folder.names(parent)) for parent in (*found.splits, "provenance")}
+    for name, _ in found.each_file():
+        parent, _, child = name.rpartition("/")
+        left.get(parent, set()).discard(child)
+    for parent, children in left.items():
+        for name in sorted(children):
+            yield Problem(f"{parent}/{name}", "does not belong to the dataset")
+
+
+def _unlisted(folder: Folder, found: Manifest) -> Iterator[Problem]:
+    """Whether the record of nodes, if there is one, knows this part as it is."""
+    part = manifest.part_of(found.identity)
+    try:
+        nodes = manifest.load_nodes(folder)
+    except DatasetError as error:
+        yield Problem(manifest.NODES, error.message.partition(": ")[2])
+        return
+    if part is not None and nodes is not None:
+        listed = [place.manifest for place in nodes.parts[part.number : part.number + 1]]
+        if listed != [folder.digest(manifest.MANIFEST)]:
+            yield Problem(manifest.NODES, f"it has another dataset for part {part.number}")
+
+
+def _hash_all(folder: Folder, found: Manifest, files: dict[str, Digest], threads: int) -> list[Problem]:
+    indexes = {f"{shard.name}.idx": shard for split in found.splits.values() for shard in split.shards}
+
+    def check(item: tuple[str, Digest]) -> Problem | None:
+        name, digest = item
+        wrong: list[str] = []
+
+        def look(data: memoryview) -> None:
+            try:
+                check_index(data, indexes[name], found.dtype, where=name)
+            except DatasetError as error:
+                wrong.append(error.message.partition(": ")[2])
+
+        try:
+            actual = fast_digest(folder, name, look if name in indexes else None)
+        except (StorageError, DatasetError) as error:
+            return Problem(name, f"cannot be read: {error}")
+        if actual != digest:
+            return Problem(name, f"sha256 is {actual.sha256}, expected {digest.sha256}")
+        return Problem(name, wrong[0]) if wrong else None
+
+    # The largest first, so that no thread is left alone with a large one at the end.
+    items = sorted(files.items(), key=lambda item: -item[1].bytes)
+    with contextlib.closing(as_done(check, items, threads)) as results:
+        problems = [done[1] for done in results if done is not None and done[1] is not None]
+    return sorted(problems, key=lambda problem: problem.file)
+
+
+def _check_sources(
+    folder: Folder, found: Manifest, *, everything: bool, filter: str | None
+) -> tuple[int, list[Problem]]:
+    """Tokenise units again, each into a folder of its own, and compare with the shards."""
+    plan, job = reopen(folder, filter)
+    receipts = dataset_receipts(folder, plan)
+    engine = open_engine(from_dataset(found.tokenizer, _tokenizer_content(folder, found)))
+    places: dict[str, Iterator[tuple[int, str, int]]] = {}
+    count = len(receipts) if everything else min(SAMPLE_UNITS, len(receipts))
+    problems = []
+    for index in np.unique(np.linspace(0, len(receipts) - 1, count).astype(int)).tolist():
+        receipt = receipts[index]
+        where = f"{plan.sources[plan.units[receipt.unit].source].name}, unit {receipt.unit}"
+        with temporary_folder() as path:
+            fresh = Folder(path)
+            for name in (PIECES, RECEIPTS, REJECTS):
+                fresh.make(name)
+            try:
+                again = run_unit(fresh, job.work, make_task(plan, *receipt.key), lambda: engine, lambda *_, **__: None)
+            except SourceChangedError as error:
+                raise SourceChangedError(error.message, hint=SOURCE_CHANGED) from None
+            except TokenmillError:
+                raise
+            except Exception as error:  # a plan or a job that was not written by us may ask for anything
+                said = f"{where} cannot be done again: {type(error).__name__}: {error}"
+                raise BuildError(said, hint="check the sources and .build") from None
+            for split in sorted(again.pieces.keys() | receipt.pieces.keys()):
+                if split not in receipt.pieces:
+                    problems.append(Problem(split, f"it has no tokens of {where}, which now gives some"))
+                    continue
+                following = places.setdefault(split, _places(receipts, split, plan.target_tokens))
+                _, shard, offset = next(place for place in following if place[0] == receipt.unit)
+                before = receipt.pieces[split]
+                # That the shard has what a fresh piece has is not enough: it may end early, or be of other documents.
+                if again.pieces.get(split) != before or not _same(
+                    folder, f"{shard}.bin", offset, fresh, f"{before.name}.bin"
+                ):
+                    problems.append(Problem(f"{shard}.bin", f"its tokens are not those of {where}"))
+    return count, problems
+
+
+def _places(receipts: Sequence[Receipt], split: str, target: int) -> Iterator[tuple[int, str, int]]:
+    """Of each unit that has a piece in a split: in which shard, and at which byte of it, the piece lies."""
+    for group in group_pieces(receipts, [split], target):
+        offset = 0
+        for (unit, _), piece in zip(group.keys, group.pieces, strict=True):
+            yield unit, group.name, offset
+            offset += piece.bin.bytes
+
+
+def _same(folder: Folder, shard: str, offset: int, fresh: Folder, piece: str) -> bool:
+    """Whether a piece stands in a shard at this byte; receipts that do not fit the manifest may speak of no shard."""
+    if folder.stat(shard) is None:
+        return False
+    with open_file(folder.at(shard)) as ours, open(fresh.at(piece), "rb") as theirs:
+        ours.seek(offset)
+        while block := theirs.read(1 << 20):
+            if ours.read(len(block)) != block:
+                return False
+    return True
+
+
+def _tokenizer_content(folder: Folder, found: Manifest) -> bytes | None:
+    return folder.read(found.tokenizer["file"]) if found.tokenizer["file"] else None

@@ -1,0 +1,194 @@
+"""How many workers there are: as asked for, as the environment says, or as cores and memory allow.
+
+What a container allows: its cores and its memory, which may be much less than the machine's.
+
+Linux tells in files of control groups, in two layouts:
+
+    new    cpu.max, memory.max and memory.current
+    old    cpu/cpu.cfs_quota_us and cpu.cfs_period_us, memory/memory.limit_in_bytes and memory.usage_in_bytes
+
+A group is bound by those around it as well. Whatever cannot be read limits nothing.
+
+Arrow in a worker: on one core, and started quickly.
+
+At its first conversion of a Python object, pyarrow imports pandas if it is installed, which takes
+longer than most of what a worker loads. tokenmill needs none of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import math
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pyarrow as pa
+
+from tokenmill import arguments
+from tokenmill.errors import RecipeError
+
+
+def resident_bytes() -> int:
+    """Memory that this process holds now; 0 where the system does not tell."""
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def _trim() -> None:
+    """Give freed memory back to the system, where the C library can."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
+
+
+# What a worker holds at most.
+MEMORY_BUDGET = 700_000_000
+# Workers compute: more than one a core brings nothing, and each has its memory.
+MANY_A_CORE = 4
+ALWAYS_FEW = 16
+
+
+def resolve_workers(workers: int | None) -> int:
+    """How many workers of this machine: as asked; three quarters of the cores for 0 or less.
+
+    By default as many as there are cores, and as have room in its memory.
+    """
+    cores = num_cores()
+    workers = arguments.workers_or_none(workers)
+    if workers is None:
+        fitting = min(_memory(), allowed_memory()) / MEMORY_BUDGET
+        workers = positive_from_environment("DATASET_NUM_PROC") or max(1, int(min(cores, fitting)))
+    most = max(ALWAYS_FEW, MANY_A_CORE * cores)
+    if workers > most:
+        raise RecipeError(
+            f"{workers} workers are too many for {cores} core{'s' if cores != 1 else ''}",
+            hint=f"give up to {most} with -j or DATASET_NUM_PROC; one a core is enough",
+        )
+    return workers if workers > 0 else max(1, cores * 3 // 4)
+
+
+def num_cores() -> int:
+    """The cores that this process may use; part of one counts as one."""
+    there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return math.ceil(min(there, allowed_cores()))
+
+
+def _memory() -> float:
+    """Bytes of memory that this machine has; infinite where the system does not tell."""
+    try:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    except (OSError, ValueError):
+        return math.inf
+
+
+def positive_from_environment(name: str) -> int | None:
+    """A positive number from the environment; None if it is not set."""
+    text = os.environ.get(name, "")
+    if not text:
+        return None
+    if not text.isdecimal() or int(text) == 0:
+        raise RecipeError(f"{name}={text!r} is not a positive number", hint="unset it or correct it")
+    return int(text)
+
+
+GROUPS = Path("/sys/fs/cgroup")
+OWN = Path("/proc/self/cgroup")
+MACHINE = Path("/proc/meminfo")
+_MEMORY = ("memory.max", "memory.limit_in_bytes")
+_USED = ("memory.current", "memory.usage_in_bytes")
+# What is used for files that were read, and given back when it is needed.
+_CACHED = ({"active_file", "inactive_file"}, {"total_active_file", "total_inactive_file"})
+
+
+def allowed_cores(groups: Path = GROUPS, own: Path = OWN) -> float:
+    """Cores' worth of time that this process may use; infinite if nothing says otherwise."""
+    return min((_cores(place) for place in _places("cpu", groups, own)), default=math.inf)
+
+
+def allowed_memory(groups: Path = GROUPS, own: Path = OWN) -> float:
+    """Bytes that this process and those beside it may hold; infinite if nothing says otherwise."""
+    found = (_number(place / name) for place in _places("memory", groups, own) for name in _MEMORY)
+    return min((limit for limit in found if limit >= 0), default=math.inf)
+
+
+def free_memory(groups: Path = GROUPS, own: Path = OWN, machine: Path = MACHINE) -> float:
+    """Bytes that this process may still take, by its groups and its machine; infinite if nothing tells."""
+    found = [_free_in_group(place) for place in _places("memory", groups, own)]
+    with contextlib.suppress(OSError, ValueError):
+        lines = machine.read_text(encoding="ascii").splitlines()
+        found += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
+    return min(found, default=math.inf)
+
+
+def _free_in_group(place: Path) -> float:
+    for limit_name, used_name, cached_names in zip(_MEMORY, _USED, _CACHED, strict=True):
+        limit, used = _number(place / limit_name), _number(place / used_name)
+        if limit >= 0 and used >= 0:
+            return limit - used + _cached(place / "memory.stat", cached_names)
+    return math.inf
+
+
+def _cached(path: Path, names: set[str]) -> int:
+    try:
+        rows = (line.split() for line in path.read_text(encoding="ascii").splitlines())
+        return sum(int(row[1]) for row in rows if row[0] in names)
+    except (OSError, ValueError, IndexError):
+        return 0
+
+
+def _places(controller: str, groups: Path, own: Path) -> Iterator[Path]:
+    """The folders of our group and of those around it. In a container, the outer ones cannot be seen."""
+    try:
+        lines = own.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return
+    for line in lines:
+        _, names, path = line.split(":", 2)
+        if not names or controller in names.split(","):
+            top = groups / controller if names else groups
+            inner = top / path.strip("/")
+            yield inner
+            yield from (place for place in inner.parents if place.is_relative_to(top))
+
+
+def _cores(place: Path) -> float:
+    quota, period = _number(place / "cpu.cfs_quota_us"), _number(place / "cpu.cfs_period_us")
+    if (place / "cpu.max").exists():
+        quota, period = _number(place / "cpu.max"), _number(place / "cpu.max", word=1)
+    return quota / period if quota > 0 and period > 0 else math.inf
+
+
+def _number(path: Path, *, word: int = 0) -> float:
+    """A number that stands in a file; -1 if none does."""
+    try:
+        return int(path.read_text(encoding="ascii").split()[word])
+    except (OSError, ValueError, IndexError):  # the word for no limit is "max"
+        return -1
+
+
+class _NoPandas:
+    @staticmethod
+    def find_spec(name: str, path: object = None, target: object = None) -> None:
+        if name == "pandas":
+            raise ImportError("not now")
+
+
+def start_arrow() -> None:
+    """Let pyarrow find no pandas, for the life of this process; whoever wants pandas may still import it.
+
+    Only for our own workers: a program that uses the library may want what Arrow does with pandas, and all cores.
+    """
+    pa.set_cpu_count(1)
+    pa.set_io_thread_count(1)
+    if "pandas" not in sys.modules:
+        sys.meta_path.insert(0, _NoPandas)
+        try:
+            pa.array([""])
+        finally:
+            sys.meta_path.remove(_NoPandas)

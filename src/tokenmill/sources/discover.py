@@ -1,0 +1,326 @@
+"""Finding sources: files, folders, globs and URLs of them become a table of pinned files in a fixed order.
+
+Names are relative to the folder that holds all of them, so the same corpus in another place
+has the same names. A folder gives the files of kinds that tokenmill knows; a file that is
+named, or matched by a glob, is text if its ending says nothing else.
+
+What is told of sources before the work: what was passed over, guessed, or cannot be read.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from tokenmill.errors import RecipeError, SourceError, StorageError
+from tokenmill.records import make_table
+from tokenmill.sources import arrow, jsonl, parquet
+from tokenmill.sources.base import EXPANSION, Extent, Source
+from tokenmill.sources.files import Pin, check_name, common_root, expand, find, pin_of, require
+from tokenmill.sources.reader import (
+    COMPRESSIONS,
+    KINDS,
+    KNOWN,
+    check_json,
+    check_kind,
+    count_endings,
+    ending_of,
+    is_companion,
+    is_known,
+    kind_of,
+    read_as,
+)
+from tokenmill.sources.text_columns import UNREAD, Rule, common_rule, find_rule, refusal, unseen_rule
+from tokenmill.storage import globs
+from tokenmill.storage.base import is_hub, is_url
+from tokenmill.storage.hub import plain_name
+
+if TYPE_CHECKING:
+    from tokenmill.recipe import Recipe
+
+
+_REQUESTS_AT_ONCE = 16
+# An error for a moment must not make another plan.
+_TRIES = 3
+# Names of fields that an error shows of JSON lines, each of which may have others.
+_MOST_NAMES = 100
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Sources in order, where they may be cut, and the folder that their names start from."""
+
+    root: str
+    sources: Sequence[Source]
+    extents: Sequence[Extent]
+    notes: tuple[str, ...] = ()
+
+    def path(self, index: int) -> str:
+        return os.path.join(self.root, self.sources[index].name)
+
+
+def list_sources(recipe: Recipe, *, output: str | None = None) -> Listing:
+    """Every file that the recipe's sources name, sorted by name, with its shape and its size.
+
+    What lies in `output` is no source, even if that is inside of one.
+    """
+    found: dict[str, str] = {}
+    pins: dict[str, Pin] = {}  # of objects, which their listing tells
+    passed_over: Counter[str] = Counter()
+    for split, arguments in (("", recipe.sources), ("val", recipe.val_sources)):
+        for path, pin in _expand(arguments, passed_over, any_ending=recipe.documents != "lines"):
+            if output is not None and path.startswith(os.path.join(output, "")):
+                continue
+            if found.setdefault(path, split) != split:
+                raise RecipeError(f"{path} is a source and a validation source", hint="name it once")
+            if pin is not None:
+                pins[path] = pin
+    if not found:
+        others = " but what lies in the output" if recipe.sources else ""
+        raise RecipeError(f"there are no sources{others}", hint="give files, folders or globs, outside of the output")
+    require(found)
+    root = _root(list(found))
+    _check_utf8(root, hint="rename that folder, or name the sources by a link from elsewhere")
+    extents: list[Extent] = []
+    unread: list[SourceError] = []
+    ordered = sorted(found, key=lambda path: os.fsencode(_name(path, root)))
+    # Objects are asked for side by side: each answer takes its time, whatever its size.
+    with ThreadPoolExecutor(_REQUESTS_AT_ONCE) if is_url(root) else contextlib.nullcontext() as pool:
+        describe = partial(_describe, root=root, splits=found, pins=pins, recipe=recipe)
+        described = pool.map(describe, ordered) if pool else map(describe, ordered)
+
+        def described_sources() -> Iterator[Source]:
+            for source, extent, trouble in described:
+                extents.append(extent)
+                unread.extend([trouble] if trouble else [])
+                yield source
+
+        sources = make_table(Source, described_sources())
+    if len(unread) == len(sources):
+        raise unread[0]
+    return Listing(root, sources, extents, tuple(notes(recipe, root, sources, passed_over, unread)))
+
+
+def _name(path: str, root: str) -> str:
+    return path.removeprefix(f"{root}/") if is_url(root) else os.path.relpath(path, root)
+
+
+def _check_utf8(path: str, *, hint: str) -> None:
+    """Refuse a name that records cannot hold."""
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        raise SourceError(f"the name of {path!r} is not UTF-8", hint=hint) from None
+
+
+def _expand(
+    arguments: Sequence[str], passed_over: Counter[str], *, any_ending: bool
+) -> Iterator[tuple[str, Pin | None]]:
+    """Files, and what tells them from what they may become, where that is known already.
+
+    Endings of files that lie in folders and are of no known kind are counted in `passed_over`.
+    """
+    for argument in arguments:
+        path = os.path.abspath(os.path.expanduser(argument))
+        if is_url(argument):
+            yield from _expand_url(argument, passed_over, any_ending=any_ending)
+        elif os.path.isdir(path):
+            files = list(_walk(path, passed_over, any_ending=any_ending))
+            if not files:
+                raise _no_files(argument)
+            yield from ((file, None) for file in files)
+        elif os.path.exists(path):
+            yield path, None
+        else:
+            matches = globs.matches(path)
+            dataset = plain_name(argument)
+            if not matches and dataset and not _is_a_path(argument):
+                try:
+                    yield from list(_expand_url(str(dataset), passed_over, any_ending=any_ending))
+                except (SourceError, StorageError) as error:
+                    said = f"{argument!r} is no path here; as a dataset of the hub: {error.message}"
+                    raise type(error)(said, hint=error.hint) from None
+            elif not matches:
+                on_hub = f"; {dataset} would be one on the hub" if dataset else ""
+                raise RecipeError(f"no source matches {argument!r}", hint=f"check the path; quote globs{on_hub}")
+            yield from ((match, None) for match in matches)
+
+
+def _is_a_path(argument: str) -> bool:
+    """Whether what could name a dataset of the hub is rather a file that is not there."""
+    return os.path.splitext(argument)[1] in (*KINDS, *COMPRESSIONS) or os.path.isdir(argument.partition("/")[0])
+
+
+def _expand_url(argument: str, passed_over: Counter[str], *, any_ending: bool) -> Iterator[tuple[str, Pin]]:
+    """The objects that a URL names, by the rules of folders and files."""
+    found, is_prefix = expand(argument)
+    if not found:
+        raise RecipeError(f"no source matches {argument!r}", hint="check the URL; quote globs")
+    if is_prefix:
+        start = "" if is_hub(argument) else argument
+        found = {
+            path: found[path]
+            for path in found
+            if _is_wanted(path.removeprefix(start), passed_over, any_ending=any_ending)
+        }
+        if not found:
+            raise _no_files(argument)
+    for path, pin in sorted(found.items(), key=lambda item: item[0]):
+        check_name(path)
+        yield path, pin
+
+
+def _no_files(argument: str) -> RecipeError:
+    return RecipeError(
+        f"{argument} holds no files of a known kind ({KNOWN}, also with .gz or .zst)",
+        hint="name the files with a glob, or say --documents files",
+    )
+
+
+def _walk(folder: str, passed_over: Counter[str], *, any_ending: bool) -> Iterator[str]:
+    """The files of a folder. A dataset that lies in it is no source."""
+    for parent, folders, files in globs.walk(folder):
+        if "dataset.json" in files and "provenance" in folders:
+            folders.clear()
+            continue
+        folders[:] = [name for name in folders if not globs.is_passed_over(name)]
+        for name in files:
+            if _is_wanted(name, passed_over, any_ending=any_ending):
+                yield os.path.join(parent, name)
+
+
+def _is_wanted(name: str, passed_over: Counter[str], *, any_ending: bool) -> bool:
+    """Whether a file in a folder is a source: not hidden, and of a known kind."""
+    *folders, last = name.split("/")
+    # What Hugging Face has computed of a dataset lies beside it.
+    is_cache = last.startswith("cache-") and last.endswith(".arrow")
+    if last.startswith(".") or is_cache or any(map(globs.is_passed_over, folders)):
+        return False
+    if any_ending or is_known(last):
+        return True
+    if not is_companion(last):
+        passed_over[ending_of(last)] += 1
+    return False
+
+
+def _describe(
+    path: str, *, root: str, splits: Mapping[str, str], pins: Mapping[str, Pin], recipe: Recipe
+) -> tuple[Source, Extent, SourceError | None]:
+    """A source, where it may be cut, and what is wrong with one that cannot be read: its unit will fail of it."""
+    name = _name(path, root)
+    _check_utf8(path, hint="rename the file")
+    found = pins.get(path) or find(path)
+    check_kind(path, documents=recipe.documents)
+    kind, compression = read_as(path, documents=recipe.documents)
+    source = Source(
+        name=name.replace(os.sep, "/"),
+        kind=kind,
+        compression=compression,
+        bytes=found.bytes,
+        modified=found.modified,
+        split=splits[path],
+        text={},
+        etag=found.etag,
+    )
+    for _ in range(_TRIES):
+        try:
+            planned = replace(source, text=_rule(path, source, recipe))
+            return planned, _extent(path, planned, recipe), None
+        except SourceError as error:
+            trouble = error
+    text_bytes = source.bytes * (EXPANSION if source.compression else 1)
+    return replace(source, text=UNREAD), Extent(text_bytes=max(1, text_bytes)), trouble
+
+
+def _rule(path: str, source: Source, recipe: Recipe) -> Rule:
+    """Where the text of a source's documents is."""
+    if source.kind == "text":
+        return {}
+    if source.kind == "jsonl":
+        return _lines_rule(path, source, recipe)
+    columns = (parquet if source.kind == "parquet" else arrow).columns(path, pin_of(source))
+    return find_rule(columns, text_column=recipe.text_column, template=recipe.template, where=path)
+
+
+def _lines_rule(path: str, source: Source, recipe: Recipe) -> Rule:
+    """Where the text of JSON lines is: what the first objects that show any have."""
+    asked = {"text_column": recipe.text_column, "template": recipe.template}
+    seen: set[str] = set()
+    for objects in jsonl.fields(path, source.compression, pin_of(source)):
+        rule = common_rule(objects, **asked)
+        if rule is not None:
+            return rule
+        if len(seen) < _MOST_NAMES:
+            seen.update(*objects)
+    if seen:
+        raise refusal(sorted(seen)[:_MOST_NAMES], **asked, where=path)
+    check_json(path)
+    return unseen_rule(**asked)
+
+
+def _extent(path: str, source: Source, recipe: Recipe) -> Extent:
+    if source.kind == "parquet":
+        return parquet.extent(path, source.text, pin_of(source))
+    if source.kind == "arrow":
+        return arrow.extent(path, source.text, pin_of(source))
+    if source.compression:
+        return Extent(text_bytes=source.bytes * EXPANSION)
+    whole = source.kind == "text" and recipe.documents == "files"
+    return Extent(text_bytes=source.bytes, divisible=not whole)
+
+
+def _root(paths: list[str]) -> str:
+    if any(is_url(path) for path in paths):
+        return common_root(paths)
+    return os.path.dirname(paths[0]) if len(paths) == 1 else os.path.commonpath([os.path.dirname(p) for p in paths])
+
+
+_SPLITS_FILE = "dataset_dict.json"
+_MOST = 10
+
+
+def notes(
+    recipe: Recipe, root: str, sources: Iterable[Source], passed_over: Counter[str], unread: Sequence[SourceError]
+) -> Iterator[str]:
+    """One sentence each. `passed_over` are endings of files in folders, `unread` what is wrong with sources."""
+    for argument in (*recipe.sources, *recipe.val_sources):
+        if is_hub(root):
+            yield f"{argument} is taken from the hub: {root}"
+        elif os.path.isfile(os.path.join(argument, _SPLITS_FILE)):
+            yield f"{argument} holds several splits, and all of them are taken: name the folders inside to choose"
+    if passed_over:
+        yield f"{_files(passed_over.total())} of other kinds in the folders passed over: {count_endings(passed_over)}"
+    unknown: Counter[str] = Counter()
+    rules: Counter[str] = Counter()
+    for source in sources:
+        if kind_of(source.name)[0] is None and recipe.documents == "lines":
+            unknown[ending_of(source.name)] += 1
+        if recipe.text_column is None and recipe.template is None:
+            rules[json.dumps(source.text)] += 1
+    if unknown:
+        yield f"{_files(unknown.total())} of unknown kind read as text, a document a line: {count_endings(unknown)}"
+    for rule, count in rules.most_common():
+        yield from (f"the text of {_files(count)} is {what}" for what in _guessed(json.loads(rule)))
+    yield from (error.message for error in unread[:_MOST])
+    if len(unread) > _MOST:
+        yield f"and {len(unread) - _MOST} more that cannot be read"
+
+
+def _guessed(rule: Rule) -> Iterator[str]:
+    """How the text is found, where that is not plain."""
+    if "join" in rule:
+        parts = (f"{name[:-1]} (if it is there)" if name.endswith("?") else name for name in rule["join"])
+        yield f"{' and '.join(parts)}, with a blank line between"
+    elif "turns" in rule:
+        yield f"what is said in {rule['turns']}, with a blank line between the turns; who says it is left out"
+
+
+def _files(count: int) -> str:
+    return f"{count:,} file" if count == 1 else f"{count:,} files"

@@ -1,0 +1,287 @@
+"""Where a source's bytes are: on this machine, in an object store or on the hub. Nothing else of `sources` knows.
+
+find    size and etag or time, which pin it        open_file   a file for Arrow, read at any place
+expand  a prefix or a pattern -> URLs              check_unchanged   is it still the one that was planned?
+bring   a file of the hub -> a verified copy       require, ask   can all of them be had? does the hub answer?
+
+Bytes of a source from a position on: plain, .gz or .zst, never more in memory than was asked for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+import pyarrow as pa
+
+from tokenmill.arguments import MAX_INT
+from tokenmill.errors import ObjectChangedError, RecipeError, SourceChangedError, SourceError
+from tokenmill.sources.base import BATCH_BYTES, Source
+from tokenmill.storage import hub
+from tokenmill.storage.base import Url, is_hub, is_url, parse_url
+from tokenmill.storage.globs import folder_of, is_pattern, matcher
+
+if TYPE_CHECKING:
+    from tokenmill.storage.object_store import ObjectInfo, Store
+
+
+@dataclass(frozen=True, slots=True)
+class Pin:
+    """What tells a file from what it may become. An object's time says nothing that its etag does not."""
+
+    bytes: int
+    modified: int
+    etag: str
+
+
+def find(path: str) -> Pin:
+    """The file at a path or URL, as it is now."""
+    if is_hub(path):
+        listed = hub.find(path)
+        return Pin(listed.size, 0, listed.etag)
+    if is_url(path):
+        url = parse_url(path)
+        found = _store(url).find(url.key)
+        if found is None:
+            raise SourceError(f"cannot read {path}: it is not there", hint="bring it back, then run again")
+        return Pin(found.size, 0, found.etag)
+    try:
+        local = os.stat(path)
+    except OSError as error:
+        raise SourceError(f"cannot read {path}: {error.strerror}", hint="bring it back, then run again") from None
+    if not stat.S_ISREG(local.st_mode):
+        raise SourceError(f"{path} is not a plain file", hint="tokenmill reads no pipes or devices")
+    # Some file systems know times that no record holds, of before 1970 and after 2116.
+    return Pin(local.st_size, min(max(0, local.st_mtime_ns), MAX_INT - 1), "")
+
+
+def pin_of(source: Source) -> Pin:
+    return Pin(source.bytes, source.modified, source.etag)
+
+
+def check_unchanged(path: str, source: Source) -> None:
+    """Raise `SourceChangedError` unless the file is still the one that the plan pinned.
+
+    An object is not asked for: every read of it is of the one with the pinned etag, or fails.
+    """
+    if not source.etag and (found := find(path)) != pin_of(source):
+        raise changed(path, source, found)
+
+
+def changed(path: str, source: Source, found: Pin) -> SourceChangedError:
+    now = replace(source, bytes=found.bytes, modified=found.modified, etag=found.etag).pin()
+    return SourceChangedError(
+        f"{path} changed since the plan was made: it had {source.pin()}, now {now}",
+        hint="put the old file back, or go on with --update, which keeps what was made of the others",
+    )
+
+
+@contextlib.contextmanager
+def pinned(path: str, source: Source) -> Iterator[None]:
+    """An object that is replaced while it is read is a source that changed."""
+    try:
+        yield
+    except ObjectChangedError:
+        raise changed(path, source, find(path)) from None
+
+
+def open_file(
+    path: str, pin: Pin | None = None, *, step: int = BATCH_BYTES, expected: Sequence[tuple[int, int]] = ()
+) -> pa.NativeFile:
+    """A file that Arrow reads at any place. All reads of an object are of the pinned one, or of what is there now.
+
+    `step` is how much is read at once. Two steps of an object are on their way while one is used, and no more: to look
+    at some bytes of it must not fetch millions. `expected` are the bytes that will be read, if that is known.
+    """
+    local = hub.cached(path) if is_hub(path) else None if is_url(path) else path
+    if local is not None:
+        return pa.OSFile(local, "rb")
+    from tokenmill.storage.ranged_reader import ExpectedFile, RemoteFile
+
+    if is_hub(path):
+        place = hub.parse(path)
+        store, key, found = hub.HubStore(place), place.key, find(path)
+    else:
+        url = parse_url(path)
+        store, key, found = _store(url), url.key, pin or find(path)
+    where = (store, key, found.bytes, found.etag, 2 * step)
+    return pa.PythonFile(ExpectedFile(*where, expected) if expected else RemoteFile(*where), mode="r")
+
+
+def bring(path: str) -> None:
+    """Have all of a file of the hub on this machine, verified, before it is read. Others are read where they are."""
+    if is_hub(path):
+        hub.fetch(path)
+
+
+def ask(root: str) -> None:
+    """Raise `SilentStoreError` if sources are on the hub, and it does not answer."""
+    if is_hub(root):
+        hub.ask(root)
+
+
+def require(paths: Iterable[str]) -> None:
+    """Raise `SourceError` if files of the hub are not here and cannot be fetched. Others are asked for when read."""
+    hub.require(path for path in paths if is_hub(path))
+
+
+def expand(argument: str) -> tuple[dict[str, Pin], bool]:
+    """The objects that a URL names, and whether it was a prefix, of which not everything need be a source."""
+    if is_hub(argument):
+        place = hub.pinned(hub.parse(argument))
+        root = str(replace(place, config="", key=""))
+        files = {f"{root}/{file.key}": Pin(file.size, 0, file.etag) for file in hub.files(place) if file.size}
+        return files, not is_pattern(place.key) and f"{root}/{place.key}" not in files
+    url = parse_url(argument)
+    store = _store(url)
+    if url.key and (found := store.find(url.key)) is not None:
+        return {str(url): Pin(found.size, 0, found.etag)}, False
+    if not is_pattern(url.key):
+        return _pins(store, _outside_datasets(store.under(url.key))), True
+    matches = matcher(url.key)
+    return _pins(store, (found for found in store.under(folder_of(url.key)) if matches(found.key))), False
+
+
+def _pins(store: Store, objects: Iterable[ObjectInfo]) -> dict[str, Pin]:
+    """Objects as sources. An empty one that has others below it stands for a folder."""
+    listed = list(objects)
+    folders = {parent for found in listed for parent in _parents(found.key)}
+    return {
+        store.at(found.key): Pin(found.size, 0, found.etag)
+        for found in listed
+        if found.size or found.key not in folders
+    }
+
+
+def _outside_datasets(objects: list[ObjectInfo]) -> list[ObjectInfo]:
+    """Objects that are no part of a dataset: one that lies below a prefix is no source, as in a folder."""
+    keys = {found.key for found in objects}
+    folders = {parent for key in keys for parent in _parents(key)}
+    roots = {root for root in folders if f"{root}/dataset.json" in keys and f"{root}/provenance" in folders}
+    return [found for found in objects if roots.isdisjoint(_parents(found.key))]
+
+
+def _parents(key: str) -> Iterator[str]:
+    """The folders that an object seems to lie in, from the innermost on."""
+    while key := key.rpartition("/")[0]:
+        yield key
+
+
+def check_name(path: str) -> None:
+    """Refuse an object or a file of the hub that a prefix or a pattern has found and that cannot be named by a URL."""
+    try:
+        hub.parse(path) if is_hub(path) else parse_url(path)
+    except RecipeError as error:
+        raise RecipeError(
+            f"{path} is an object that cannot be read: {error.message.partition(' holds ')[2]} in its name",
+            hint="rename it, or name the sources so that it is not among them",
+        ) from None
+
+
+def common_root(paths: list[str]) -> str:
+    """The URL that all of these lie under."""
+    if not all(is_url(path) for path in paths):
+        raise RecipeError("some sources are local files, others URLs", hint="copy them to one place first")
+    if any(is_hub(path) for path in paths):
+        return _hub_root(paths)
+    urls = [parse_url(path) for path in paths]
+    if len({url.root for url in urls}) > 1:
+        raise RecipeError("the sources are in several buckets", hint="copy them to one bucket first")
+    folders = [url.key.rpartition("/")[0] for url in urls]
+    shared = os.path.commonpath(folders) if all(folders) else ""
+    return str(Url(urls[0].scheme, urls[0].bucket, shared))
+
+
+def _hub_root(paths: list[str]) -> str:
+    roots = {str(replace(hub.parse(path), key="")) if is_hub(path) else "" for path in paths}
+    if len(roots) > 1:
+        raise RecipeError("the sources are of several datasets or revisions", hint="prepare one after the other")
+    return roots.pop()
+
+
+def _store(url: Url) -> Any:
+    from tokenmill.storage.object_store import open_store
+
+    return open_store(Url(url.scheme, url.bucket, ""))
+
+
+CODECS = {"gz": "gzip", "zst": "zstd"}
+_STEP_BYTES = 1 << 14
+# Text expands to less; what does not is made to harm.
+_MOST_TIMES = 64
+
+
+class ByteStream(Protocol):
+    def read(self, size: int) -> bytes:
+        """Up to `size` bytes; none at the end."""
+
+    def readinto(self, buffer: memoryview) -> int:
+        """Fill a buffer as far as possible; 0 at the end."""
+
+
+@contextlib.contextmanager
+def open_stream(
+    path: str, compression: str, *, start: int = 0, pin: Pin | None = None, step: int = BATCH_BYTES
+) -> Iterator[ByteStream]:
+    """A source as a stream of its text's bytes, read about `step` at once. A plain one may start anywhere."""
+    with explained(path):
+        file = open_file(path, pin, step=step)
+    with file:
+        if compression:
+            if not file.size():
+                raise SourceError(f"cannot read {path}: it is empty, not even compressed", hint="remove the file")
+            with explained(path), pa.CompressedInputStream(file, CODECS[compression]) as stream:
+                yield _Checked(stream, path)
+        else:
+            file.seek(start)
+            yield _Checked(file, path)
+
+
+def expansion(path: str, compression: str, pin: Pin, *, max_bytes: int) -> float:
+    """How many bytes of text each of the first `max_bytes` compressed ones holds."""
+    with explained(path), open_file(path, pin, step=max_bytes) as file:
+        head = file.read(max_bytes)
+    num_bytes = 0
+    # It is cut off, unless that was all.
+    with contextlib.suppress(OSError), pa.CompressedInputStream(pa.BufferReader(head), CODECS[compression]) as stream:
+        while (count := len(stream.read(_STEP_BYTES))) and num_bytes < _MOST_TIMES * len(head):
+            num_bytes += count
+    return max(1, num_bytes) / max(1, len(head))
+
+
+@contextlib.contextmanager
+def explained(path: str, *, where: str = "") -> Iterator[None]:
+    """Turn the reading libraries' errors into ours, with the file and the place."""
+    try:
+        yield
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:  # the last one: names of columns
+        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise SourceError(
+            f"cannot read {path}{where}: {reason}",
+            hint="the same command tries it again; mend or remove a file that is broken, and go on with --update",
+        ) from None
+
+
+class _Checked:
+    """Says at which byte of the text a stream broke."""
+
+    def __init__(self, stream: ByteStream, path: str) -> None:
+        self._stream = stream
+        self._path = path
+        self._at = 0
+
+    def read(self, size: int) -> bytes:
+        with explained(self._path, where=f" after {self._at} bytes of text"):
+            data = self._stream.read(size)
+        self._at += len(data)
+        return data
+
+    def readinto(self, buffer: memoryview) -> int:
+        with explained(self._path, where=f" after {self._at} bytes of text"):
+            count = self._stream.readinto(buffer)
+        self._at += count
+        return count

@@ -1,0 +1,250 @@
+"""The text of a document that comes as columns or fields.
+
+A rule says how: one column, a template, parts joined by a blank line, or the turns of a
+conversation. Without the user's word, the rule is found from the names of the columns, by the
+first of these shapes that fits: text; instruction(+input)/output; input/output; messages;
+conversations; prompt/response; question/answer; prompt/completion.
+
+All rows of a table have the same columns. An object of JSON lines has fields of its own, so that a
+part that may be absent stays in the rule, however many objects lack it.
+
+What parquet and Arrow files have in common: rows of columns, one or some of which are the text.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from tokenmill.errors import RecipeError
+from tokenmill.recipe import fill, template_columns
+from tokenmill.sources.base import Batch, Skip, judged_batch, make_batch
+
+Rule = dict[str, Any]
+
+# Each shape: the columns that must be there, those that may be, and the order in which they are joined. What has an
+# instruction and an output is told by them first: its instruction must not be lost.
+_SHAPES: tuple[tuple[str, ...], ...] = (
+    ("text",),
+    ("instruction", "input?", "output"),
+    ("instruction?", "input", "output"),
+    ("messages",),
+    ("conversations",),
+    ("prompt", "response"),
+    ("question", "answer"),
+    ("prompt", "completion"),
+)
+# Of a source that could not be read when it was planned.
+UNREAD: Rule = {"unread": True}
+_TURN_TEXT = ("content", "value", "text")
+_GLUE = "\n\n"
+
+
+def find_rule(columns: Collection[str], *, text_column: str | None, template: str | None, where: str) -> Rule:
+    """The rule for a table with these columns."""
+    rule = _asked_rule(text_column, template)
+    if rule is not None and all(name in columns for name in rule_columns(rule)):
+        return rule
+    shape = _shape(columns) if rule is None else None
+    if shape is None:
+        raise refusal(columns, text_column=text_column, template=template, where=where)
+    return _shape_rule([name for name in shape if name.rstrip("?") in columns])
+
+
+def common_rule(objects: Sequence[Collection[str]], *, text_column: str | None, template: str | None) -> Rule | None:
+    """The rule for JSON lines some of whose objects have these fields: that of the shape which most of them have.
+
+    None if none of them shows its text. A single odd one among them decides nothing, wherever it stands.
+    """
+    rule = _asked_rule(text_column, template)
+    if rule is not None:
+        wanted = rule_columns(rule)
+        return rule if any(all(name in fields for name in wanted) for fields in objects) else None
+    shapes = Counter(shape for fields in objects if (shape := _shape(fields)) is not None)
+    return _shape_rule(shapes.most_common(1)[0][0]) if shapes else None
+
+
+def refusal(columns: Collection[str], *, text_column: str | None, template: str | None, where: str) -> RecipeError:
+    """Why there is no rule for a source with these columns."""
+    shown = ", ".join(sorted(columns)) or "none"
+    rule = _asked_rule(text_column, template)
+    if rule is None:
+        return RecipeError(
+            f"{where}: no known shape of text among its columns: {shown}",
+            hint='name the text with --text-column NAME or --template "{a}\\n\\n{b}"',
+        )
+    wanted = rule_columns(rule)
+    missing = [name for name in wanted if name not in columns]
+    what = f"column {missing[0]!r}" if missing else f"object with all of {', '.join(wanted)}"
+    return RecipeError(f"{where} has no {what}; its columns: {shown}", hint="check --text-column or --template")
+
+
+def unseen_rule(*, text_column: str | None, template: str | None) -> Rule:
+    """The rule for a source that shows no columns: it is empty or bad, and its documents will tell."""
+    return _asked_rule(text_column, template) or {"column": "text"}
+
+
+def _asked_rule(text_column: str | None, template: str | None) -> Rule | None:
+    if text_column is not None:
+        return {"column": text_column}
+    return {"template": template} if template is not None else None
+
+
+def _shape(columns: Collection[str]) -> tuple[str, ...] | None:
+    """The first shape that fits."""
+    fitting = (shape for shape in _SHAPES if all(name in columns for name in shape if not name.endswith("?")))
+    return next(fitting, None)
+
+
+def _shape_rule(shape: Sequence[str]) -> Rule:
+    if len(shape) > 1:
+        return {"join": list(shape)}
+    return {"column": "text"} if shape[0] == "text" else {"turns": shape[0]}
+
+
+def rule_columns(rule: Rule) -> list[str]:
+    """The columns that a rule reads."""
+    if "column" in rule:
+        return [rule["column"]]
+    if "template" in rule:
+        return list(dict.fromkeys(template_columns(rule["template"])))
+    return [rule["turns"]] if "turns" in rule else [name.rstrip("?") for name in rule["join"]]
+
+
+def row_text(rule: Rule, row: Mapping[str, Any]) -> tuple[str, str]:
+    """The text of a row and "", or "" and the reason why it has none."""
+    if "column" in rule:
+        return _string(row, rule["column"])
+    if "template" in rule:
+        values = {}
+        for name in template_columns(rule["template"]):
+            value = row.get(name)
+            if value is None or isinstance(value, bytes):
+                value, reason = _string(row, name)
+                if reason:
+                    return "", reason
+            values[name] = value
+        return fill(rule["template"], values), ""
+    if "turns" in rule:
+        return _turns(row, rule["turns"])
+    parts = []
+    for name in rule["join"]:
+        if name.endswith("?") and row.get(name[:-1]) is None:
+            continue
+        part, reason = _string(row, name.rstrip("?"))
+        if reason:
+            return "", reason
+        parts.append(part)
+    return _GLUE.join(part for part in parts if part), ""
+
+
+def _string(row: Mapping[str, Any], name: str) -> tuple[str, str]:
+    value = row.get(name)
+    if isinstance(value, str):
+        return value, ""
+    if isinstance(value, bytes):
+        try:
+            return value.decode(), ""
+        except UnicodeDecodeError:
+            return "", "invalid_utf8"
+    if value is None:
+        return "", "null_text" if name in row else "missing_field"
+    return "", "not_text"
+
+
+def _turns(row: Mapping[str, Any], name: str) -> tuple[str, str]:
+    turns = row.get(name)
+    if turns is None:
+        return "", "null_text" if name in row else "missing_field"
+    if not isinstance(turns, list):
+        return "", "not_text"
+    texts = []
+    for turn in turns:
+        text = _turn_text(turn)
+        if text is None:
+            return "", "not_text"
+        texts.append(text)
+    return _GLUE.join(text for text in texts if text), ""
+
+
+def _turn_text(turn: Any) -> str | None:
+    """What is said in one turn; a turn may be a string, or hold its text as parts. None if it is neither."""
+    if isinstance(turn, str):
+        return turn
+    if isinstance(turn, list):
+        parts = [_turn_text(part) for part in turn]
+        return _GLUE.join(part for part in parts if part) if None not in parts else None
+    if isinstance(turn, dict):
+        for key in _TURN_TEXT:
+            if turn.get(key) is not None:
+                return _turn_text(turn[key])
+        return ""
+    return None
+
+
+# A text that stands in the file once may stand in the column a million times, so the file's size bounds nothing.
+MAX_BATCH_ROWS = 1 << 14
+
+
+def check_columns(schema: pa.Schema, rule: Rule, path: str) -> None:
+    """The columns of a rule must each be one, and the one that is to be the text must hold text."""
+    for name in rule_columns(rule):
+        if len(schema.get_all_field_indices(name)) != 1:
+            raise RecipeError(f"{path} has several columns {name!r}", hint="rename all but one of them")
+        _check_text_column(schema.field(name), rule, path)
+
+
+def _check_text_column(field: pa.Field, rule: Rule, path: str) -> None:
+    kind = field.type.value_type if pa.types.is_dictionary(field.type) else field.type
+    texts = (pa.types.is_string, pa.types.is_large_string, pa.types.is_string_view)
+    binaries = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
+    if "column" in rule and not any(is_kind(kind) for is_kind in (*texts, *binaries)):
+        raise RecipeError(
+            f"{path}: column {field.name!r} holds {kind}, not text", hint="name a text column with --text-column"
+        )
+
+
+def table_batch(index: int, table: pa.RecordBatch, rule: Rule, row: int) -> Batch:
+    """The texts of some rows, the first of which is `row`."""
+    positions = np.arange(row, row + table.num_rows, dtype=np.int64)
+    if "column" not in rule:
+        rows = zip(positions.tolist(), _rows(table), strict=True)
+        judged = ((at, *(row_text(rule, row) if row is not None else ("", "invalid_utf8"))) for at, row in rows)
+        return judged_batch(index, judged)
+    text = plain_text(table.column(rule["column"]))
+    if not text.null_count:
+        return make_batch(index, text, positions)
+    null = text.is_null().to_numpy(zero_copy_only=False)
+    skips = [Skip(index, int(position), "null_text") for position in positions[null]]
+    return make_batch(index, text.drop_null(), positions[~null], skips)
+
+
+def _rows(table: pa.RecordBatch) -> list[dict[str, Any] | None]:
+    """Rows as Python has them; None for one whose strings are not valid."""
+    try:
+        rows: list[dict[str, Any] | None] = table.to_pylist()
+    except UnicodeDecodeError:
+        rows = []
+        for index in range(table.num_rows):
+            try:
+                rows += table.slice(index, 1).to_pylist()
+            except UnicodeDecodeError:
+                rows.append(None)
+    return rows
+
+
+def plain_text(column: pa.Array) -> pa.Array:
+    """A text column in the layout that the engine takes: offsets and bytes."""
+    if pa.types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    if pa.types.is_binary(column.type) or pa.types.is_large_binary(column.type):
+        return column.view(pa.string() if pa.types.is_binary(column.type) else pa.large_string())
+    if pa.types.is_string(column.type) or pa.types.is_large_string(column.type):
+        return column
+    if pa.types.is_binary_view(column.type):
+        return column.cast(pa.large_binary()).view(pa.large_string())
+    return column.cast(pa.large_string())

@@ -1,0 +1,209 @@
+"""The seam: every operation on files that tokenmill does, and nothing more.
+
+`LOCAL` does them for real. A crash lab stands in for it to model kills and power cuts,
+so each operation is as small as a system call and none of them has an opinion.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import mmap
+import os
+import stat
+from collections.abc import Callable, Iterator
+from typing import NamedTuple, Protocol
+
+from tokenmill.errors import DiskFullError, StorageError
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
+
+
+def write_all(fs: FileSystem, fd: int, view: memoryview, path: str) -> None:
+    """Write every byte, however short the single writes are."""
+    done = 0
+    while done < len(view):
+        with explained(path):
+            count = fs.write(fd, view[done:])
+        if count <= 0:
+            raise StorageError(f"{path}: a write made no progress at byte {done}", hint="check the drive")
+        done += count
+
+
+@contextlib.contextmanager
+def explained(path: str, *, but: tuple[type[OSError], ...] = ()) -> Iterator[None]:
+    """Turn the operating system's errors into ours, but for those that the caller judges."""
+    try:
+        yield
+    except but:
+        raise
+    except OSError as error:
+        raise storage_error(error, path) from None
+
+
+def storage_error(error: OSError, path: str) -> StorageError:
+    if error.errno in _FULL:
+        return DiskFullError(
+            f"no space left while writing {path}",
+            hint="free some space and run the same command again: it goes on where it stopped",
+        )
+    if error.errno == errno.ELOOP:
+        return StorageError(
+            f"{path} is a link, or there is one too many on the way to it",
+            hint="put the file or folder itself in its place, then run the same command again",
+        )
+    if error.errno in _OUT_OF_DESCRIPTORS:
+        return StorageError(
+            f"{path}: {error.strerror}", hint="raise the limit of open files (ulimit -n), or use fewer workers"
+        )
+    if isinstance(error, FileNotFoundError):
+        return StorageError(
+            f"{path} is gone", hint="does another process work on this folder? then run the same command again"
+        )
+    return StorageError(f"{path}: {error.strerror or error}", hint="check the drive and run the same command again")
+
+
+class FileStat(NamedTuple):
+    """What is asked of a file. A tuple, for going on with a build asks for it some million times."""
+
+    size: int
+    modified: int
+    is_file: bool
+    is_folder: bool
+    inode: tuple[int, int]
+
+
+class FileSystem(Protocol):
+    def create(self, path: str) -> int: ...
+    def open(self, path: str) -> int: ...
+    def append(self, path: str) -> int: ...
+    def read(self, fd: int, buffer: memoryview) -> int: ...
+    def map(self, fd: int) -> mmap.mmap: ...
+    def write(self, fd: int, data: memoryview) -> int: ...
+    def allow(self, fd: int, mode: int) -> None: ...
+    def fsync(self, fd: int) -> None: ...
+    def begin_sync(self, fd: int, start: int, size: int) -> None: ...
+    def forget(self, fd: int) -> None: ...
+    def expect(self, path: str) -> None: ...
+    def close(self, fd: int) -> None: ...
+    def link(self, path: str, new: str) -> None: ...
+    def rename(self, path: str, new: str) -> None: ...
+    def unlink(self, path: str) -> None: ...
+    def touch(self, path: str) -> None: ...
+    def mkdir(self, path: str) -> None: ...
+    def rmdir(self, path: str) -> None: ...
+    def fsync_folder(self, path: str) -> None: ...
+    def stat(self, path: str) -> FileStat: ...
+    def names(self, path: str) -> list[str]: ...
+    def free_bytes(self, path: str) -> int: ...
+
+
+class LocalFileSystem:
+    """The operating system's own files."""
+
+    def create(self, path: str) -> int:
+        """Open a new file for writing; it must not exist, nor be a link."""
+        return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+
+    def open(self, path: str) -> int:
+        """Open a file for reading; no link, and nothing that would have to be waited for."""
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+        return _checked(fd, path, stat.S_ISREG, stat.S_ISDIR)
+
+    def append(self, path: str) -> int:
+        """Open a file for writing at its end. It has this name alone: by another one, it may be somebody else's."""
+        flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        fd = _checked(os.open(path, flags, 0o644), path, stat.S_ISREG)
+        if os.fstat(fd).st_nlink > 1:
+            os.close(fd)
+            raise OSError(errno.EMLINK, "it has another name as well, by which it may be somebody else's", path)
+        return fd
+
+    def read(self, fd: int, buffer: memoryview) -> int:
+        return os.readv(fd, [buffer])
+
+    def map(self, fd: int) -> mmap.mmap:
+        """The file's pages, not to be written to."""
+        return mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
+
+    def write(self, fd: int, data: memoryview) -> int:
+        return os.write(fd, data)
+
+    def allow(self, fd: int, mode: int) -> None:
+        os.fchmod(fd, mode)
+
+    def fsync(self, fd: int) -> None:
+        os.fsync(fd)
+
+    def begin_sync(self, fd: int, start: int, size: int) -> None:
+        """Ask the disk to begin with these bytes; the system itself waits until much of the memory is full of such."""
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(fd, start, size, os.POSIX_FADV_DONTNEED)
+
+    def forget(self, fd: int) -> None:
+        """Ask for the next read to come from the disk, not from memory."""
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def expect(self, path: str) -> None:
+        """Ask for a file to be read into memory, and wait for nothing, be it a pipe."""
+        if hasattr(os, "posix_fadvise"):
+            fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+            try:
+                os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_WILLNEED)
+            finally:
+                os.close(fd)
+
+    def close(self, fd: int) -> None:
+        os.close(fd)
+
+    def link(self, path: str, new: str) -> None:
+        os.link(path, new, follow_symlinks=False)
+
+    def rename(self, path: str, new: str) -> None:
+        os.rename(path, new)
+
+    def unlink(self, path: str) -> None:
+        os.unlink(path)
+
+    def touch(self, path: str) -> None:
+        os.utime(path, follow_symlinks=False)
+
+    def mkdir(self, path: str) -> None:
+        os.mkdir(path)
+
+    def rmdir(self, path: str) -> None:
+        os.rmdir(path)
+
+    def fsync_folder(self, path: str) -> None:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        try:
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+    def stat(self, path: str) -> FileStat:
+        found = os.lstat(path)
+        mode = found.st_mode
+        inode = (found.st_dev, found.st_ino)
+        return FileStat(found.st_size, found.st_mtime_ns, stat.S_ISREG(mode), stat.S_ISDIR(mode), inode)
+
+    def names(self, path: str) -> list[str]:
+        return sorted(os.listdir(path))
+
+    def free_bytes(self, path: str) -> int:
+        found = os.statvfs(path)
+        return found.f_bavail * found.f_frsize
+
+
+def _checked(fd: int, path: str, *kinds: Callable[[int], bool]) -> int:
+    """The same descriptor if it is of a file of one of these kinds; a pipe or a device is closed again."""
+    mode = os.fstat(fd).st_mode
+    if not any(is_kind(mode) for is_kind in kinds):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is not a plain file", path)
+    return fd
+
+
+LOCAL = LocalFileSystem()

@@ -1,0 +1,445 @@
+"""A folder that is written durably, in one way only.
+
+    create  temp file beside the target, exclusive, mode 0600
+    write   all of it, hashed in memory on its way
+    publish fsync, close, link to the final name without overwriting, unlink temp, fsync the folder
+
+A file under its final name is therefore whole, or it is a leftover of a power cut, which the digests in
+receipts and manifest tell apart. `publish` takes several files at once, so that they share the folder's fsync.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import hashlib
+import os
+import secrets
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar, TypeVar
+
+from tokenmill.errors import DatasetError, DeterminismError, MissingFileError, StorageError
+from tokenmill.storage.filesystem import LOCAL, FileStat, FileSystem, explained, storage_error
+from tokenmill.storage.links import check_way, check_ways, is_folder, is_there
+from tokenmill.storage.output import TEMP_SUFFIX, Digest, DirectOutput, Output, is_temp
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+SizeOf = Callable[[str], int | None]
+# Lets go of the maps of some shards; any thread may call it.
+Forget = Callable[[Sequence[str]], None]
+
+BLOCK = 1 << 20
+_NOT_THERE = (FileNotFoundError, NotADirectoryError)
+_NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
+
+
+@dataclass(frozen=True, slots=True)
+class Folder:
+    """A folder on a file system, and the only way to put files into it."""
+
+    path: str
+    fs: FileSystem = field(default=LOCAL, repr=False)
+    is_local: ClassVar[bool] = True
+
+    def at(self, name: str) -> str:
+        return f"{self.path}/{name}"
+
+    def relative(self, path: str) -> str:
+        return os.path.relpath(path, self.path)
+
+    def make(self, name: str = "") -> None:
+        """Make the folder and its missing parents, each one durable."""
+        if name:
+            check_way(self.fs, self.path, f"{name}/")
+        path = self.at(name).rstrip("/") if name else self.path
+        missing = []
+        while path and not is_there(self.fs, path):
+            missing.append(path)
+            path = os.path.dirname(path)
+        if path and not is_folder(self.fs, path):
+            raise StorageError(f"{path} is not a folder", hint="move it away, then run the same command again")
+        if path:
+            self._sync_parent(path)
+        for folder in reversed(missing):
+            try:
+                with contextlib.suppress(FileExistsError), explained(folder, but=(FileExistsError, NotADirectoryError)):
+                    self.fs.mkdir(folder)
+            except NotADirectoryError:
+                raise StorageError(f"{folder}: a part of this path is a file", hint="choose another place") from None
+            with explained(folder):
+                self.fs.fsync_folder(os.path.dirname(folder) or ".")
+
+    def create(self, name: str) -> DirectOutput:
+        """Start a new file; it appears under its name only when it is published."""
+        with explained(self.at(name)):
+            return self._create(name)
+
+    def _create(self, name: str) -> DirectOutput:
+        check_way(self.fs, self.path, name)
+        temp = f"{self.at(name)}.{secrets.token_hex(6)}{TEMP_SUFFIX}"
+        return DirectOutput(name, temp, self.fs, self.fs.create(temp))
+
+    def publish(self, outputs: Sequence[Output], *, claimed: Callable[[], bool] = lambda: False) -> dict[str, Digest]:
+        """Make files durable under their final names, all before the folder's fsync.
+
+        A name that exists with the same digest is success. One with another digest is a leftover
+        and goes to quarantine, unless it is `claimed` by a receipt: then the work is not
+        deterministic, and the build must stop.
+        """
+        digests = {output.name: self.publish_unsynced(output, claimed=claimed) for output in outputs}
+        for folder in sorted({os.path.dirname(self.at(output.name)) for output in outputs}):
+            with explained(folder):
+                self.fs.fsync_folder(folder)
+        return digests
+
+    def publish_unsynced(self, output: Output, *, claimed: Callable[[], bool] = lambda: False) -> Digest:
+        """One of many: its bytes are durable, its name is when the caller has synced the folder."""
+        temp, digest = output.settle()
+        self._take_name(temp, output.name, digest, claimed)
+        return digest
+
+    def write(self, name: str, data: bytes, *, claimed: Callable[[], bool] = lambda: False) -> Digest:
+        """Publish one small file."""
+        return self.write_parts(name, (data,), claimed=claimed)
+
+    def write_parts(self, name: str, parts: Iterable[bytes], *, claimed: Callable[[], bool] = lambda: False) -> Digest:
+        """Publish one file that need not be in memory as a whole."""
+        output = self.create(name)
+        try:
+            for part in parts:
+                output.write(part)
+            return self.publish([output], claimed=claimed)[name]
+        except BaseException:
+            output.discard()
+            raise
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Publish a small file in place of its older self."""
+        output = self.create(name)
+        try:
+            output.write(data)
+            temp, _ = output.settle()
+            with explained(self.at(name)):
+                self.fs.rename(temp, self.at(name))
+                self.fs.fsync_folder(os.path.dirname(self.at(name)))
+        except BaseException:
+            output.discard()
+            raise
+
+    def link(self, name: str, new: str, digest: Digest) -> None:
+        """Give a published file, which has this digest, a second name that no other content may have."""
+        self._take_name(self.at(name), new, digest, lambda: False, keep=True)
+
+    def link_all(self, links: Iterable[tuple[str, str, Digest]]) -> None:
+        for link in links:
+            self.link(*link)
+
+    def each(self, ask: Callable[[T], R], items: Iterable[T], *, ahead: int = 64) -> Iterator[R]:
+        """What `ask`, which asks this folder something, answers for each item, in order."""
+        return map(ask, items)
+
+    def announce(self, items: Iterable[T], name: Callable[[T], str], *, ahead: int = 128) -> Iterator[T]:
+        """The items, in order; by the time of each, the disk has long been asked for the file of that name."""
+        waiting: deque[T] = deque()
+        for item in items:
+            with contextlib.suppress(OSError):  # whoever reads it will say what is wrong
+                self.fs.expect(self.at(name(item)))
+            waiting.append(item)
+            if len(waiting) > ahead:
+                yield waiting.popleft()
+        yield from waiting
+
+    def claim(self, name: str, data: bytes) -> bool:
+        """Publish a small file if nobody has, without its durability; False if somebody was quicker."""
+        try:
+            with explained(self.at(name), but=(FileNotFoundError,)):
+                output = self._create(name)
+        except FileNotFoundError:  # another one was done with this folder, and took it away
+            self.make(os.path.dirname(name))
+            return False
+        try:
+            output.write(data)
+            temp, _ = output.settle()
+            self.fs.link(temp, self.at(name))
+        except (FileExistsError, FileNotFoundError):  # another one was quicker, or swept our temp file
+            return False
+        except OSError:
+            self.replace(name, data)  # no links here: the name was free a moment ago
+        finally:
+            output.discard()
+        return True
+
+    def append(self, name: str) -> int:
+        """Open a file that grows. One with a second name may not be ours, and is replaced."""
+        check_way(self.fs, self.path, name)
+        with explained(self.at(name)):
+            try:
+                return self.fs.append(self.at(name))
+            except OSError as error:
+                if error.errno != errno.EMLINK:
+                    raise
+            self._remove(name)
+            return self.fs.append(self.at(name))
+
+    def touch(self, name: str) -> None:
+        """Show that a file's owner lives."""
+        check_way(self.fs, self.path, name)
+        with contextlib.suppress(OSError):
+            self.fs.touch(self.at(name))
+
+    def leave_alone(self) -> None:
+        """Ask nothing of it for a while, if it does not answer; a disk always does."""
+
+    @property
+    def holds_all(self) -> bool:
+        """Whether all files may be here at the same time."""
+        return True
+
+    def need(self, names: Sequence[str], forget: Forget | None = None) -> contextlib.AbstractContextManager[None]:
+        """Have the files of a shard here during a with block, and afterwards till its maps are to be forgotten."""
+        return contextlib.nullcontext()
+
+    def sync(self, name: str) -> None:
+        """Make the names inside a folder durable."""
+        with explained(self.at(name)):
+            self.fs.fsync_folder(self.at(name))
+
+    def exists(self, name: str) -> bool:
+        return is_there(self.fs, self.at(name))
+
+    def check_no_links(self, names: Iterable[str]) -> None:
+        """Raise `StorageError` if one of these folders, or one in .build, is a link; nothing is changed by then."""
+        check_ways(self.fs, self.path, names)
+
+    def is_something_else(self) -> bool:
+        """Whether what stands in its place is no folder, and no link to one."""
+        return is_there(self.fs, self.path) and not is_folder(self.fs, self.path)
+
+    def stat(self, name: str) -> FileStat | None:
+        """Size and kind of a file, or None where there is none."""
+        path = self.at(name)
+        try:
+            return self.fs.stat(path)
+        except _NOT_THERE:
+            return None
+        except OSError as error:
+            raise storage_error(error, path) from None
+
+    def size_of(self, name: str) -> int | None:
+        """How large a plain file is; None if there is none."""
+        found = self.stat(name)
+        return found.size if found is not None and found.is_file else None
+
+    def sizes_in(self, parents: Iterable[str]) -> SizeOf:
+        """The same for many files in these folders: a store is asked for all of them at once."""
+        return self.size_of
+
+    def names(self, name: str = "") -> list[str]:
+        try:
+            with explained(self.at(name), but=_NOT_THERE):
+                return self.fs.names(self.at(name))
+        except _NOT_THERE:
+            return []
+
+    def sizes(self, name: str) -> dict[str, int]:
+        """The files of a folder, and how large each is."""
+        found = ((child, self.stat(os.path.join(name, child))) for child in self.names(name))
+        return {child: stat.size for child, stat in found if stat is not None and stat.is_file}
+
+    def read(self, name: str, *, max_bytes: int = 1 << 30) -> bytes:
+        """All of a small file."""
+        path = self.at(name)
+        found = self._readable(name, max_bytes)
+        try:
+            fd = self._open(path)
+            try:
+                # With room for one byte more, a read that gives the size has come to the end.
+                buffer = memoryview(bytearray(found.size + 1))
+                at = self.fs.read(fd, buffer)
+                while at != found.size and (count := self.fs.read(fd, buffer[at:])):
+                    at += count
+            finally:
+                self._close(fd)
+        except OSError as error:
+            raise storage_error(error, path) from None
+        # A longer one may have taken its place meanwhile.
+        return bytes(buffer[:at]) if at <= found.size else self.read(name, max_bytes=max_bytes)
+
+    def head(self, name: str, size: int) -> bytes:
+        """The first bytes of a file."""
+        with contextlib.closing(self.blocks(name)) as blocks:
+            return bytes(next(blocks, memoryview(b""))[:size])
+
+    def blocks(self, name: str, *, max_bytes: int | None = None, cold: bool = False) -> Generator[memoryview]:
+        """A file's bytes, block by block; each block is valid until the next one."""
+        path = self.at(name)
+        with explained(path):
+            found = self._readable(name, max_bytes)
+            fd = self._open(path)
+            try:
+                if cold:
+                    self.fs.forget(fd)
+                buffer = memoryview(bytearray(min(BLOCK, max(found.size, 1))))
+                while count := self.fs.read(fd, buffer):
+                    yield buffer[:count]
+            finally:
+                self._close(fd)
+
+    def _readable(self, name: str, max_bytes: int | None) -> FileStat:
+        """A plain file that is not too large; any other one is an error."""
+        found, path = self.stat(name), self.at(name)
+        if found is None:
+            raise MissingFileError(f"{path} is missing", hint="tokenmill repair restores what a dataset has lost")
+        if not found.is_file:
+            raise DatasetError(f"{path} is not a plain file", hint="remove it: tokenmill reads no links or devices")
+        if max_bytes is not None and found.size > max_bytes:
+            raise DatasetError(f"{path} has {found.size} bytes, too many", hint="the file is damaged")
+        return found
+
+    def _open(self, path: str) -> int:
+        try:
+            return self.fs.open(path)
+        except FileNotFoundError:
+            raise MissingFileError(f"{path} is gone", hint="does another process work on this folder?") from None
+
+    def _close(self, fd: int) -> None:
+        with contextlib.suppress(OSError):  # nothing was written, so nothing can be lost
+            self.fs.close(fd)
+
+    def digest(self, name: str, *, cold: bool = False) -> Digest:
+        """Size and SHA-256 of a file as it stands on disk now."""
+        size, sha = 0, hashlib.sha256()
+        for block in self.blocks(name, cold=cold):
+            size += len(block)
+            sha.update(block)
+        return Digest(bytes=size, sha256=sha.hexdigest())
+
+    def quarantine(self, name: str) -> str:
+        """Move a file that cannot be trusted out of the way, and keep it."""
+        check_way(self.fs, self.path, name)
+        self.make(".build/quarantine")
+        kept = f".build/quarantine/{name.replace('/', '-')}.{secrets.token_hex(4)}"
+        # What is gone is out of the way as well.
+        with contextlib.suppress(FileNotFoundError), explained(self.at(name), but=(FileNotFoundError,)):
+            self.fs.rename(self.at(name), self.at(kept))
+            self.fs.fsync_folder(os.path.dirname(self.at(kept)))
+            self.fs.fsync_folder(os.path.dirname(self.at(name)))
+        return kept
+
+    def remove(self, name: str) -> None:
+        check_way(self.fs, self.path, name)
+        self._remove(name)
+
+    def _remove(self, name: str) -> None:
+        with contextlib.suppress(FileNotFoundError), explained(self.at(name), but=(FileNotFoundError,)):
+            self.fs.unlink(self.at(name))
+
+    def remove_tree(self, name: str) -> None:
+        """Remove a file, or a folder with all that is in it. Links are removed, not followed."""
+        check_way(self.fs, self.path, name)
+        self._remove_tree(name)
+
+    def _remove_tree(self, name: str) -> None:
+        found = self.stat(name)
+        if found is None or not found.is_folder:
+            self._remove(name)
+            return
+        for child in self.names(name):
+            self._remove_tree(os.path.join(name, child))
+        with contextlib.suppress(FileNotFoundError), explained(self.at(name), but=(FileNotFoundError,)):
+            self.fs.rmdir(self.at(name))
+
+    def remove_all(self, names: Sequence[str]) -> None:
+        for parent in {os.path.dirname(name) for name in names}:  # once: there may be a million names
+            check_way(self.fs, self.path, f"{parent}/" if parent else "")
+        for name in names:
+            self._remove_tree(name)
+
+    def remove_empty(self, name: str) -> None:
+        """Remove a folder if nothing is in it."""
+        check_way(self.fs, self.path, name)
+        with contextlib.suppress(OSError):
+            self.fs.rmdir(self.at(name))
+
+    def sweep(self, name: str = "") -> None:
+        """Remove temp files that a dead writer left."""
+        found = [child for child in self.names(name) if is_temp(child)]
+        if found and name:
+            check_way(self.fs, self.path, f"{name}/")
+        for child in found:
+            self._remove(os.path.join(name, child))
+
+    def free_bytes(self) -> int | None:
+        """How much can still be written; None if nobody knows."""
+        path = self.path
+        while path and not is_there(self.fs, path):
+            path = os.path.dirname(path)
+        with explained(path):
+            return self.fs.free_bytes(path or ".")
+
+    def _sync_parent(self, path: str) -> None:
+        """Make a folder that stands durable: who made it may have been killed before that."""
+        parent = os.path.dirname(path) or "."
+        if path.startswith(f"{self.path}/"):
+            with explained(parent):
+                self.fs.fsync_folder(parent)
+        else:
+            with contextlib.suppress(OSError):  # what the output stands in need not be ours to sync
+                self.fs.fsync_folder(parent)
+
+    def _take_name(
+        self, temp: str, name: str, digest: Digest | None, claimed: Callable[[], bool], *, keep: bool = False
+    ) -> None:
+        final = self.at(name)
+        check_way(self.fs, self.path, name)
+        try:
+            self.fs.link(temp, final)
+        except FileExistsError:
+            if not self._is_same(temp, name, digest):
+                self._give_way(name, claimed)
+                self._take_name(temp, name, digest, claimed, keep=keep)
+                return
+        except OSError as error:
+            if error.errno in _NO_LINKS:
+                self._rename_to(temp, name, digest, claimed)
+                return
+            if not self._was_linked(temp, final):  # on NFS the reply may be lost, and the link made
+                raise storage_error(error, final) from None
+        if not keep:
+            self.remove(self.relative(temp))
+
+    def _is_same(self, temp: str, name: str, digest: Digest | None) -> bool:
+        """Whether a name is taken by the same file, or by one with the same bytes."""
+        with explained(self.at(name)):
+            if self.fs.stat(temp).inode == self.fs.stat(self.at(name)).inode:
+                return True
+        return self.digest(name) == (digest or self.digest(self.relative(temp)))
+
+    def _give_way(self, name: str, claimed: Callable[[], bool]) -> None:
+        """Move a leftover out of the way; what a receipt claims is no leftover."""
+        if claimed():
+            raise DeterminismError(
+                f"{self.at(name)} exists with other bytes under a receipt",
+                hint="the same work gave two results: please report this, with the recipe",
+            )
+        self.quarantine(name)
+
+    def _was_linked(self, temp: str, final: str) -> bool:
+        try:
+            return self.fs.stat(temp).inode == self.fs.stat(final).inode
+        except OSError:
+            return False
+
+    def _rename_to(self, temp: str, name: str, digest: Digest | None, claimed: Callable[[], bool]) -> None:
+        """File systems without links: rename, after the same questions."""
+        if self.exists(name):
+            if self._is_same(temp, name, digest):
+                self.remove(self.relative(temp))
+                return
+            self._give_way(name, claimed)
+        with explained(self.at(name)):
+            self.fs.rename(temp, self.at(name))

@@ -1,0 +1,441 @@
+"""A folder in an object store: the same interface as a folder on a disk, by the store's own rules.
+
+    create    a file in a local spool; an object never grows
+    publish   put it to its final key with a checksum, then ask what is there
+    write     put it only if nothing is there (receipts, plan, manifest); afterwards, look, if the answer was lost
+    link      a copy inside of the store; nothing is ever renamed
+
+An object appears whole or not at all, so there are no temp names, and nothing to sync.
+
+Bringing an object to this machine: goes on where a killed one stopped, and believes nothing but its SHA-256.
+
+train/00000.bin.part   grows in order, range after range; a killed process leaves what it has
+train/00000.bin        linked when all of it is there, hashes right and is synced
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import secrets
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import ClassVar
+
+from tokenmill.errors import DatasetError, MissingFileError, StorageError
+from tokenmill.storage.base import Url, parse_url
+from tokenmill.storage.filesystem import FileStat, explained
+from tokenmill.storage.links import check_itself
+from tokenmill.storage.local import Folder, R, SizeOf, T
+from tokenmill.storage.object_store import WHOLE_BYTES, ObjectInfo, Store, all_at_once, open_store
+from tokenmill.storage.output import TEMP_SUFFIX, Digest, DirectOutput, Output
+from tokenmill.storage.ranged_reader import stream
+
+# A store copies no larger object in one request.
+MAX_COPY_BYTES = 5 << 30
+# It is the store that works on them: who asked only waits.
+COPIES_AT_ONCE = 256
+_TRIES = 5
+# How long a store without conditions is given to show who was last.
+_SETTLE_SECONDS = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ObjectFolder(Folder):
+    """The objects below a prefix. Files grow in `spool`, a folder of this machine.
+
+    A store that is not `conditional` puts an object even where one is: it can have one writer only.
+    """
+
+    spool: str = field(default="", kw_only=True)
+    conditional: bool = field(default=True, kw_only=True)
+
+    is_local: ClassVar[bool] = False
+
+    @property
+    def store(self) -> Store:
+        return open_store(Url(self._url.scheme, self._url.bucket, ""))
+
+    @property
+    def _url(self) -> Url:
+        return parse_url(self.path)
+
+    def at(self, name: str) -> str:
+        return f"{self.path}/{name}" if name else self.path
+
+    def relative(self, path: str) -> str:
+        return path.removeprefix(f"{self.path}/")
+
+    def key(self, name: str) -> str:
+        return "/".join(part for part in (self._url.key, name.strip("/")) if part)
+
+    def probed(self) -> ObjectFolder:
+        """The same folder, knowing whether its store keeps a second writer from replacing an object."""
+        key = self.key(f".build/probe-{secrets.token_hex(6)}")
+        try:
+            self.store.put(key, b"first")
+            try:
+                keeps = not self.store.put_new(key, b"second")
+            except StorageError:  # it does not know the condition at all
+                keeps = False
+        finally:
+            self.store.delete([key])
+        return replace(self, conditional=keeps)
+
+    def make(self, name: str = "") -> None:
+        """There are no folders to make, but the spool."""
+        check_itself(self.fs, self.spool)
+        Folder(self.spool, self.fs).make()
+
+    def create(self, name: str) -> SpooledOutput:
+        self.make()
+        temp = os.path.join(self.spool, f"{name.replace('/', '-')}.{secrets.token_hex(6)}{TEMP_SUFFIX}")
+        with explained(temp):
+            return SpooledOutput(name, temp, self.fs, self.fs.create(temp))
+
+    def publish(self, outputs: Sequence[Output], *, claimed: Callable[[], bool] = lambda: False) -> dict[str, Digest]:
+        def put(output: Output) -> Digest:
+            temp, digest = output.settle()
+            self._put(temp, output.name, digest, claimed)
+            output.discard()
+            return digest
+
+        digests = all_at_once([partial(put, output) for output in outputs])
+        return {output.name: digest for output, digest in zip(outputs, digests, strict=True)}
+
+    def write(self, name: str, data: bytes, *, claimed: Callable[[], bool] = lambda: False) -> Digest:
+        digest = Digest(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+        failure = StorageError(f"{self.at(name)} is being replaced again and again", hint="is there a second build?")
+        for attempt in range(_TRIES):
+            try:
+                if self._put_new(name, data, digest.sha256):
+                    return digest
+            except StorageError as error:  # the answer is lost: it was put, or it was not
+                failure = error
+                time.sleep(0.1 * 2**attempt)
+            there = self.store.read(self.key(name), max_bytes=max(1 << 30, len(data)))
+            if there == data:
+                return digest
+            if there is not None:
+                self._give_way(name, claimed)
+        raise failure
+
+    def write_parts(self, name: str, parts: Iterable[bytes], *, claimed: Callable[[], bool] = lambda: False) -> Digest:
+        """Only one whole put can be conditional."""
+        return self.write(name, b"".join(parts), claimed=claimed)
+
+    def replace(self, name: str, data: bytes) -> None:
+        self.store.put(self.key(name), data, sha256=hashlib.sha256(data).hexdigest())
+
+    def link(self, name: str, new: str, digest: Digest) -> None:
+        there = self.store.find_copy(self.key(new), digest.bytes)
+        if there is not None:
+            if self._is(there, digest):
+                return
+            self.quarantine(new)
+        try:
+            self._copy(
+                ObjectInfo(self.key(name), digest.bytes, etag="", modified=0, sha256=digest.sha256), self.key(new)
+            )
+        except FileNotFoundError:
+            raise StorageError(f"{self.at(name)} is gone", hint="run the same command again") from None
+        self.check(new, digest)
+
+    def link_all(self, links: Iterable[tuple[str, str, Digest]]) -> None:
+        for _ in self.each(lambda link: self.link(*link), links, ahead=COPIES_AT_ONCE):
+            pass
+
+    def each(self, ask: Callable[[T], R], items: Iterable[T], *, ahead: int = 64) -> Iterator[R]:
+        """The same, with up to `ahead` items asked for at once: for each alone, a store would be waited for."""
+        pool = ThreadPoolExecutor(ahead, thread_name_prefix="tokenmill-each")
+        waiting: deque[Future[R]] = deque()
+        try:
+            for item in items:
+                waiting.append(pool.submit(ask, item))
+                if len(waiting) == ahead:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+    def announce(self, items: Iterable[T], name: Callable[[T], str], *, ahead: int = 128) -> Iterator[T]:
+        """Nothing of a store is in memory, or would be sooner."""
+        return iter(items)
+
+    def claim(self, name: str, data: bytes) -> bool:
+        if self.conditional:
+            return self._put_new(name, data, "")
+        if self.exists(name):
+            return False
+        self.replace(name, data)
+        time.sleep(_SETTLE_SECONDS)
+        return self.store.read(self.key(name), max_bytes=1 << 20) == data
+
+    def touch(self, name: str) -> None:
+        """Put a small object anew, unless it became somebody else's meanwhile."""
+        found = self.store.find(self.key(name))
+        data = self.store.read(self.key(name), max_bytes=1 << 20)
+        if found is not None and data is not None:
+            if self.conditional:
+                self.store.put_over(found, data)
+            else:
+                self.replace(name, data)
+
+    def leave_alone(self) -> None:
+        self.store.leave_alone()
+
+    def sync(self, name: str) -> None:
+        """What was put is durable."""
+
+    def exists(self, name: str) -> bool:
+        return self.stat(name) is not None
+
+    def check_no_links(self, names: Iterable[str]) -> None:
+        """There are none in a store."""
+
+    def is_something_else(self) -> bool:
+        found = self.stat("")
+        return found is not None and not found.is_folder
+
+    def stat(self, name: str) -> FileStat | None:
+        """An object, or a prefix with objects below it, which counts as a folder."""
+        found = self.store.find(self.key(name)) if self.key(name) else None
+        if found is not None:
+            return _stat(found.size, found.modified)
+        return _stat(0, 0, is_folder=True) if self.store.has_children(self.key(name)) else None
+
+    def names(self, name: str = "") -> list[str]:
+        prefixes, objects = self.store.children(self.key(name))
+        found = {prefix.rstrip("/").rpartition("/")[2] for prefix in prefixes}
+        return sorted(found | {item.key.rpartition("/")[2] for item in objects if item.key != self.key(name)})
+
+    def sizes(self, name: str) -> dict[str, int]:
+        return {item.key.rpartition("/")[2]: item.size for item in self.store.children(self.key(name))[1]}
+
+    def sizes_in(self, parents: Iterable[str]) -> SizeOf:
+        listed = {parent: self.sizes(parent) for parent in parents}
+
+        def size_of(name: str) -> int | None:
+            parent, _, child = name.rpartition("/")
+            return listed[parent].get(child) if parent in listed else self.size_of(name)
+
+        return size_of
+
+    def read(self, name: str, *, max_bytes: int = 1 << 30) -> bytes:
+        data = self.store.read(self.key(name), max_bytes)
+        if data is None:
+            raise self._missing(name)
+        return data
+
+    def head(self, name: str, size: int) -> bytes:
+        found = self.store.find(self.key(name))
+        if found is None:
+            raise self._missing(name)
+        stop = min(size, found.size)
+        return bytes(self.store.fetch(found.key, 0, stop, found.etag)) if stop else b""
+
+    def blocks(self, name: str, *, max_bytes: int | None = None, cold: bool = False) -> Generator[memoryview]:
+        found = self.store.find(self.key(name))
+        if found is None:
+            raise self._missing(name)
+        if max_bytes is not None and found.size > max_bytes:
+            raise DatasetError(f"{self.at(name)} has {found.size} bytes, too many", hint="the object is damaged")
+        yield from stream(self.store, found)
+
+    def quarantine(self, name: str) -> str:
+        kept = f".build/quarantine/{name.replace('/', '-')}.{secrets.token_hex(4)}"
+        found = self.store.find(self.key(name))
+        if found is not None:
+            with contextlib.suppress(FileNotFoundError):  # what is gone is out of the way as well
+                self._copy(found, self.key(kept))
+                self._check(kept, found.size, found.sha256)
+            self.store.delete([found.key])
+        return kept
+
+    def remove(self, name: str) -> None:
+        self.store.delete([self.key(name)])
+
+    def remove_tree(self, name: str) -> None:
+        self.remove(name)
+        self.store.delete([found.key for found in self.store.under(self.key(name))])
+
+    def remove_all(self, names: Sequence[str]) -> None:
+        self.store.delete([self.key(name) for name in names])
+
+    def remove_empty(self, name: str) -> None:
+        """A prefix without objects is not there."""
+
+    def sweep(self, name: str = "") -> None:
+        """There are temp files in the spool alone."""
+        if not name:
+            check_itself(self.fs, self.spool)
+            Folder(self.spool, self.fs).sweep()
+
+    def free_bytes(self) -> int | None:
+        return None
+
+    def check(self, name: str, digest: Digest) -> None:
+        """Raise `StorageError` unless the store says that it has this."""
+        self._check(name, digest.bytes, digest.sha256)
+
+    def _put(self, path: str, name: str, digest: Digest, claimed: Callable[[], bool]) -> None:
+        """A file's bytes under their final key; they may be there already."""
+        if not self._put_first(path, name, digest):
+            there = self.store.find(self.key(name))
+            if there is not None:
+                if there.size == digest.bytes and self.digest(name) == digest:
+                    return
+                self._give_way(name, claimed)
+            self.store.put(self.key(name), Path(path), sha256=digest.sha256)
+        self._check(name, digest.bytes, digest.sha256)
+
+    def _put_first(self, path: str, name: str, digest: Digest) -> bool:
+        """Put a file where nothing is, without asking first; False if something is, or may be."""
+        if not self.conditional or digest.bytes > WHOLE_BYTES:
+            return False
+        try:
+            return self.store.put_new(self.key(name), Path(path), sha256=digest.sha256)
+        except StorageError:  # the answer is lost: it was put, or it was not
+            return False
+
+    def _put_new(self, name: str, data: bytes, sha256: str) -> bool:
+        if self.conditional:
+            return self.store.put_new(self.key(name), data, sha256=sha256)
+        if self.store.find(self.key(name)) is not None:
+            return False
+        self.store.put(self.key(name), data, sha256=sha256)
+        return True
+
+    def _copy(self, found: ObjectInfo, new: str) -> None:
+        if found.size <= MAX_COPY_BYTES:
+            self.store.copy(found.key, new)
+        else:
+            self.store.put_stream(new, lambda: stream(self.store, found), sha256=found.sha256)
+
+    def _is(self, found: ObjectInfo, digest: Digest) -> bool:
+        """Whether an object holds these bytes; what its writer said of it is enough where it said it."""
+        if found.size != digest.bytes or found.sha256:
+            return (found.size, found.sha256) == (digest.bytes, digest.sha256)
+        return self.digest(self._name(found.key)) == digest
+
+    def _name(self, key: str) -> str:
+        return key.removeprefix(f"{self._url.key}/")
+
+    def _check(self, name: str, size: int, sha256: str) -> None:
+        """Ask the store what it has now."""
+        found = self.store.find_copy(self.key(name), size)
+        if found is None or found.size != size or (sha256 and found.sha256 not in ("", sha256)):
+            seen = "nothing" if found is None else f"{found.size} bytes"
+            raise StorageError(
+                f"{self.at(name)}: {size} bytes were put, and {seen} are there",
+                hint="is there a second build?",
+            )
+
+    def _missing(self, name: str) -> MissingFileError:
+        return MissingFileError(f"{self.at(name)} is missing", hint="tokenmill repair restores what a dataset has lost")
+
+
+class SpooledOutput(DirectOutput):
+    """A file that grows in the spool. Nobody needs it after a crash, so it is not synced."""
+
+    def settle(self) -> tuple[str, Digest]:
+        assert self._fd is not None, "settled twice"
+        fd, self._fd = self._fd, None
+        with explained(self._temp):
+            self._fs.close(fd)
+        return self._temp, Digest(bytes=self._size, sha256=self._sha.hexdigest())
+
+
+def _stat(size: int, modified: int, *, is_folder: bool = False) -> FileStat:
+    return FileStat(size=size, modified=modified, is_file=not is_folder, is_folder=is_folder, inode=(0, 0))
+
+
+PART_SUFFIX = ".part"
+# The bytes that came, each time that some did.
+Tell = Callable[[int], None]
+
+
+def download(source: ObjectFolder, target: Folder, name: str, digest: Digest, tell: Tell = lambda _: None) -> None:
+    """The object `name` as a file of the same name, or an error: `DatasetError` if it is not what `digest` says.
+
+    Its own name is durable when its folder is synced.
+    """
+    for is_last in (False, True):
+        output = PartOutput(target, name, digest.bytes)
+        tell(output.size)
+        try:
+            with contextlib.closing(_blocks(source, name, digest.bytes, output.size)) as blocks:
+                for block in blocks:
+                    output.write(block)
+                    tell(len(block))
+            if output.digest() == digest:
+                target.publish_unsynced(output)
+                return
+        finally:
+            output.close()
+        # What an earlier process left may be torn, or bytes were changed on their way: once more, from the start.
+        tell(-digest.bytes)
+        output.discard()
+        if is_last:
+            raise DatasetError(
+                f"{source.at(name)} has the sha256 {output.digest().sha256}, not {digest.sha256}",
+                hint=f"tokenmill verify {source.path}",
+            )
+
+
+def begin(target: Folder, name: str) -> None:
+    """Have the first bytes of a file, and be it none, so that others see that it comes."""
+    target.make(os.path.dirname(name))
+    part = f"{name}{PART_SUFFIX}"
+    if not target.exists(part):
+        with explained(target.at(part)):
+            target.fs.close(target.append(part))
+
+
+def _blocks(source: ObjectFolder, name: str, size: int, start: int) -> Generator[memoryview]:
+    """The rest of an object that must have this size. Only where that fails, the store is asked what it has."""
+    from tokenmill.storage.object_store import ObjectInfo
+
+    try:
+        yield from stream(source.store, ObjectInfo(source.key(name), size, etag="", modified=0), start)
+    except StorageError:
+        found = source.store.find(source.key(name))
+        if found is not None and found.size == size:
+            raise
+        seen = "is missing" if found is None else f"has {found.size} bytes, not {size}"
+        raise DatasetError(f"{source.at(name)} {seen}", hint=f"tokenmill verify {source.path}") from None
+
+
+class PartOutput(DirectOutput):
+    """A file that grows by appending, over several processes if need be."""
+
+    def __init__(self, folder: Folder, name: str, max_bytes: int) -> None:
+        part = f"{name}{PART_SUFFIX}"
+        there = folder.stat(part)
+        if there is not None and (not there.is_file or there.size > max_bytes):
+            folder.remove_tree(part)
+        super().__init__(name, folder.at(part), folder.fs, folder.append(part))
+        for block in folder.blocks(part):
+            self._sha.update(block)
+            self._size += len(block)
+
+    @property
+    def size(self) -> int:
+        return self._size
+
+    def digest(self) -> Digest:
+        return Digest(bytes=self._size, sha256=self._sha.hexdigest())
+
+    def close(self) -> None:
+        """Stop writing; what is there stays, for the next process."""
+        if self._fd is not None:
+            with contextlib.suppress(OSError):
+                self._fs.close(self._fd)
+            self._fd = None

@@ -1,0 +1,374 @@
+"""Encoding: Arrow text in, ids and the number of ids of each document out.
+
+gigatoken gets the Arrow buffers as they are, one call a batch, on the calling thread. Special
+tokens are taken out of the tokenizer first, so that their strings inside a text are text.
+The other engines are each tokenizer's own implementation. One of gigatoken+REFERENCE has the few
+texts that end in a way in which gigatoken is known to differ encoded by the reference.
+
+Ragged arrays, as gigatoken takes text and gives ids: through awkward, or through what stands in for it.
+
+awkward takes longer to load than gigatoken, numpy and Arrow together. gigatoken calls five of its functions,
+all of them on buffers that are there already. So a process in which nothing runs but what is ours does without:
+a module of those five stands in awkward's place. A gigatoken that asks it for more gets the real one.
+"""
+
+from __future__ import annotations
+
+import binascii
+import contextlib
+import gc
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+from gigatoken import Tokenizer as _Gigatoken
+from gigatoken import gigatoken_rs as _rs
+
+from tokenmill.errors import TokenizerError
+from tokenmill.resources import MEMORY_BUDGET, _trim, resident_bytes
+from tokenmill.sources.base import text_array, text_buffers
+from tokenmill.storage.output import temporary_file
+from tokenmill.tokenizers.base import Encoded, Engine, Ids
+from tokenmill.tokenizers.sentencepiece import SentencePieceEngine
+from tokenmill.tokenizers.spec import TokenizerSpec
+
+_RELOAD_ABOVE = MEMORY_BUDGET * 5 // 7
+
+
+class EngineHolder:
+    """The worker's tokenizer. Its cache grows with the text; near the budget it is loaded anew."""
+
+    def __init__(self, spec: TokenizerSpec, engine: Engine) -> None:
+        self._spec = spec
+        self._engine = engine
+        self._before = resident_bytes()
+
+    def __call__(self) -> Engine:
+        # A program that holds much memory of its own would gain nothing by a reload.
+        if resident_bytes() > max(_RELOAD_ABOVE, self._before + _RELOAD_ABOVE // 4):
+            del self._engine
+            gc.collect()
+            _trim()
+            self._engine = open_engine(self._spec)
+            self._before = resident_bytes()
+        return self._engine
+
+
+# How texts end on which gigatoken 0.10 differs from Llama 3's pattern: RE2's syntax, and more rather than less.
+KNOWN_TO_DIFFER = r"[\r\n][\s\v\x1c-\x1f\x{85}\p{Z}]*[\x{85}\p{Z}][\s\v\x1c-\x1f\x{85}\p{Z}]*\z"
+# Schemes that gigatoken has under another name.
+_SAME_SCHEME = {"llama3": "gpt4"}
+_CHECK = "check the tokenizer's file, or use another form of it, such as a tokenizer.json"
+
+
+def open_engine(spec: TokenizerSpec) -> Engine:
+    """An engine for a tokenizer; a tokenizer that it cannot encode is a `TokenizerError`."""
+    if spec.kind == "byte":
+        return _ByteEngine()
+    if spec.kind == "char":
+        return _CharEngine(spec)
+    if spec.kind == "sentencepiece":
+        return SentencePieceEngine(spec.content, name=spec.name)
+    engine = _open(spec)
+    _check_specials(engine, spec)
+    return engine
+
+
+def _open(spec: TokenizerSpec) -> Engine:
+    if spec.engine == "gigatoken":
+        return _GigatokenEngine(spec)
+    own: Engine = _TokenizersEngine(spec) if spec.kind == "hf" else _TiktokenEngine(spec)
+    return _MendedEngine(_GigatokenEngine(spec), own) if spec.engine.startswith("gigatoken+") else own
+
+
+def _check_specials(engine: Engine, spec: TokenizerSpec) -> None:
+    """No text may give a special token's id, least of all its own name."""
+    for name, number in specials(spec).items():
+        if number in engine.encode(text_array([name, f"a{name} {name}"])).ids:
+            raise TokenizerError(f"{spec.engine} encodes the text {name!r} as the special token {number}")
+
+
+class _GigatokenEngine:
+    times_text, times_run = 4, 24
+
+    def __init__(self, spec: TokenizerSpec) -> None:
+        try:
+            self._encoder = self._load(spec)
+        except BaseException as error:
+            if not _is_native(error):
+                raise
+            reason = str(error).partition("\n")[0]
+            raise TokenizerError(f"gigatoken cannot encode {spec.name}: {reason}") from None
+
+    def _load(self, spec: TokenizerSpec) -> Any:
+        if spec.kind == "tiktoken":
+            with temporary_file(spec.content, suffix=".tiktoken") as path:
+                return _rs.BPETokenizer.from_tiktoken(path, _SAME_SCHEME.get(spec.scheme, spec.scheme), None)
+        return _Gigatoken.from_json(without_specials(spec)).backend
+
+    def encode(self, text: pa.Array) -> Encoded:
+        with native_errors("gigatoken"):
+            return encode_ragged(self._encoder, *text_buffers(text))
+
+    def decode(self, ids: Ids) -> str:
+        return bytes(self._encoder.decode(ids.astype(np.uint32))).decode(errors="replace")
+
+
+class _TokenizersEngine:
+    """Hugging Face's own encoder, for what gigatoken does not know."""
+
+    times_text, times_run = 40, 0
+
+    def __init__(self, spec: TokenizerSpec) -> None:
+        self._encoder = open_tokenizers(spec)
+
+    def encode(self, text: pa.Array) -> Encoded:
+        with native_errors("tokenizers"):
+            found = self._encoder.encode_batch_fast(text.to_pylist(), add_special_tokens=False)
+        rows = [np.array(row.ids, np.uint32) for row in found]
+        lengths = np.fromiter((len(row) for row in rows), np.int64, len(rows))
+        return Encoded(np.concatenate(rows) if rows else np.zeros(0, np.uint32), lengths)
+
+    def decode(self, ids: Ids) -> str:
+        return str(self._encoder.decode(ids.tolist(), skip_special_tokens=True))
+
+
+class _TiktokenEngine:
+    """OpenAI's own encoder of rank files, for those that gigatoken encodes in another way."""
+
+    times_text, times_run = 40, 0
+
+    def __init__(self, spec: TokenizerSpec) -> None:
+        self._encoder = open_tiktoken(spec)
+
+    def encode(self, text: pa.Array) -> Encoded:
+        with native_errors("tiktoken"):
+            rows = [self._encoder.encode_to_numpy(document, disallowed_special=()) for document in text.to_pylist()]
+        lengths = np.fromiter((len(row) for row in rows), np.int64, len(rows))
+        return Encoded(np.concatenate(rows) if rows else np.zeros(0, np.uint32), lengths)
+
+    def decode(self, ids: Ids) -> str:
+        return str(self._encoder.decode(ids.tolist()))
+
+
+class _MendedEngine:
+    """gigatoken, but for texts that end in a newline with wide spaces behind it: those are for the reference."""
+
+    times_text, times_run = 40, 24
+
+    def __init__(self, engine: Engine, own: Engine) -> None:
+        self._engine, self._own = engine, own
+
+    def encode(self, text: pa.Array) -> Encoded:
+        found = self._engine.encode(text)
+        rows = np.flatnonzero(pc.match_substring_regex(text, KNOWN_TO_DIFFER).to_numpy(zero_copy_only=False))
+        if not len(rows):
+            return found
+        begins = np.concatenate(([0], np.cumsum(found.lengths)))
+        lengths, parts, at = found.lengths.copy(), [], 0
+        for row in rows.tolist():
+            mended = self._own.encode(text[row : row + 1])
+            lengths[row] = len(mended.ids)
+            parts += [found.ids[at : begins[row]], mended.ids]
+            at = begins[row + 1]
+        return Encoded(np.concatenate([*parts, found.ids[at:]]), lengths)
+
+    def decode(self, ids: Ids) -> str:
+        return self._engine.decode(ids)
+
+
+class _ByteEngine:
+    times_text, times_run = 4, 0
+
+    def encode(self, text: pa.Array) -> Encoded:
+        offsets, data = text_buffers(text)
+        return Encoded(data, np.diff(offsets))
+
+    def decode(self, ids: Ids) -> str:
+        return ids.astype(np.uint8).tobytes().decode(errors="replace")
+
+
+class _CharEngine:
+    times_text, times_run = 24, 0
+
+    def __init__(self, spec: TokenizerSpec) -> None:
+        self._characters = np.array(json.loads(spec.content), np.uint32)
+        self._ids = np.full(0x110000, 0xFFFFFFFF, np.uint32)
+        self._ids[self._characters] = np.arange(len(self._characters), dtype=np.uint32)
+
+    def encode(self, text: pa.Array) -> Encoded:
+        offsets, data = text_buffers(text)
+        points = np.frombuffer(data.tobytes().decode().encode("utf-32-le"), np.uint32)
+        # A character begins at every byte that does not continue one.
+        begun = np.concatenate(([0], np.cumsum((data & 0xC0) != 0x80)))
+        return Encoded(self._ids[points], np.diff(begun[offsets]))
+
+    def decode(self, ids: Ids) -> str:
+        return self._characters[ids].tobytes().decode("utf-32-le")
+
+
+def specials(spec: TokenizerSpec) -> dict[str, int]:
+    """Names and ids of the special tokens of a tokenizer.json; other tokenizers bring none along.
+
+    The unknown token is not among them: it is what a text with unknown characters rightly gives.
+    """
+    if spec.kind != "hf":
+        return {}
+    parsed = json.loads(spec.content)
+    found = {token["content"]: token["id"] for token in _special_tokens(parsed, spec)}
+    unknown = parsed["model"].get("unk_token"), parsed["model"].get("unk_id")
+    return {name: number for name, number in found.items() if name != unknown[0] and number != unknown[1]}
+
+
+def _special_tokens(parsed: dict[str, Any], spec: TokenizerSpec) -> list[dict[str, Any]]:
+    """Added tokens that no text may give: the special ones, and whatever ends a text."""
+    added = parsed.get("added_tokens") or []
+    return [token for token in added if token.get("special") or token["id"] == spec.eot_id]
+
+
+def without_specials(spec: TokenizerSpec, *, keep: bool = False) -> str:
+    """The tokenizer.json with no special token that a text could name.
+
+    `tokenizers` numbers added tokens anew, by their order, so it has to `keep` the special ones, all marked as such.
+
+    Byte-pair models reach their tokens by merges, and none leads to a special one. Other models look
+    texts up in their vocabulary, so there the names give way to ones that no text holds.
+    """
+    parsed = json.loads(spec.content)
+    added = parsed.get("added_tokens") or []
+    special = _special_tokens(parsed, spec)
+    model = parsed["model"]
+    hidden: dict[str, str] = {}
+    if model.get("type") != "BPE":
+        hidden = {token["content"]: f"\ufdd0{token['content']}\ufdd1" for token in special}
+    parsed["added_tokens"] = [
+        {**token, "special": True, "content": hidden.get(token["content"], token["content"])}
+        if token in special
+        else token
+        for token in added
+        if keep or token not in special
+    ]
+    if hidden:
+        vocab = model["vocab"]
+        if model.get("unk_token") in hidden:
+            model["unk_token"] = hidden[model["unk_token"]]
+        if isinstance(vocab, dict):
+            model["vocab"] = {hidden.get(token, token): number for token, number in vocab.items()}
+        else:
+            model["vocab"] = [[hidden.get(token, token), score] for token, score in vocab]
+    return json.dumps(parsed)
+
+
+def _is_native(error: BaseException) -> bool:
+    """Whether native code did not get along with a file."""
+    return isinstance(error, Exception) or _is_panic(error)
+
+
+def _is_panic(error: BaseException) -> bool:
+    """Rust's panics are not an `Exception`, and have no public name."""
+    return type(error).__name__ == "PanicException"
+
+
+@contextlib.contextmanager
+def native_errors(library: str) -> Iterator[None]:
+    """What native code dies of while it encodes, as a typed error."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error) not in (Exception, KeyError, RuntimeError, ValueError) and not _is_panic(error):
+            raise
+        reason = str(error).partition("\n")[0]
+        raise TokenizerError(f"{library} cannot encode a text: {reason}", hint=_CHECK) from None
+
+
+def open_tiktoken(spec: TokenizerSpec) -> Any:
+    """The `tiktoken` object of a rank file."""
+    import tiktoken
+
+    from tokenmill.tokenizers.parity import PATTERNS
+
+    words = spec.content.split()  # a token and its rank, line after line
+    with native_errors("tiktoken"):
+        return tiktoken.Encoding(
+            spec.name,
+            pat_str=PATTERNS[spec.scheme],
+            mergeable_ranks=dict(zip(map(binascii.a2b_base64, words[::2]), map(int, words[1::2]), strict=True)),
+            special_tokens={},
+        )
+
+
+def open_tokenizers(spec: TokenizerSpec) -> Any:
+    """The `tokenizers` object of a tokenizer.json, with special strings as plain text."""
+    import tokenizers
+
+    try:
+        found = tokenizers.Tokenizer.from_str(without_specials(spec, keep=True))
+    except BaseException as error:
+        if not _is_native(error):
+            raise
+        raise TokenizerError(f"tokenizers cannot read {spec.name}: {error}", hint="check the file") from None
+    found.encode_special_tokens = True  # as text, that is
+    found.no_padding()
+    found.no_truncation()
+    return found
+
+
+_NAME = "awkward"
+Offsets = npt.NDArray[np.int64]
+Data = npt.NDArray[np.uint8]
+
+
+@dataclass(frozen=True, slots=True)
+class _Strings:
+    """Texts end to end, and where each of them begins."""
+
+    offsets: Offsets
+    data: Data
+
+
+def stand_in() -> None:
+    """Do without awkward from here on, unless it is loaded. For processes that run no code but ours."""
+    if _NAME not in sys.modules:
+        sys.modules[_NAME] = _STAND_IN
+
+
+def encode_ragged(encoder: Any, offsets: Offsets, data: Data) -> Encoded:
+    """What an encoder of gigatoken makes of texts, on the calling thread."""
+    if sys.modules.get(_NAME) is _STAND_IN:
+        try:
+            found = encoder.encode_batch(_Strings(offsets, data), parallel=False)
+        except (AttributeError, TypeError):
+            found = None
+        if isinstance(found, Encoded):
+            return found
+        del sys.modules[_NAME]  # this gigatoken wants more of it
+    import awkward as ak
+
+    strings = ak.contents.ListOffsetArray(
+        ak.index.Index64(offsets),
+        ak.contents.NumpyArray(data, parameters={"__array__": "char"}),
+        parameters={"__array__": "string"},
+    )
+    layout = encoder.encode_batch(ak.Array(strings), parallel=False).layout
+    ends = np.asarray(layout.offsets.data)
+    return Encoded(np.asarray(layout.content.data)[ends[0] : ends[-1]], np.diff(ends))
+
+
+def _make_stand_in() -> ModuleType:
+    module: Any = ModuleType(_NAME, "What gigatoken asks of awkward, and no more.")
+    module.Array = _Strings
+    module.without_parameters = module.to_numpy = lambda array: array
+    module.flatten = lambda strings: strings.data
+    module.num = lambda strings: np.diff(strings.offsets)
+    module.unflatten = Encoded
+    return module  # type: ignore[no-any-return]  # Any, to be given functions
+
+
+_STAND_IN = _make_stand_in()

@@ -1,0 +1,90 @@
+"""Memory for large documents: what encoding one takes is known before, so that nothing is killed for it.
+
+    a document of many words       a few times its size
+    one run without a space        24 times its size: the engine merges all of it as one word
+
+Documents of more than `LARGE_BYTES` are encoded by one worker at a time, and only if the memory is there.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tokenmill.errors import SourceError
+from tokenmill.resources import free_memory
+from tokenmill.sizes import format_bytes
+from tokenmill.sources.base import text_buffers
+from tokenmill.storage.local import Folder
+from tokenmill.tokenizers.base import Engine
+
+LARGE_BYTES = 8_000_000
+HINT = "give a lower --max-document-bytes, use fewer workers with -j, or allow more memory"
+_BLOCK_BYTES = 1 << 20
+_SPACES = np.zeros(256, np.bool_)
+_SPACES[list(b" \t\n\v\f\r")] = True
+
+
+@contextlib.contextmanager
+def room_for(text: pa.Array, engine: Engine, folder: Folder, *, where: str) -> Iterator[None]:
+    """Encode a batch inside of this. Raises `SourceError` if it has a document that there is no memory for."""
+    need = bytes_needed(text, engine)
+    if not need:
+        yield
+        return
+    with _alone(folder):
+        free = free_memory()
+        if need > free:
+            size = format_bytes(len(text_buffers(text)[1]))
+            raise SourceError(
+                f"{where}: a document of {size} takes about {format_bytes(need)} of memory to encode, and "
+                f"{format_bytes(max(0, int(free)))} are free",
+                hint=HINT,
+            )
+        yield
+
+
+def bytes_needed(text: pa.Array, engine: Engine) -> int:
+    """What encoding a batch takes beside the text, by what was measured; 0 if it has no large document."""
+    offsets, data = text_buffers(text)
+    if len(data) < LARGE_BYTES or int(np.diff(offsets).max()) < LARGE_BYTES:
+        return 0
+    run = longest_run(data) if engine.times_run else 0
+    return engine.times_text * len(data) + engine.times_run * run
+
+
+def longest_run(data: npt.NDArray[np.uint8]) -> int:
+    """The most bytes in a row that are all white space, or all not: no word of any tokenizer is longer."""
+    longest = begin = 0
+    before: bool | None = None
+    for start in range(0, len(data), _BLOCK_BYTES):
+        spaces = _SPACES[data[start : start + _BLOCK_BYTES]]
+        changes = np.flatnonzero(spaces[1:] != spaces[:-1]) + start + 1
+        if before is not None and before != spaces[0]:
+            changes = np.concatenate(([start], changes))
+        if len(changes):
+            longest = max(longest, int(changes[0]) - begin, int(np.diff(changes).max(initial=0)))
+            begin = int(changes[-1])
+        before = bool(spaces[-1])
+    return max(longest, len(data) - begin)
+
+
+@contextlib.contextmanager
+def _alone(folder: Folder) -> Iterator[None]:
+    """While no other worker of this build has a large document. Whoever dies lets go; a store cannot be locked."""
+    if not folder.is_local or not os.path.isdir(folder.path):
+        yield
+        return
+    fd = os.open(folder.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(fd)

@@ -1,0 +1,301 @@
+"""Receipts: the small record that says a unit is done, and what it must look like on disk.
+
+Which receipts can be trusted: those that are whole, of this plan, and whose files are what they say.
+
+    by digest   each file is hashed again: units since the last clean stop, each by the worker that has it
+    by size     for all others, and a receipt's own text may come from its pack
+
+What cannot be trusted is moved to quarantine, and the unit is as if it had never run.
+
+Receipts in packs: a thousand of them in one file, for a build that goes on would have to open a million.
+
+    receipts   000000.json ... 001023.json   001024.json ...   one a unit: the truth
+    packs      000000.jsonl                                    the same texts, once all of a run are there
+
+A pack saves time and nothing else. It holds copies, whose seals are checked as those of the receipts are; where
+there is none, or it is damaged, or a receipt is not as large as its copy, the receipts are read one by one. Whoever
+distrusts a receipt takes its pack away.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+import numpy.typing as npt
+
+from tokenmill import records
+from tokenmill.arguments import MAX_INT
+from tokenmill.dataset.manifest import Shard, SourceTotal, check_split_name
+from tokenmill.errors import BuildError, DatasetError, MissingFileError, TokenmillError
+from tokenmill.storage.local import Folder, SizeOf
+from tokenmill.storage.output import Digest
+
+PLAN = ".build/plan.json"
+
+
+PIECES = ".build/pieces"
+RECEIPTS = ".build/receipts"
+REJECTS = ".build/rejects"
+NO_LIMIT = -1
+MAX_RECEIPT_BYTES = 1 << 26
+# A unit, and the token limit that it was cut to.
+Key = tuple[int, int]
+_SUM = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Receipt:
+    """What one unit read, dropped and wrote. `token_limit` is -1 but for the unit that ends a token budget."""
+
+    fingerprint: str
+    unit: int
+    token_limit: int
+    documents_read: int
+    dropped: dict[str, int]
+    pieces: dict[str, Shard]
+    sources: tuple[SourceTotal, ...]
+    read_sum: str
+    written_sum: str
+    files: dict[str, Digest]
+
+    @property
+    def key(self) -> Key:
+        return self.unit, self.token_limit
+
+    @property
+    def tokens(self) -> int:
+        return sum(piece.tokens for piece in self.pieces.values())
+
+    @property
+    def documents(self) -> int:
+        return sum(piece.documents for piece in self.pieces.values())
+
+    @property
+    def provenance(self) -> str:
+        """The file that says where the unit's documents came from."""
+        return f"{PIECES}/{unit_name(self.unit, self.token_limit)}.provenance.parquet"
+
+    def rejects(self) -> dict[str, Digest]:
+        """The file of bad documents, if there were any."""
+        return {name: digest for name, digest in self.files.items() if name != self.provenance}
+
+    def all_files(self) -> dict[str, Digest]:
+        """Every file that the unit wrote."""
+        found = dict(self.files)
+        for piece in self.pieces.values():
+            found[f"{piece.name}.bin"] = piece.bin
+            found[f"{piece.name}.idx"] = piece.idx
+        return found
+
+
+def unit_name(unit: int, token_limit: int) -> str:
+    """How the files of a unit are called; a unit that was cut to a budget is another one."""
+    return f"{unit:06d}" if token_limit == NO_LIMIT else f"{unit:06d}.cut-{token_limit}"
+
+
+def receipt_name(unit: int, token_limit: int) -> str:
+    return f"{RECEIPTS}/{unit_name(unit, token_limit)}.json"
+
+
+def check_books(receipt: Receipt) -> None:
+    """Documents read are kept or dropped, and what was read is what was written. Else `BuildError`."""
+    dropped = sum(receipt.dropped.values())
+    if receipt.documents_read != receipt.documents + dropped:
+        raise BuildError(
+            f"unit {receipt.unit}: {receipt.documents_read} documents read, but {receipt.documents} kept "
+            f"and {dropped} dropped",
+            hint="please report this, with the recipe",
+        )
+    if receipt.read_sum != receipt.written_sum:
+        raise BuildError(
+            f"unit {receipt.unit}: the documents written ({receipt.written_sum}) are not those read "
+            f"({receipt.read_sum})",
+            hint="please report this, with the recipe",
+        )
+
+
+def read_receipt(folder: Folder, name: str) -> Receipt:
+    """The receipt in a file, or an error, as `open_receipt` has it."""
+    return open_receipt(folder.read(name, max_bytes=MAX_RECEIPT_BYTES), where=name)
+
+
+def open_receipt(data: bytes, *, where: str) -> Receipt:
+    """A receipt that is sealed, balances and speaks of its own files only; else `DatasetError` or `BuildError`."""
+    receipt = records.unseal_many(Receipt, data, where=where)
+    if wrong := _untrue(receipt, where=where):
+        raise DatasetError(f"{where}: {wrong}", hint="the receipt is damaged or was not written by tokenmill")
+    check_books(receipt)
+    return receipt
+
+
+def _untrue(receipt: Receipt, *, where: str) -> str:
+    """What a sealed receipt says that cannot be; nothing if all of it can."""
+    own = unit_name(receipt.unit, receipt.token_limit)
+    counts = [receipt.unit, receipt.documents_read, *receipt.dropped.values()]
+    sums = [receipt.read_sum]
+    provenance = receipt.provenance
+    is_foreign = provenance not in receipt.files or not receipt.files.keys() <= {provenance, f"{REJECTS}/{own}.jsonl"}
+    for split, piece in receipt.pieces.items():
+        check_split_name(split, where=where)
+        counts += (piece.tokens, piece.documents)
+        is_foreign = is_foreign or piece.name != f"{PIECES}/{own}.{split}"
+    for source in receipt.sources:
+        counts += (source.bytes, source.documents)
+        sums.append(source.text_sum)
+    if min(counts) < 0 or max(counts) >= MAX_INT:
+        return "a count is out of range"
+    if not all(map(_SUM.fullmatch, sums)):
+        return "a sum is no sum"
+    return "a file of another unit" if is_foreign else ""
+
+
+def hex_sum(total: npt.NDArray[np.uint64]) -> str:
+    return f"{int(total[0]):016x}{int(total[1]):016x}"
+
+
+def load_receipt(folder: Folder, unit: int, token_limit: int, fingerprint: str, *, rehash: bool) -> Receipt | None:
+    """The receipt of a unit if it and its files can be trusted, by their sizes or by their digests."""
+    receipt = _read(folder, (unit, token_limit), fingerprint)
+    if receipt is None or not _are_intact(folder, receipt, receipt.all_files(), folder.size_of, rehash=rehash):
+        return None
+    return receipt
+
+
+def load_receipts(
+    folder: Folder, units: Iterable[int], fingerprint: str, *, look: bool = True
+) -> Iterator[Receipt | None]:
+    """Receipts of whole units, in order, by the sizes of their files; None for each that cannot be trusted.
+
+    Without a `look`, only files of bad documents are looked at: the others are those that a commit will read.
+    """
+    size_of = folder.sizes_in([PIECES, RECEIPTS, REJECTS]) if look else folder.size_of
+    for run in runs(units):
+        packed = read_pack(folder, run)
+
+        def load(unit: int, packed: dict[int, bytes] = packed) -> Receipt | None:
+            text = packed.get(unit)
+            if look and text is not None and size_of(receipt_name(unit, NO_LIMIT)) != len(text):
+                text = None  # the receipt itself is gone, or another one
+            receipt = _read(folder, (unit, NO_LIMIT), fingerprint, text)
+            if receipt is None:
+                return None
+            files = receipt.all_files() if look else receipt.rejects()
+            return receipt if _are_intact(folder, receipt, files, size_of, rehash=False) else None
+
+        to_read = run if packed else folder.announce(run, lambda unit: receipt_name(unit, NO_LIMIT))
+        yield from folder.each(load, to_read)
+
+
+def _read(folder: Folder, key: Key, fingerprint: str, packed: bytes | None = None) -> Receipt | None:
+    """The receipt of a unit, from its pack or its file; None if it has none."""
+    name = receipt_name(*key)
+    if packed is not None:
+        with contextlib.suppress(DatasetError, BuildError):
+            return _owned(open_receipt(packed, where=name), key, fingerprint)
+        folder.quarantine(pack_name(key[0]))
+    try:
+        return _owned(read_receipt(folder, name), key, fingerprint)
+    except MissingFileError:
+        return None
+    except (DatasetError, BuildError):
+        folder.quarantine(name)
+        return None
+
+
+def _owned(receipt: Receipt, key: Key, fingerprint: str) -> Receipt:
+    if (receipt.key, receipt.fingerprint) != (key, fingerprint):
+        raise DatasetError(f"{receipt_name(*key)} belongs to another unit or another plan")
+    return receipt
+
+
+def _are_intact(folder: Folder, receipt: Receipt, files: dict[str, Digest], size_of: SizeOf, *, rehash: bool) -> bool:
+    """Whether files of a receipt are there as it says. If not, they go, and it with them."""
+    damaged = list(_damaged(folder, files, size_of, rehash=rehash))
+    # What is there and wrong cannot stay under a receipt. What is only gone is made again: another build may have
+    # finished behind our back, and its receipts must stay as they are.
+    if wrong := [file for file in damaged if folder.exists(file)]:
+        for file in (pack_name(receipt.unit), receipt_name(*receipt.key), *wrong):
+            folder.quarantine(file)
+    return not damaged
+
+
+def _damaged(folder: Folder, files: dict[str, Digest], size_of: SizeOf, *, rehash: bool) -> Iterator[str]:
+    for name, digest in files.items():
+        if size_of(name) != digest.bytes or (rehash and folder.digest(name) != digest):
+            yield name
+
+
+PACKS = ".build/packs"
+PACK_UNITS = 1 << 10
+# Receipts of units of many small files are large: to open each of those is no matter.
+MAX_PACK_BYTES = 1 << 24
+
+
+def pack_name(unit: int) -> str:
+    """The pack in which the receipt of a unit is, if it is in one."""
+    return f"{PACKS}/{_number(unit):06d}.jsonl"
+
+
+def runs(units: Iterable[int]) -> Iterator[list[int]]:
+    """Units in order, those together that share a pack."""
+    return (list(run) for _, run in groupby(units, key=_number))
+
+
+def read_pack(folder: Folder, run: list[int]) -> dict[int, bytes]:
+    """Receipts of a run by their units, as texts that nobody has looked at yet; none if they are not packed."""
+    if len(run) < PACK_UNITS:  # nobody has packed it
+        return {}
+    try:
+        data = folder.read(pack_name(run[0]), max_bytes=MAX_PACK_BYTES)
+    except TokenmillError:
+        return {}
+    return dict(enumerate(data.splitlines(keepends=True), start=run[0]))
+
+
+def write_pack(folder: Folder, number: int) -> None:
+    """Pack the receipts of a run, all of which are there."""
+
+    def read(unit: int) -> bytes:
+        return folder.read(receipt_name(unit, NO_LIMIT), max_bytes=MAX_RECEIPT_BYTES)
+
+    with contextlib.suppress(TokenmillError):  # without a pack it goes as well
+        texts = list(folder.each(read, range(number * PACK_UNITS, (number + 1) * PACK_UNITS)))
+        if sum(map(len, texts)) <= MAX_PACK_BYTES:
+            folder.make(PACKS)
+            folder.write(pack_name(number * PACK_UNITS), b"".join(texts))
+
+
+@contextlib.contextmanager
+def packing(folder: Folder, done: Iterable[int]) -> Iterator[Callable[[int], None]]:
+    """Gives what to call with each unit that is done after those that are `done` already."""
+    counts = Counter(map(_number, done))
+    beside = ThreadPoolExecutor(1, thread_name_prefix="tokenmill-packs")
+
+    def note(unit: int) -> None:
+        number = _number(unit)
+        counts[number] += 1
+        if counts[number] < PACK_UNITS:
+            return
+        if folder.is_local:
+            write_pack(folder, number)
+        else:  # a store answers in its own time, and the caller has others to listen to
+            beside.submit(write_pack, folder, number)
+
+    try:
+        yield note
+    except BaseException:
+        beside.shutdown(wait=False, cancel_futures=True)  # nobody waits for a pack who wants to stop
+        raise
+    beside.shutdown()
+
+
+def _number(unit: int) -> int:
+    """Of the run of units that share a pack."""
+    return unit // PACK_UNITS

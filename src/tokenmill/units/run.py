@@ -1,0 +1,252 @@
+"""One unit's work: from a slice of a source to pieces, provenance and a receipt.
+
+    read -> documents and their tokens -> write
+                                            |
+    every file durable first, the receipt last
+
+It streams: memory depends neither on the unit's size nor on how many there are. The same
+function runs in the process, in a pool and on a cluster.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from tokenmill import records
+from tokenmill.dataset import provenance
+from tokenmill.dataset.bin_idx import ShardWriter
+from tokenmill.dataset.manifest import BAD, SourceTotal
+from tokenmill.dataset.provenance import REASONS, SCHEMA, _choice
+from tokenmill.recipe import load_filter
+from tokenmill.sources.base import TABLES, Batch, Skip
+from tokenmill.storage.local import Folder
+from tokenmill.storage.output import Output
+from tokenmill.storage.scratch import ScratchOutput
+from tokenmill.tokenizers.base import Engine
+from tokenmill.units.encode import Documents, encode_batch, name_of, num_eot, read_batches, tokens_of_split
+from tokenmill.units.memory import room_for
+from tokenmill.units.receipts import (
+    NO_LIMIT,
+    PIECES,
+    REJECTS,
+    Receipt,
+    check_books,
+    hex_sum,
+    load_receipt,
+    receipt_name,
+    unit_name,
+)
+from tokenmill.units.task import BuildConfig, UnitTask
+
+
+def rows(
+    *,
+    names: Sequence[str],
+    first_source: int,
+    sources: npt.NDArray[np.int32],
+    positions: npt.NDArray[np.int64],
+    splits: npt.NDArray[np.int8],
+    split_names: Sequence[str],
+    tokens: npt.NDArray[np.int64],
+    skips: Sequence[Skip],
+) -> pa.Table:
+    """Provenance of a batch: kept documents and skips, in the order of the source."""
+    source = np.concatenate((sources, np.array([skip.source for skip in skips], np.int32)))
+    position = np.concatenate((positions, np.array([skip.position for skip in skips], np.int64)))
+    split = np.concatenate((splits, np.full(len(skips), -1, np.int8)))
+    reason = np.concatenate(
+        (np.full(len(splits), -1, np.int8), np.array([REASONS.index(skip.reason) for skip in skips], np.int8))
+    )
+    counts = np.concatenate((tokens.astype(np.int32), np.zeros(len(skips), np.int32)))
+    # Skips stand behind the kept documents; where there are none, the order is right already.
+    order = np.lexsort((position, source)) if skips else slice(None)
+    return pa.table(
+        [
+            pa.DictionaryArray.from_arrays(source[order] - np.int32(first_source), pa.array(names, pa.string())),
+            position[order],
+            _choice(split[order], split_names),
+            _choice(reason[order], REASONS),
+            counts[order],
+        ],
+        schema=SCHEMA,
+    )
+
+
+class ReportProgress(Protocol):
+    """Hears of documents, tokens and planned bytes; `kept` are those of a unit that an earlier run has done."""
+
+    def __call__(self, documents: int, tokens: int, planned_bytes: int, *, kept: bool = False) -> None: ...
+
+
+def run_unit(
+    folder: Folder, work: BuildConfig, task: UnitTask, engine: Callable[[], Engine], report: ReportProgress
+) -> Receipt:
+    """Do a unit, or find that it is done. `report` hears of documents, tokens and planned bytes, in the end of all."""
+    return begin_unit(folder, work, task, engine, report)()
+
+
+def begin_unit(
+    folder: Folder, work: BuildConfig, task: UnitTask, engine: Callable[[], Engine], report: ReportProgress
+) -> Callable[[], Receipt]:
+    """The part of a unit that computes. Gives the part that waits for the disk, which ends with the receipt."""
+    unit, limit = task.unit, task.token_limit
+    done = load_receipt(folder, unit.index, limit, work.fingerprint, rehash=True)
+    if done is not None:
+        report(done.documents_read, done.tokens, unit.text_bytes, kept=True)
+        return lambda: done
+    run = UnitRun(work, task, folder)
+    come = 0
+    try:
+        for batch in read_batches(work, task):
+            tokens = run.add(batch, engine())
+            before, come = come, _come(task, batch, come)
+            report(batch.num_read, tokens, come - before)
+    except BaseException:
+        run.discard()
+        raise
+    report(0, 0, unit.text_bytes - come)
+    return run.finish
+
+
+def _come(task: UnitTask, batch: Batch, before: int) -> int:
+    """How many of its planned bytes a unit has come through with a batch.
+
+    The last document of a plain file tells where it stands; of any other source, the size of the text has to.
+    """
+    unit, source = task.unit, task.sources[0]
+    if unit.num_sources == 1 and source.kind not in TABLES and not source.compression:
+        now = int(batch.positions[-1]) - unit.start if len(batch.positions) else before
+    else:
+        now = before + batch.text.nbytes
+    return max(before, min(now, unit.text_bytes))
+
+
+class UnitRun:
+    """The state of a unit while it streams."""
+
+    def __init__(self, work: BuildConfig, task: UnitTask, folder: Folder) -> None:
+        self.work, self.task, self.folder = work, task, folder
+        self.scratch = Folder(work.scratch, folder.fs) if work.scratch else None
+        self.name = unit_name(task.unit.index, task.token_limit)
+        self.pieces = {
+            split: ShardWriter(self.create, f"{PIECES}/{self.name}.{split}", work.dtype) for split in work.split_names
+        }
+        self.rejects: Output | None = None
+        self.keep = load_filter(work.filter) if work.filter else None
+        self.documents_read = 0
+        self.dropped: Counter[str] = Counter()
+        self.read_sum = np.zeros(2, np.uint64)
+        self.written_sum = np.zeros(2, np.uint64)
+        self.source_sums = np.zeros((len(task.sources), 2), np.uint64)
+        self.source_documents = np.zeros(len(task.sources), np.int64)
+        self.provenance = provenance.ProvenanceWriter(self.create(f"{PIECES}/{self.name}.provenance.parquet"))
+
+    def create(self, name: str) -> Output:
+        return ScratchOutput(self.scratch, self.folder, name) if self.scratch else self.folder.create(name)
+
+    def add(self, batch: Batch, engine: Engine) -> int:
+        """Take a batch all the way to the pieces; gives the number of tokens."""
+        before = sum(writer.tokens for writer in self.pieces.values())
+        room = None if self.task.token_limit == NO_LIMIT else self.task.token_limit - before
+        with room_for(batch.text, engine, self.folder, where=self._where(batch)):
+            documents = encode_batch(batch, self.work, self.task, engine, keep=self.keep, room=room)
+        total = 0
+        for split, writer in enumerate(self.pieces.values()):
+            part = tokens_of_split(documents, split, self.work)
+            if part is not None:
+                writer.write(part.tokens, part.lengths)
+                self.written_sum += part.hash_sum
+                total += len(part.tokens)
+        self._record(batch, documents)
+        return total
+
+    def _where(self, batch: Batch) -> str:
+        """The first document of a batch."""
+        if not len(batch.text):
+            return ""
+        return f"{self.task.sources[int(batch.sources[0]) - self.task.unit.source].name} at {batch.positions[0]}"
+
+    def finish(self) -> Receipt:
+        """Publish everything, then the receipt."""
+        try:
+            return self._publish()
+        except BaseException:
+            self.discard()
+            raise
+
+    def _publish(self) -> Receipt:
+        work, unit = self.work, self.task.unit
+        name = receipt_name(unit.index, self.task.token_limit)
+        outputs = [output for writer in self.pieces.values() for output in writer.outputs()]
+        extra = [self.provenance.finish(), *([self.rejects] if self.rejects else [])]
+        digests = self.folder.publish(outputs + extra, claimed=lambda: self.folder.exists(name))
+        receipt = Receipt(
+            fingerprint=work.fingerprint,
+            unit=unit.index,
+            token_limit=self.task.token_limit,
+            documents_read=self.documents_read,
+            dropped=dict(sorted(self.dropped.items())),
+            pieces={split: writer.describe(digests) for split, writer in self.pieces.items() if writer.tokens},
+            sources=tuple(
+                SourceTotal(name=source.name, bytes=source.bytes, documents=int(count), text_sum=hex_sum(total))
+                for source, count, total in zip(self.task.sources, self.source_documents, self.source_sums, strict=True)
+            ),
+            read_sum=hex_sum(self.read_sum),
+            written_sum=hex_sum(self.written_sum),
+            files={output.name: digests[output.name] for output in extra},
+        )
+        check_books(receipt)
+        self.folder.write(name, records.seal(receipt), claimed=lambda: True)
+        return receipt
+
+    def discard(self) -> None:
+        for writer in self.pieces.values():
+            writer.discard()
+        self.provenance.discard()
+        if self.rejects is not None:
+            self.rejects.discard()
+
+    def _record(self, batch: Batch, documents: Documents) -> None:
+        kept, first = documents.kept, self.task.unit.source
+        self.documents_read += batch.num_read
+        self.read_sum += documents.read_sum
+        self.written_sum += kept.skipped_hashes.sum(axis=0, dtype=np.uint64)
+        self.dropped.update(skip.reason for skip in kept.skips)
+        self._reject([skip for skip in kept.skips if skip.reason in BAD])
+        np.add.at(self.source_sums, kept.sources - first, kept.hashes)
+        self.source_documents += np.bincount(kept.sources - first, minlength=len(self.task.sources))
+        self.provenance.write(
+            rows(
+                names=[source.name for source in self.task.sources],
+                first_source=first,
+                sources=kept.sources,
+                positions=kept.positions,
+                splits=documents.splits,
+                split_names=self.work.split_names,
+                tokens=documents.encoded.lengths + num_eot(self.work),
+                skips=kept.skips,
+            )
+        )
+
+    def _reject(self, skips: list[Skip]) -> None:
+        """Write down the bad documents of a batch, all at once: there may be millions."""
+        if not skips:
+            return
+        if self.rejects is None:
+            self.rejects = self.create(f"{REJECTS}/{self.name}.jsonl")
+        # The position comes first by the alphabet, and what follows it is the same for many.
+        endings: dict[tuple[int, str], str] = {}
+        lines: list[str] = []
+        for skip in skips:
+            ending = endings.get((skip.source, skip.reason))
+            if ending is None:
+                line = records.canonical({"reason": skip.reason, "source": name_of(skip, self.task)}).decode()
+                ending = endings[skip.source, skip.reason] = f",{line[1:]}\n"
+            lines.append(f'{{"position":{skip.position}{ending}')
+        self.rejects.write("".join(lines).encode())

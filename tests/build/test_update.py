@@ -1,0 +1,235 @@
+"""Sources that change under an unfinished build."""
+
+from __future__ import annotations
+
+import errno
+import gzip
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+import tokenmill
+from conftest import make_texts, tree, write_jsonl, write_parquet
+from tokenmill.errors import BuildError, OutputError, RecipeError, SourceChangedError, SourceError, TokenmillError
+from tokenmill.sources import files as streams
+from tokenmill.sources import parquet
+from tokenmill.sources.files import Pin
+
+OPTIONS: dict[str, Any] = {"tokenizer": "byte", "unit_bytes": 20_000, "workers": 1, "split": "val=0.1"}
+
+
+@pytest.fixture
+def sources(tmp_path: Path) -> Path:
+    """Three files, of which the middle one is cut off."""
+    folder = tmp_path / "sources"
+    folder.mkdir()
+    write_jsonl(folder / "a.jsonl", make_texts(200))
+    write_parquet(folder / "b.parquet", make_texts(300, seed=1))
+    write_jsonl(folder / "c.jsonl", make_texts(200, seed=2))
+    whole = (folder / "b.parquet").read_bytes()
+    (tmp_path / "whole").write_bytes(whole)
+    (folder / "b.parquet").write_bytes(whole[: len(whole) // 2])
+    return folder
+
+
+def mend(sources: Path) -> None:
+    (sources / "b.parquet").write_bytes((sources.parent / "whole").read_bytes())
+
+
+def remove(sources: Path) -> None:
+    (sources / "b.parquet").unlink()
+
+
+def add(sources: Path) -> None:
+    mend(sources)
+    write_jsonl(sources / "0.jsonl", make_texts(100, seed=3))
+
+
+def fail(sources: Path, out: Path) -> None:
+    with pytest.raises(BuildError, match=r"1 of .* units failed, the others are done") as caught:
+        tokenmill.prepare(sources, out, **OPTIONS)
+    assert "--update" in caught.value.hint
+
+
+def resumed(sources: Path, out: Path, **options: Any) -> tuple[int, int]:
+    """Go on; gives how many units were trusted at once, and how many were done then."""
+    told: list[dict[str, Any]] = []
+    tokenmill.prepare(sources, out, watch=told.append, **OPTIONS, **options)
+    kept = [event["trusted"] for event in told if event["kind"] == "resume"]
+    return (kept or [0])[0], sum(event["kind"] == "done" for event in told)
+
+
+@pytest.mark.parametrize("change", [mend, remove, add])
+def test_an_update_keeps_what_was_made_of_the_others_and_gives_the_bytes_of_a_build(
+    sources: Path, tmp_path: Path, change: Callable[[Path], None]
+) -> None:
+    out = tmp_path / "out"
+    fail(sources, out)
+    done = len(list((out / ".build/receipts").glob("*.json")))
+    assert done > 4
+    change(sources)
+    with pytest.raises(TokenmillError) as caught:
+        tokenmill.prepare(sources, out, **OPTIONS)
+    assert "--update" in caught.value.hint
+    before = tokenmill.plan(sources, out, update=True, **OPTIONS)
+    assert before.units_done == done
+    assert resumed(sources, out, update=True) == (done, before.units - done)
+    assert not (out / ".build/kept").exists()
+    tokenmill.prepare(sources, tmp_path / "right", **OPTIONS)
+    assert tree(out) == tree(tmp_path / "right")
+    assert tokenmill.verify(out, source="all").ok
+
+
+def test_after_an_update_was_cut_off_the_plain_command_goes_on(sources: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    fail(sources, out)
+    done = len(list((out / ".build/receipts").glob("*.json")))
+    mend(sources)
+    write_jsonl(sources / "c.jsonl", ["{"])
+
+    class Stop(Exception):
+        pass
+
+    def stop(event: dict[str, Any]) -> None:
+        if event["kind"] == "resume":
+            raise Stop
+
+    with pytest.raises(Stop):
+        tokenmill.prepare(sources, out, watch=stop, update=True, **OPTIONS)
+    trusted, _ = resumed(sources, out)
+    assert 0 < trusted < done
+    tokenmill.prepare(sources, tmp_path / "right", **OPTIONS)
+    assert tree(out) == tree(tmp_path / "right")
+
+
+def test_a_source_that_was_touched_is_done_again_and_no_other(tmp_path: Path) -> None:
+    sources, out = tmp_path / "sources", tmp_path / "out"
+    sources.mkdir()
+    for name in "abc":
+        write_jsonl(sources / f"{name}.jsonl", make_texts(100, seed=ord(name)))
+    write_parquet(sources / "d.parquet", make_texts(10))
+    (sources / "d.parquet").write_bytes(b"PAR1")
+    with pytest.raises(BuildError):
+        tokenmill.prepare(sources, out, **OPTIONS)
+    (sources / "b.jsonl").touch()
+    write_parquet(sources / "d.parquet", make_texts(10))
+    with pytest.raises((OutputError, SourceChangedError)):
+        tokenmill.prepare(sources, out, **OPTIONS)
+    units = tokenmill.plan(sources / "b.jsonl", **OPTIONS).units + 1
+    assert resumed(sources, out, update=True)[1] == units
+
+
+def test_a_table_that_could_not_be_read_for_a_moment_fails_its_unit_and_makes_no_other_dataset(
+    sources: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, tries = tmp_path / "out", []
+
+    def columns(path: str, pin: Pin | None = None) -> list[str]:
+        tries.append(path)
+        if len(tries) <= fails:
+            raise SourceError("cannot read it: Input/output error")
+        return read_columns(path, pin)
+
+    read_columns = parquet.columns
+    mend(sources)
+    tokenmill.prepare(sources, tmp_path / "right", **OPTIONS)
+    monkeypatch.setattr(parquet, "columns", columns)
+    fails = 2
+    tokenmill.prepare(sources, tmp_path / "soon", **OPTIONS)
+    assert tree(tmp_path / "soon") == tree(tmp_path / "right"), "it is tried again at once"
+    tries.clear()
+    fails = 3
+    with pytest.raises(BuildError, match="could not be read when the plan was made, and can be now") as caught:
+        tokenmill.prepare(sources, out, **OPTIONS)
+    assert "--update" in caught.value.hint
+    with pytest.raises(OutputError):
+        tokenmill.prepare(sources, out, **OPTIONS)
+    tokenmill.prepare(sources, out, update=True, **OPTIONS)
+    assert tree(out) == tree(tmp_path / "right")
+
+
+def test_json_lines_that_could_not_be_read_for_a_moment_fail_their_unit_and_make_no_other_dataset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources, out, tries = tmp_path / "sources", tmp_path / "out", []
+    sources.mkdir()
+    write_jsonl(sources / "plain.jsonl", make_texts(100))
+    turns = [{"messages": [{"role": "user", "content": text}]} for text in make_texts(100, seed=1)]
+    (sources / "turns.jsonl").write_text("".join(json.dumps(row) + "\n" for row in turns))
+
+    def open_flaky(path: str, *arguments: Any, **options: Any) -> pa.NativeFile:
+        if path.endswith("turns.jsonl"):
+            tries.append(path)
+            if len(tries) <= fails:
+                raise OSError(errno.EIO, "Input/output error")
+        return open_file(path, *arguments, **options)
+
+    open_file = streams.open_file
+    tokenmill.prepare(sources, tmp_path / "right", **OPTIONS)
+    monkeypatch.setattr(streams, "open_file", open_flaky)
+    fails = 2
+    tokenmill.prepare(sources, tmp_path / "soon", **OPTIONS)
+    assert tree(tmp_path / "soon") == tree(tmp_path / "right"), "it is tried again at once"
+    tries.clear()
+    fails = 3
+    with pytest.raises(
+        BuildError, match=r"turns\.jsonl could not be read when the plan was made, and can be now"
+    ) as caught:
+        tokenmill.prepare(sources, out, **OPTIONS)
+    assert "--update" in caught.value.hint
+    tokenmill.prepare(sources, out, update=True, **OPTIONS)
+    assert tree(out) == tree(tmp_path / "right")
+
+
+def test_an_update_of_nothing_is_refused_and_leaves_all_as_it_was(sources: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    fail(sources, out)
+    receipts = tree(out / ".build/receipts")
+    for name in ("a.jsonl", "b.parquet", "c.jsonl"):
+        (sources / name).unlink()
+    write_jsonl(sources / "d.jsonl", make_texts(10))
+    with pytest.raises(OutputError, match=r"nothing in .* can be kept"):
+        tokenmill.prepare(sources, out, update=True, **OPTIONS)
+    assert tree(out / ".build/receipts") == receipts
+
+
+def test_where_nothing_was_done_yet_there_is_nothing_to_lose(tmp_path: Path) -> None:
+    source, out = tmp_path / "a.txt.gz", tmp_path / "out"
+    whole = gzip.compress("\n".join(make_texts(100)).encode())
+    source.write_bytes(whole[:-100])
+    with pytest.raises(BuildError):
+        tokenmill.prepare(source, out, **OPTIONS)
+    assert (out / ".build/plan.json").exists()
+    source.write_bytes(whole)
+    tokenmill.prepare(source, out, update=True, **OPTIONS)
+    assert tokenmill.verify(out).ok
+
+
+def test_another_recipe_is_no_update(sources: Path, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    fail(sources, out)
+    mend(sources)
+    with pytest.raises(OutputError, match="min_chars: was 0, now 5") as caught:
+        tokenmill.prepare(sources, out, update=True, min_chars=5, **OPTIONS)
+    assert "--update" not in caught.value.hint
+
+
+def test_what_an_update_cannot_go_with_is_refused(sources: Path, tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="--restart keeps nothing"):
+        tokenmill.prepare(sources, tmp_path / "out", update=True, restart=True, **OPTIONS)
+    options = {**OPTIONS, "split": "nanogpt"}
+    with pytest.raises(SourceError):  # it reads all sources first
+        tokenmill.prepare(sources, tmp_path / "out", **options)
+    mend(sources)
+    with pytest.raises(RecipeError, match="--split nanogpt"):
+        tokenmill.prepare(sources, tmp_path / "out", update=True, **options)
+
+
+def test_an_update_where_nothing_changed_goes_on_as_ever(sources: Path, tmp_path: Path) -> None:
+    mend(sources)
+    tokenmill.prepare(sources, tmp_path / "out", update=True, **OPTIONS)
+    assert tokenmill.prepare(sources, tmp_path / "out", update=True, **OPTIONS).already_complete

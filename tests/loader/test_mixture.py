@@ -1,0 +1,397 @@
+from __future__ import annotations
+
+import itertools
+import json
+import random
+from fractions import Fraction
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import tokenmill
+from conftest import make_texts, write_jsonl
+from tokenmill.dataset.dataset import Dataset
+from tokenmill.errors import RecipeError, StateError
+from tokenmill.loader.batches import IGNORED
+from tokenmill.loader.loader import DataLoader
+from tokenmill.loader.mixture import MAX_SCHEDULE, Mixture, MixtureStream, make_schedule, to_shares
+
+SIZES = {"web": 120, "code": 50, "books": 20}
+
+shares_lists = st.lists(st.integers(0, 60), min_size=1, max_size=8).filter(any)
+
+
+@pytest.fixture(scope="module")
+def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Dataset]:
+    path = tmp_path_factory.mktemp("mixture")
+    for seed, (name, count) in enumerate(SIZES.items()):
+        write_jsonl(path / f"{name}.jsonl", make_texts(count, seed=seed, words=20))
+        tokenmill.prepare(str(path / f"{name}.jsonl"), path / name, tokenizer="byte", unit_bytes=1500, workers=1)
+    return {name: tokenmill.open(path / name) for name in SIZES}
+
+
+def mix(datasets: dict[str, Dataset], weights: dict[str, float] | None = None, **options: Any) -> Mixture:
+    weights = weights or {"web": 0.5, "code": 0.3, "books": 0.2}
+    return Mixture({name: (datasets[name], weight) for name, weight in weights.items()}, **options)
+
+
+def samples(loader: DataLoader, steps: int) -> list[tuple[int, int]]:
+    """Part and number of each sample of so many steps."""
+    found = []
+    for batch in itertools.islice(iter(loader), steps):
+        found += list(zip(batch["part"].tolist(), batch["sample_index"].tolist(), strict=True))
+    return found
+
+
+def open_samples(mixture: Mixture, steps: int, batch_size: int = 1, **options: Any) -> list[tuple[int, int]]:
+    loader = DataLoader(mixture, 40, batch_size, fields=("part", "sample_index"), prefetch=0, **options)
+    return samples(loader, steps)
+
+
+def spread(parts: Any, part: int, share: Fraction) -> Fraction:
+    """How far the number of places of a part is from its share at worst, over all windows."""
+    ahead = [Fraction(0)]
+    for found in parts:
+        ahead.append(ahead[-1] + (found == part) - share)
+    return max(ahead) - min(ahead)
+
+
+@given(shares_lists)
+@settings(max_examples=200, deadline=None)
+def test_every_window_of_a_turn_has_its_shares(shares: list[int]) -> None:
+    turn = make_schedule(shares)
+    parts = [*turn.parts.tolist()] * 2
+    for part, share in enumerate(shares):
+        assert turn.parts.tolist().count(part) == share
+        assert spread(parts, part, Fraction(share, sum(shares))) < 2
+        counts = np.cumsum(turn.parts == part)
+        exact = np.arange(1, len(counts) + 1) * share
+        assert (np.abs(counts * sum(shares) - exact) < sum(shares)).all()  # from the start on, by less than 1
+
+
+@given(shares_lists, st.integers(0, 10**12))
+@settings(max_examples=100, deadline=None)
+def test_any_place_of_a_turn_is_found_without_those_before(shares: list[int], start: int) -> None:
+    turn = make_schedule(shares)
+    begin = start % sum(shares)
+    walked = list(itertools.islice(itertools.cycle(turn.parts.tolist()), begin, begin + 100))
+    parts, before = turn.at(start + np.arange(100))
+    assert parts.tolist() == walked
+    for place, part, number in zip(range(start, start + 100), parts.tolist(), before.tolist(), strict=True):
+        assert turn.count(part, place) == number
+        assert turn.count(part, place + 1) == number + 1
+        assert turn.find(part, number) == place
+
+
+@pytest.mark.parametrize(
+    ("weights", "shares"),
+    [
+        ((0.7, 0.3), (7, 3)),
+        ((0.1, 0.2, 0.3), (1, 2, 3)),
+        ((1, 1, 1), (1, 1, 1)),
+        ((2, 0, 4), (1, 0, 2)),
+        ((0.333, 0.667), (333, 667)),
+        ((5,), (1,)),
+        ((1e-3, 1), (1, 1000)),
+    ],
+)
+def test_weights_are_taken_as_they_are_written(weights: tuple[float, ...], shares: tuple[int, ...]) -> None:
+    assert to_shares(weights) == shares
+
+
+@given(st.lists(st.floats(0, 1e6).filter(lambda weight: weight == 0 or weight > 1e-6), min_size=1, max_size=10))
+@settings(max_examples=200, deadline=None)
+def test_weights_of_any_kind_are_within_a_part_of_the_longest_turn(weights: list[float]) -> None:
+    if not any(weights):
+        return
+    shares = to_shares(weights)
+    assert sum(shares) <= MAX_SCHEDULE
+    for share, weight in zip(shares, weights, strict=True):
+        exact = Fraction(str(weight)) / sum(Fraction(str(w)) for w in weights)
+        assert abs(Fraction(share, sum(shares)) - exact) < Fraction(1, MAX_SCHEDULE)
+
+
+@pytest.mark.parametrize(
+    "weights",
+    [
+        {"web": 0.7, "code": 0.3},
+        {"web": 0.5, "code": 0.3, "books": 0.2},
+        {"web": 97, "code": 2, "books": 1},
+        {"web": 0.123456789, "code": 0.2, "books": 0.3},
+    ],
+)
+def test_every_window_of_the_stream_has_its_proportions(
+    datasets: dict[str, Dataset], weights: dict[str, float]
+) -> None:
+    found = open_samples(mix(datasets, weights), 1500)
+    for part, weight in enumerate(weights.values()):
+        share = Fraction(str(weight)) / sum(Fraction(str(w)) for w in weights.values())
+        assert spread([part for part, _ in found], part, share) < 2 + Fraction(1500, MAX_SCHEDULE)
+
+
+def test_the_proportions_hold_far_out_in_the_stream(datasets: dict[str, Dataset]) -> None:
+    loader = DataLoader(mix(datasets), 40, 1)
+    start = 10**14 + 7
+    parts = loader.stream.locate(np.arange(start, start + 2000))[:, 0].tolist()
+    for part, share in enumerate((Fraction(5, 10), Fraction(3, 10), Fraction(2, 10))):
+        assert spread(parts, part, share) < 2
+
+
+def test_no_sample_of_a_part_comes_twice_within_its_epoch(datasets: dict[str, Dataset]) -> None:
+    loader = DataLoader(mix(datasets), 40, 1, fields=("part", "sample_index"), prefetch=0)
+    assert isinstance(loader.stream, MixtureStream)
+    found = samples(loader, 1500)
+    for part, stream in enumerate(loader.stream.streams):
+        mine = [number for owner, number in found if owner == part]
+        count = stream.num_samples
+        epochs = [mine[begin : begin + count] for begin in range(0, len(mine) - count + 1, count)]
+        assert epochs, "the stream is long enough for an epoch of every part"
+        for epoch in epochs:
+            assert sorted(epoch) == list(range(count))
+        for one, other in itertools.pairwise(epochs):
+            assert one != other
+
+
+@pytest.mark.parametrize("packing", ["concat", "best_fit", "padded"])
+def test_rows_are_those_of_the_parts(datasets: dict[str, Dataset], packing: Any) -> None:
+    """Each row of a mixture, with all its fields, is the row that the part's own stream has there."""
+    fields = ("positions", "document_ids", "cu_seqlens", "sample_index")
+    options: dict[str, Any] = {"packing": packing, "prefetch": 0, "mask_borders": True}
+    loader = DataLoader(mix(datasets), 40, 7, fields=("part", *fields), **options)
+    single = [
+        {
+            int(number): {
+                "cu_seqlens": batch["cu_seqlens"].tolist(),
+                **{name: batch[name][0].tolist() for name in ("input_ids", "labels", "positions", "document_ids")},
+            }
+            for batch in DataLoader(dataset, 40, 1, fields=fields, epochs=1, **options)
+            for number in batch["sample_index"]
+        }
+        for dataset in datasets.values()
+    ]
+    masked = 0
+    for batch in itertools.islice(iter(loader), 60):
+        edges = [0]
+        for row, (part, number) in enumerate(zip(batch["part"], batch["sample_index"], strict=True)):
+            expected = single[int(part)][int(number)]
+            for name in ("input_ids", "labels", "positions", "document_ids"):
+                assert batch[name][row].tolist() == expected[name]
+            edges += [40 * row + edge for edge in expected["cu_seqlens"][1:]]
+        assert batch["cu_seqlens"].tolist() == edges
+        assert batch["cu_seqlens"].dtype == np.int32
+        assert batch["part"].dtype == np.int8
+        masked += int((batch["labels"] == IGNORED).sum())
+    assert masked
+
+
+def test_parts_of_the_same_dataset_have_orders_of_their_own(datasets: dict[str, Dataset]) -> None:
+    mixture = Mixture({"one": (datasets["code"], 1), "other": (datasets["code"], 1)})
+    found = open_samples(mixture, 60)
+    one, other = ([number for part, number in found if part == wanted] for wanted in (0, 1))
+    assert one != other
+
+
+@pytest.mark.parametrize("order", ["sequential", "shuffled", "random"])
+def test_every_order_has_its_seed(datasets: dict[str, Dataset], order: Any) -> None:
+    one, same, other = (open_samples(mix(datasets), 50, order=order, seed=seed) for seed in (1, 1, 2))
+    assert one == same
+    assert (one == other) == (order == "sequential")
+
+
+def global_stream(mixture: Mixture, history: list[tuple[int, int, int, int]], packing: Any) -> list[tuple[int, int]]:
+    """The samples of all ranks, over runs of (ranks, batch size, steps, prefetch), each resumed from the one before."""
+    stream: list[tuple[int, int]] = []
+    state: dict[str, Any] | None = None
+    for ranks, batch_size, steps, prefetch in history:
+        parts = []
+        for rank in range(ranks):
+            loader = DataLoader(
+                mixture, 40, batch_size, rank=rank, world_size=ranks, packing=packing,
+                fields=("part", "sample_index"), prefetch=prefetch,
+            )  # fmt: skip
+            if state is not None:
+                loader.load_state_dict(state)
+            parts.append(samples(loader, steps))
+        state = json.loads(json.dumps(loader.state_dict()))
+        for step in range(steps):
+            for part in parts:
+                stream += part[step * batch_size : (step + 1) * batch_size]
+    return stream
+
+
+@pytest.mark.parametrize("packing", ["concat", "best_fit"])
+def test_two_hundred_histories_of_ranks_and_batch_sizes_are_one_stream(
+    datasets: dict[str, Dataset], packing: Any
+) -> None:
+    chance = random.Random(11)
+    mixture = mix(datasets, changes={100: {"web": 1, "code": 0, "books": 3}, 250: {"web": 1, "code": 1, "books": 0}})
+    whole = global_stream(mixture, [(1, 1, 500, 0)], packing)
+    for _ in range(200):
+        history = [
+            (chance.randint(1, 4), chance.randint(1, 6), chance.randint(0, 5), chance.choice([0, 0, 0, 1, 3]))
+            for _ in range(chance.randint(1, 4))
+        ]
+        stream = global_stream(mixture, history, packing)
+        assert stream == whole[: len(stream)], history
+
+
+def test_weights_change_at_the_sample_that_is_named(datasets: dict[str, Dataset]) -> None:
+    changes = {101: {"web": 0, "code": 1, "books": 0}, 333: {"web": 1, "code": 1, "books": 2}}
+    found = open_samples(mix(datasets, changes=changes), 700)
+    plain = open_samples(mix(datasets), 700)
+    assert found[:101] == plain[:101]
+    assert {part for part, _ in found[101:333]} == {1}
+    for part, share in enumerate((Fraction(1, 4), Fraction(1, 4), Fraction(1, 2))):
+        assert spread([part for part, _ in found[333:]], part, share) < 2
+
+
+def test_a_part_goes_on_where_it_was_when_weights_change(datasets: dict[str, Dataset]) -> None:
+    changed = open_samples(mix(datasets, changes={101: {"web": 3, "code": 2, "books": 1}}), 600)
+    plain = open_samples(mix(datasets), 600)
+    for part in range(3):
+        one, other = ([number for owner, number in found if owner == part] for found in (changed, plain))
+        assert all(a == b for a, b in zip(one, other, strict=False))
+
+
+def test_an_epoch_has_as_many_samples_as_all_parts_together(datasets: dict[str, Dataset]) -> None:
+    loader = DataLoader(mix(datasets), 40, 3, epochs=1, drop_last=False, fields=("part",))
+    alone = [DataLoader(dataset, 40, 3).num_samples for dataset in datasets.values()]
+    assert loader.num_samples == sum(alone) == sum(len(batch["part"]) for batch in loader)
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_a_part_that_is_used_up_ends_the_stream_at_the_exact_step(
+    datasets: dict[str, Dataset], prefetch: int, world_size: int
+) -> None:
+    mixture = mix(datasets, {"web": 0.5, "books": 0.5}, max_repeats={"books": 2})
+    books = DataLoader(datasets["books"], 40, 1).num_samples
+    for rank in range(world_size):
+        loader = DataLoader(
+            mixture, 40, 4, rank=rank, world_size=world_size, fields=("part",), prefetch=prefetch
+        )  # fmt: skip
+        assert isinstance(loader.stream, MixtureStream)
+        assert loader.stream.limit in (4 * books, 4 * books + 1)
+        steps = 0
+        with pytest.raises(RecipeError, match=f"part 'books', of weight 0.5 and {books} samples, is used up"):
+            for _ in loader:
+                steps += 1
+        assert steps == loader.stream.limit // (4 * world_size)
+
+
+def test_a_limit_is_the_first_place_where_a_part_would_come_too_often(datasets: dict[str, Dataset]) -> None:
+    changes = {50: {"web": 1, "code": 5, "books": 0}, 120: {"web": 1, "code": 1, "books": 3}}
+    for repeats in (1, 2):
+        stream = DataLoader(mix(datasets, changes=changes, max_repeats=repeats), 40, 1).stream
+        free = DataLoader(mix(datasets, changes=changes), 40, 1).stream
+        assert isinstance(stream, MixtureStream) and stream.limit is not None
+        assert isinstance(free, MixtureStream) and free.limit is None
+        parts = free.locate(np.arange(stream.limit + 1))[:, 0]
+        allowed = np.array([repeats * part.num_samples for part in stream.streams])
+        assert (np.bincount(parts[:-1], minlength=3) <= allowed).all()
+        assert np.bincount(parts, minlength=3)[parts[-1]] == allowed[parts[-1]] + 1
+        assert (stream.locate(np.arange(stream.limit)) == free.locate(np.arange(stream.limit))).all()
+        with pytest.raises(RecipeError, match=f"at sample {stream.limit} of the mixture"):
+            stream.locate(np.array([stream.limit]))
+
+
+def test_a_part_that_gets_no_more_weight_is_never_used_up(datasets: dict[str, Dataset]) -> None:
+    mixture = mix(
+        datasets, changes={20: {"web": 1, "code": 1, "books": 0}}, max_repeats={"books": 1}
+    )  # fmt: skip
+    stream = DataLoader(mixture, 40, 1).stream
+    assert isinstance(stream, MixtureStream) and stream.limit is None
+
+
+def test_epochs_that_a_part_does_not_last_for_are_refused_at_once(datasets: dict[str, Dataset]) -> None:
+    mixture = mix(datasets, {"web": 0.2, "books": 0.8}, max_repeats=1)
+    with pytest.raises(RecipeError, match="part 'books'"):
+        DataLoader(mixture, 40, 4, epochs=1)
+    assert next(iter(DataLoader(mixture, 40, 4)))["input_ids"].shape == (4, 40)
+
+
+@pytest.mark.parametrize(
+    ("weights", "told"),
+    [
+        ({"web": -0.1, "code": 1}, "the weight of part 'web' is -0.1"),
+        ({"web": float("nan"), "code": 1}, "the weight of part 'web' is nan"),
+        ({"web": float("inf"), "code": 1}, "the weight of part 'web' is inf"),
+        ({"web": "much", "code": 1}, "the weight of part 'web' is 'much'"),
+        ({"web": True, "code": 1}, "the weight of part 'web' is True"),
+        ({"web": 0, "code": 0}, "no part has any weight"),
+        ({"web": 1e-9, "code": 1}, "part 'web' has weight 1e-09 of"),
+    ],
+)
+def test_bad_weights_are_refused(datasets: dict[str, Dataset], weights: dict[str, Any], told: str) -> None:
+    with pytest.raises(RecipeError, match=told):
+        mix(datasets, weights)
+    with pytest.raises(RecipeError, match=told):
+        mix(datasets, {"web": 1, "code": 1}, changes={10: weights})
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"changes": {0: {"web": 1, "code": 1, "books": 1}}}, "a key of changes is 0"),
+        ({"changes": {1.5: {"web": 1, "code": 1, "books": 1}}}, "a key of changes is 1.5"),
+        ({"changes": {9: {"web": 1}}}, "weights for web, but the parts are books, code, web"),
+        ({"max_repeats": 0}, "max_repeats of part 'web' is 0"),
+        ({"max_repeats": {"web": 1.5}}, "max_repeats of part 'web' is 1.5"),
+        ({"max_repeats": {"poems": 1}}, "max_repeats of poems"),
+    ],
+)
+def test_what_makes_no_sense_is_refused(datasets: dict[str, Dataset], options: dict[str, Any], told: str) -> None:
+    with pytest.raises(RecipeError, match=told):
+        mix(datasets, **options)
+
+
+def test_a_mixture_of_nothing_is_refused() -> None:
+    with pytest.raises(RecipeError, match="a mixture of 0 parts"):
+        Mixture({})
+
+
+def test_a_part_without_a_weight_is_refused() -> None:
+    with pytest.raises(RecipeError, match="part 'web' is 'data/web'"):
+        Mixture({"web": "data/web"})  # type: ignore[dict-item]  # that is the point
+
+
+def test_parts_must_have_the_same_tokenizer(datasets: dict[str, Dataset], tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", make_texts(20, seed=1))
+    tokenmill.prepare(str(tmp_path / "a.jsonl"), tmp_path / "char", tokenizer="char", workers=1)
+    with pytest.raises(RecipeError, match=r"part 'web' has tokenizer byte .* part 'odd' char"):
+        Mixture({"web": (datasets["web"], 1), "odd": (tmp_path / "char", 1)})
+
+
+def test_paths_do_as_well_as_datasets(datasets: dict[str, Dataset]) -> None:
+    paths = Mixture({name: (dataset.path, 1) for name, dataset in datasets.items()})
+    opened = Mixture({name: (dataset, 1) for name, dataset in datasets.items()})
+    assert open_samples(paths, 50) == open_samples(opened, 50)
+
+
+@pytest.mark.parametrize(
+    ("other", "told"),
+    [
+        ({"weights": {"web": 0.5, "code": 0.2, "books": 0.3}}, r"shares: the state has \[\[0, \[5, 2, 3\]\]\]"),
+        ({"weights": {"books": 0.2, "code": 0.3, "web": 0.5}}, "parts: the state has"),
+        ({"weights": {"web": 0.5, "code": 0.5}}, "parts: the state has"),
+        ({"changes": {9: {"web": 1, "code": 1, "books": 1}}}, r"\[9, \[1, 1, 1\]\]"),
+    ],
+)
+def test_a_state_of_another_mixture_is_refused(datasets: dict[str, Dataset], other: dict[str, Any], told: str) -> None:
+    state = DataLoader(mix(datasets, **other), 40, 4).state_dict()
+    with pytest.raises(StateError, match=told):
+        DataLoader(mix(datasets), 40, 4).load_state_dict(state)
+
+
+def test_weights_in_the_same_proportion_are_the_same_stream(datasets: dict[str, Dataset]) -> None:
+    state = DataLoader(mix(datasets, {"web": 5, "code": 3, "books": 2}), 40, 4).state_dict()
+    DataLoader(mix(datasets), 40, 4).load_state_dict(state)
+
+
+def test_ids_of_a_mixture_may_stay_as_they_are_stored(datasets: dict[str, Dataset]) -> None:
+    for batch in itertools.islice(iter(DataLoader(mix(datasets), 40, 3, dtype=None)), 5):
+        assert batch["input_ids"].dtype == np.uint16

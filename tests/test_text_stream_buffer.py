@@ -1,0 +1,55 @@
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tokenmill.text_stream import TokenBuffer
+
+LENGTHS = st.lists(st.integers(1, 9), max_size=6)
+
+
+def nothing(first_token: int = 0, first_document: int = 0) -> TokenBuffer:
+    return TokenBuffer(
+        eot="none",
+        eot_id=None,
+        tokens=np.zeros(0, np.uint16),
+        first_token=first_token,
+        starts=np.zeros(0, np.int64),
+        first_document=first_document,
+    )
+
+
+def part(begin: int, lengths: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    """Documents whose tokens are their own numbers in the split."""
+    return np.arange(begin, begin + sum(lengths), dtype=np.uint16), np.array(lengths, np.int64)
+
+
+@settings(deadline=None, database=None)
+@given(st.integers(0, 50), st.lists(st.tuples(LENGTHS, st.integers(0, 40)), max_size=6))
+def test_whatever_comes_and_goes_tokens_and_documents_keep_their_numbers(
+    first: int, history: list[tuple[list[int], int]]
+) -> None:
+    held, begin, owners = nothing(first, 7), first, []
+    for lengths, gone in history:
+        held = held.extend([part(held.end, lengths)])
+        for length in lengths:
+            owners += [owners[-1] + 1 if owners else 7] * length
+        begin = min(held.end, max(begin, first + gone))
+        held = held.since(first + gone)
+        numbers = np.arange(begin, held.end)
+        assert (held.first_token, held.end) == (begin, first + len(owners))
+        assert held.tokens.tolist() == numbers.tolist()
+        assert held.document_at(numbers).tolist() == owners[begin - first :]
+        if len(numbers):
+            documents = np.unique(held.document_at(numbers))
+            assert held.document_starts(documents).tolist() == [first + owners.index(one) for one in documents.tolist()]
+
+
+def test_rows_begin_at_any_token_that_is_held() -> None:
+    held = nothing(100).extend([part(100, [5, 9]), part(114, [6])]).since(103)
+    assert held.gather(np.array([103, 110, 115]), 5).tolist() == [
+        [103, 104, 105, 106, 107],
+        [110, 111, 112, 113, 114],
+        [115, 116, 117, 118, 119],
+    ]

@@ -1,0 +1,468 @@
+"""The engine gives exactly the ids of each tokenizer's own implementation."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import tempfile
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from itertools import chain
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pytest
+import sentencepiece
+import tiktoken
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from tiktoken_ext import openai_public
+
+import tokenizers
+import tokenmill
+from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
+from tokenmill.errors import TokenizerError
+from tokenmill.tokenizers.base import Engine
+from tokenmill.tokenizers.engine import native_errors, open_engine
+from tokenmill.tokenizers.hard_texts import HARD_TEXTS
+from tokenmill.tokenizers.parity import PATTERNS, choose_engine, open_reference
+from tokenmill.tokenizers.spec import TokenizerSpec, char_spec, resolve
+
+PROPERTY = settings(max_examples=100, deadline=None, database=None)
+CORPUS = [f"The quick brown fox no. {i} jumps über the lazy dog, isn't it? {i * 37} déjà vu  ok" for i in range(300)]
+
+any_text = st.text(st.characters(codec="utf-8"), max_size=60)
+# Words, numbers, spaces and marks in which the cutting into words goes wrong if it can.
+tricky_text = st.lists(
+    st.sampled_from(
+        [
+            "The",
+            " quick",
+            "fox",
+            "isn't",
+            "IT'S",
+            "'ll",
+            "12345",
+            "1",
+            " ",
+            "  ",
+            "\n",
+            "\r\n",
+            "\t",
+            "\u00a0",
+            "é",
+            "e\u0301",
+            "漢字",
+            "😀",
+            "👩\u200d👩\u200d👧",
+            "!?",
+            "...",
+            "<|endoftext|>",
+            "</s>",
+            "<tool>",
+            "▁",
+            "ß",
+            "\u200b",
+            "\x00",
+            "ﬁ",
+            "½",
+            "Ⅷ",
+        ]
+    ),
+    max_size=12,
+).map("".join)
+texts = st.lists(any_text | tricky_text, min_size=1, max_size=4)
+
+
+def encode(engine: Engine, documents: list[str]) -> list[list[int]]:
+    """The ids of each document, encoded in one batch."""
+    found = engine.encode(pa.array(documents, pa.large_string()))
+    assert len(found.ids) == found.lengths.sum()
+    return [part.tolist() for part in np.split(found.ids, np.cumsum(found.lengths)[:-1])]
+
+
+def ranks_of(spec: TokenizerSpec) -> dict[bytes, int]:
+    return {base64.b64decode(token): int(rank) for token, rank in map(bytes.split, spec.content.splitlines())}
+
+
+@cache
+def gpt2() -> tuple[Engine, tiktoken.Encoding]:
+    spec = resolve("gpt2")
+    encoding = tiktoken.Encoding(
+        "gpt2",
+        pat_str=r"""'(?:[sdmt]|ll|ve|re)| ?\p{L}++| ?\p{N}++| ?[^\s\p{L}\p{N}]++|\s++$|\s+(?!\S)|\s""",
+        mergeable_ranks=ranks_of(spec),
+        special_tokens={"<|endoftext|>": 50256},
+    )
+    return open_engine(spec), encoding
+
+
+@given(documents=texts)
+@PROPERTY
+@example(documents=["", "hello world", "", " "])
+@example(documents=["<|endoftext|>", "a<|endoftext|>b"])
+@example(documents=["a" * 3000, " " * 500, "\n" * 500 + "x"])
+def test_gpt2_gives_the_ids_of_tiktoken(documents: list[str]) -> None:
+    engine, reference = gpt2()
+    assert encode(engine, documents) == [reference.encode_ordinary(document) for document in documents]
+
+
+@pytest.mark.parametrize("scheme", list(PATTERNS))
+@given(documents=texts)
+@settings(PROPERTY, max_examples=30)
+@example(documents=["the end\n\u00a0", "a\n \u3000 ", "\n\u00a0", "a\r\n\u2003\n", *HARD_TEXTS])
+def test_a_rank_file_gives_the_ids_of_tiktoken_under_every_scheme(scheme: str, documents: list[str]) -> None:
+    engine, reference = ranked(scheme)
+    assert encode(engine, documents) == [reference.encode_ordinary(document) for document in documents]
+
+
+def test_the_pattern_of_gpt4_is_the_one_that_tiktoken_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(openai_public, "load_tiktoken_bpe", lambda *_, **__: {})
+    assert PATTERNS["gpt4"] == openai_public.cl100k_base()["pat_str"]
+
+
+def test_only_texts_on_which_gigatoken_differs_from_llama3_are_for_its_reference() -> None:
+    spec = replace(resolve("gpt2"), name="ranks.tiktoken", scheme="llama3")
+    reference = open_reference(spec)[1]
+    documents = ["one", "the end\n\u00a0", "two\n", "", "\n\u3000\t", "three"]
+    expected = [reference(document) for document in documents]
+    assert encode(open_engine(spec), documents) != expected, "gigatoken is mended: no need for a mended engine"
+    assert encode(open_engine(replace(spec, engine="gigatoken+tiktoken")), documents) == expected
+    chosen, _, note = choose_engine(spec)
+    assert (chosen.engine, chosen.engine_version.split()[0]) == ("gigatoken+tiktoken", "gigatoken+tiktoken")
+    assert "encoded by tiktoken" in note
+
+
+def test_a_panic_while_a_text_is_encoded_is_a_typed_error() -> None:
+    class PanicException(BaseException):
+        """By this name, and with this base, Rust's panics come."""
+
+    with pytest.raises(TokenizerError, match="gigatoken cannot encode a text: index out of bounds") as caught:
+        with native_errors("gigatoken"):
+            raise PanicException("index out of bounds\nbacktrace")
+    assert caught.value.hint
+
+
+@cache
+def ranked(scheme: str) -> tuple[Engine, tiktoken.Encoding]:
+    spec = replace(resolve("gpt2"), name="ranks.tiktoken", scheme=scheme)
+    encoding = tiktoken.Encoding(scheme, pat_str=PATTERNS[scheme], mergeable_ranks=ranks_of(spec), special_tokens={})
+    return choose_engine(spec)[1], encoding
+
+
+@given(documents=texts)
+@PROPERTY
+def test_gpt2_decodes_to_the_text_that_it_encoded(documents: list[str]) -> None:
+    engine, _ = gpt2()
+    found = engine.encode(pa.array(documents, pa.large_string()))
+    assert engine.decode(found.ids) == "".join(documents)
+
+
+@given(documents=texts)
+@PROPERTY
+def test_bytes_are_their_own_ids(documents: list[str]) -> None:
+    engine = open_engine(resolve("byte"))
+    assert encode(engine, documents) == [list(document.encode()) for document in documents]
+    found = engine.encode(pa.array(documents, pa.large_string()))
+    assert engine.decode(found.ids) == "".join(documents)
+
+
+@given(documents=texts)
+@PROPERTY
+def test_characters_are_numbered_in_code_point_order(documents: list[str]) -> None:
+    spec = char_spec("".join(documents))
+    alphabet = sorted(set("".join(documents)))
+    engine = open_engine(spec)
+    assert encode(engine, documents) == [[alphabet.index(char) for char in document] for document in documents]
+    found = engine.encode(pa.array(documents, pa.large_string()))
+    assert engine.decode(found.ids) == "".join(documents)
+    assert (spec.vocab_size, spec.eot_id) == (len(alphabet) + 1, len(alphabet))
+
+
+def test_a_character_outside_of_the_alphabet_never_becomes_the_id_of_another() -> None:
+    spec = char_spec("abc")
+    found = open_engine(spec).encode(pa.array(["abcd"], pa.large_string()))
+    assert found.ids[:3].tolist() == [0, 1, 2]
+    assert found.ids[3] >= spec.vocab_size
+
+
+@pytest.mark.parametrize("kind", [pa.string(), pa.large_string()], ids=str)
+@pytest.mark.parametrize("name", ["gpt2", "byte", "char"])
+def test_slices_of_arrow_text_are_encoded_as_their_own_documents(name: str, kind: pa.DataType) -> None:
+    documents = ["first one", "", "zwölf", "漢字", "last"]
+    engine = open_engine(char_spec("".join(documents)) if name == "char" else resolve(name))
+    whole = pa.array(documents, kind)
+    for start in range(len(documents)):
+        for stop in range(start, len(documents) + 1):
+            found = engine.encode(whole[start:stop])
+            expected = engine.encode(pa.array(documents[start:stop], kind))
+            assert found.ids.tolist() == expected.ids.tolist()
+            assert found.lengths.tolist() == expected.lengths.tolist()
+
+
+@pytest.mark.parametrize("name", ["gpt2", "byte", "char"])
+def test_no_documents_and_empty_documents_have_no_ids(name: str) -> None:
+    engine = open_engine(char_spec("a") if name == "char" else resolve(name))
+    for documents in ([], ["", ""]):
+        found = engine.encode(pa.array(documents, pa.large_string()))
+        assert (found.ids.tolist(), found.lengths.tolist()) == ([], [0] * len(documents))
+
+
+STYLES = {
+    "gpt2": pre_tokenizers.ByteLevel(add_prefix_space=False),
+    "llama3": pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(tokenizers.Regex(PATTERNS["llama3"]), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    ),
+}
+
+
+@cache
+def byte_level(style: str) -> tokenizers.Tokenizer:
+    """A byte-pair tokenizer with special tokens, and others that are added and not special."""
+    found = tokenizers.Tokenizer(models.BPE())
+    found.pre_tokenizer = STYLES[style]
+    found.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=600,
+        special_tokens=["<|endoftext|>", "<pad>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    found.train_from_iterator(CORPUS, trainer)
+    found.add_tokens([AddedToken("<tool>", normalized=False), AddedToken("</tool>", normalized=False)])
+    found.add_special_tokens([AddedToken("<|im_end|>", special=True)])
+    found.post_processor = processors.TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", found.token_to_id("<|endoftext|>"))]
+    )
+    return found
+
+
+@cache
+def opened(style: str) -> tuple[TokenizerSpec, Engine, tokenizers.Tokenizer]:
+    reference = tokenizers.Tokenizer.from_str(byte_level(style).to_str())
+    reference.encode_special_tokens = True
+    with tempfile.TemporaryDirectory() as folder:
+        byte_level(style).save(f"{folder}/tokenizer.json")
+        spec, engine, note = choose_engine(resolve(folder))
+    assert (spec.engine, note) == ("gigatoken", "")
+    return spec, engine, reference
+
+
+@pytest.mark.parametrize("style", list(STYLES))
+@given(documents=texts)
+@settings(PROPERTY, max_examples=60)
+@example(documents=["<tool>call</tool>", "a <tool> b", "<tool", "<|endoftext|> <pad><|im_end|>", "<tool><|im_end|>"])
+def test_a_byte_level_tokenizer_gives_the_ids_of_tokenizers(style: str, documents: list[str]) -> None:
+    _, engine, reference = opened(style)
+    expected = [reference.encode(document, add_special_tokens=False).ids for document in documents]
+    assert encode(engine, documents) == expected
+
+
+def test_an_added_token_that_is_not_special_is_one_id_and_a_special_one_is_text() -> None:
+    spec, engine, reference = opened("gpt2")
+    (tool, name) = encode(engine, ["<tool>", "<|endoftext|>"])
+    assert tool == [reference.token_to_id("<tool>")]
+    assert len(name) > 1
+    assert spec.eot_id == reference.token_to_id("<|endoftext|>")
+    assert spec.vocab_size == reference.get_vocab_size(with_added_tokens=True)
+
+
+@given(documents=texts)
+@PROPERTY
+@example(documents=["<|endoftext|><pad><|im_end|>" * 3, "x <|im_end|>\n<|im_end|> y"])
+def test_no_text_gives_the_id_of_a_special_token(documents: list[str]) -> None:
+    _, engine, reference = opened("gpt2")
+    special = {reference.token_to_id(name) for name in ("<|endoftext|>", "<pad>", "<|im_end|>")}
+    assert not special & set(chain.from_iterable(encode(engine, documents)))
+
+
+@given(documents=texts)
+@settings(PROPERTY, max_examples=50)
+def test_a_forced_tokenizers_engine_gives_the_ids_of_gigatoken(documents: list[str]) -> None:
+    spec, engine, _ = opened("gpt2")
+    assert encode(open_engine(replace(spec, engine="tokenizers")), documents) == encode(engine, documents)
+
+
+def word_piece() -> tokenizers.Tokenizer:
+    found = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]"))
+    found.normalizer = normalizers.BertNormalizer(lowercase=True)
+    found.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    found.train_from_iterator(
+        CORPUS,
+        trainers.WordPieceTrainer(
+            vocab_size=300, special_tokens=["[UNK]", "[CLS]", "[SEP]", "[PAD]", "[MASK]"], show_progress=False
+        ),
+    )
+    found.enable_padding(length=64)
+    found.enable_truncation(max_length=8)
+    return found
+
+
+def unigram() -> tokenizers.Tokenizer:
+    found = tokenizers.Tokenizer(models.Unigram())
+    found.pre_tokenizer = pre_tokenizers.Metaspace()
+    found.train_from_iterator(
+        CORPUS,
+        trainers.UnigramTrainer(
+            vocab_size=300, special_tokens=["<unk>", "</s>", "<pad>"], unk_token="<unk>", show_progress=False
+        ),
+    )
+    return found
+
+
+@pytest.mark.parametrize("train", [word_piece, unigram])
+def test_models_that_gigatoken_does_not_know_fall_back_to_tokenizers_and_say_so(
+    tmp_path: Path, train: Callable[[], tokenizers.Tokenizer]
+) -> None:
+    reference = train()
+    reference.save(str(tmp_path / "tokenizer.json"))
+    reference.no_padding()
+    reference.no_truncation()
+    spec, engine, note = choose_engine(resolve(str(tmp_path / "tokenizer.json")))
+    assert spec.engine == "tokenizers"
+    assert spec.engine_version == f"tokenizers {tokenizers.__version__}"
+    assert "gigatoken is not known to do" in note
+    assert "slower" in note
+    documents = [*CORPUS[:20], "", "unbekannt 漢字", "The quick brown fox " * 50]
+    expected = [reference.encode(document, add_special_tokens=False).ids for document in documents]
+    assert encode(engine, documents) == expected
+
+
+@pytest.mark.parametrize(("train", "names"), [(word_piece, ["[SEP]", "[CLS]", "[MASK]"]), (unigram, ["</s>", "<pad>"])])
+def test_special_strings_are_text_for_the_fallback_too(
+    tmp_path: Path, train: Callable[[], tokenizers.Tokenizer], names: list[str]
+) -> None:
+    reference = train()
+    reference.save(str(tmp_path / "tokenizer.json"))
+    _, engine, _ = choose_engine(resolve(str(tmp_path / "tokenizer.json")))
+    special = {reference.token_to_id(name) for name in names}
+    for name in names:
+        (ids,) = encode(engine, [f"a{name} {name} b"])
+        assert not special & set(ids), name
+
+
+@cache
+def sentencepiece_model(kind: str, byte_fallback: bool, options: tuple[tuple[str, object], ...] = ()) -> bytes:
+    model = io.BytesIO()
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(CORPUS),
+        model_writer=model,
+        model_type=kind,
+        vocab_size=400,
+        byte_fallback=byte_fallback,
+        hard_vocab_limit=False,
+        minloglevel=2,
+        **dict(options),
+    )
+    return model.getvalue()
+
+
+Options = tuple[tuple[str, object], ...]
+MODELS: dict[str, tuple[str, bool, Options]] = {
+    "bpe": ("bpe", True, ()),
+    "llama": ("bpe", True, (("normalization_rule_name", "identity"), ("remove_extra_whitespaces", False))),
+    "bpe-identity": ("bpe", False, (("normalization_rule_name", "identity"),)),
+    "bpe-no-prefix": ("bpe", True, (("add_dummy_prefix", False),)),
+    "bpe-user-defined": ("bpe", True, (("user_defined_symbols", "<tool>"),)),
+    "unigram": ("unigram", False, ()),
+    "unigram-bytes": ("unigram", True, ()),
+    "unigram-spaces": ("unigram", False, (("remove_extra_whitespaces", False),)),
+    "unigram-across-words": ("unigram", False, (("split_by_whitespace", False),)),
+    "unigram-suffix": ("unigram", False, (("treat_whitespace_as_suffix", True),)),
+    "word": ("word", False, (("use_all_vocab", True),)),
+    "char": ("char", False, ()),
+}
+
+
+@cache
+def opened_sentencepiece(name: str) -> tuple[TokenizerSpec, Engine, sentencepiece.SentencePieceProcessor]:
+    model = sentencepiece_model(*MODELS[name])
+    with tempfile.TemporaryDirectory() as folder:
+        Path(folder, "tokenizer.model").write_bytes(model)
+        spec, engine, _ = choose_engine(resolve(folder))
+    return spec, engine, sentencepiece.SentencePieceProcessor(model_proto=model)
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+@given(documents=st.lists(tricky_text | any_text, min_size=1, max_size=3))
+@settings(PROPERTY, max_examples=40)
+@example(documents=["The quick brown fox", " leading", "trailing ", "two  spaces", "", " ", "a\nb\tc"])
+@example(documents=["\x85", "a\x85", "\u2028x\u2028", "\x1c"])
+@example(documents=["201220111", "a<tool>b <tool>", *HARD_TEXTS])
+@example(documents=["日本語 😀", "ﬁ ½", "\u00a0nbsp\u3000wide", "zero\u200bwidth", "▁x ▁", "x" * 50])
+def test_a_sentencepiece_model_gives_the_ids_of_sentencepiece(name: str, documents: list[str]) -> None:
+    _, engine, reference = opened_sentencepiece(name)
+    assert encode(engine, documents) == reference.encode(documents)
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+@pytest.mark.parametrize("text", ["</s>", "a</s> </s> b", "<s>x", "<unk>", "<0x41>"])
+def test_names_of_control_pieces_are_text_as_they_are_for_sentencepiece(name: str, text: str) -> None:
+    _, engine, reference = opened_sentencepiece(name)
+    assert encode(engine, [text]) == [reference.encode(text)]
+
+
+@pytest.mark.parametrize("name", list(MODELS))
+def test_a_sentencepiece_model_knows_its_size_and_its_end_of_text(name: str) -> None:
+    spec, _, reference = opened_sentencepiece(name)
+    assert (spec.vocab_size, spec.eot_id) == (reference.vocab_size(), reference.eos_id())
+
+
+def test_a_sentencepiece_model_is_encoded_by_sentencepiece_and_a_note_says_so(tmp_path: Path) -> None:
+    (tmp_path / "x.model").write_bytes(sentencepiece_model(*MODELS["bpe"]))
+    spec, _, note = choose_engine(resolve(str(tmp_path / "x.model")))
+    assert (spec.kind, spec.engine, spec.file_name) == ("sentencepiece", "sentencepiece", "tokenizer.model")
+    assert "encoded by sentencepiece itself" in note
+    assert open_reference(spec)[0] == "sentencepiece"
+
+
+def test_a_dataset_of_a_model_has_the_ids_of_sentencepiece_document_by_document(tmp_path: Path) -> None:
+    model = sentencepiece_model(*MODELS["unigram-spaces"])
+    (tmp_path / "x.model").write_bytes(model)
+    documents = [text for text in HARD_TEXTS if text]
+    lines = "".join(json.dumps({"text": text}) + "\n" for text in documents)
+    (tmp_path / "a.jsonl").write_text(lines)
+    notes: list[str] = []
+    tokenmill.prepare(
+        str(tmp_path / "a.jsonl"),
+        tmp_path / "out",
+        tokenizer=str(tmp_path / "x.model"),
+        workers=1,
+        watch=lambda event: notes.append(str(event.get("message"))),
+    )
+    found = tokenmill.open(tmp_path / "out")["train"]
+    reference = sentencepiece.SentencePieceProcessor(model_proto=model)
+    expected = [[*reference.encode(text), reference.eos_id()] for text in documents]
+    expected = [ids for ids in expected if len(ids) > 1]
+    assert [found.document(number).tolist() for number in range(found.num_documents)] == expected
+    assert (tmp_path / "out" / "tokenizer.model").read_bytes() == model
+    assert any("MB/s" in note for note in notes)
+    assert tokenmill.verify(tmp_path / "out", source="all").ok
+
+
+def added(**flags: bool) -> bytes:
+    """A byte-level tokenizer.json with one more token, which has these flags."""
+    parsed = json.loads(byte_level("gpt2").to_str())
+    parsed["normalizer"] = {"type": "NFC"}
+    token = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False, **flags}
+    number = max(token["id"] for token in parsed["added_tokens"]) + 1  # behind a special token that has none else
+    parsed["added_tokens"].append({"id": number, "content": "zeta", **token})
+    return json.dumps(parsed).encode()
+
+
+@pytest.mark.parametrize("flag", ["single_word", "lstrip", "rstrip", "normalized"])
+def test_flags_of_added_tokens_that_gigatoken_does_not_know_are_for_tokenizers(tmp_path: Path, flag: str) -> None:
+    (tmp_path / "tokenizer.json").write_bytes(added(**{flag: True}))
+    spec, engine, note = choose_engine(resolve(str(tmp_path)))
+    assert spec.engine == "tokenizers"
+    assert f"flag {flag} of the added token 'zeta'" in note
+    reference = tokenizers.Tokenizer.from_str(added(**{flag: True}).decode())
+    assert reference.token_to_id("zeta") in encode(engine, [" zeta "])[0]
+    documents = ["zetas azeta zeta", "  zeta  ", "a zeta\n"]
+    assert encode(engine, documents) == [reference.encode(text, add_special_tokens=False).ids for text in documents]
