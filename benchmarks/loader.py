@@ -229,7 +229,7 @@ def measure_all(dataset: tokenmill.Dataset, work: Path, options: argparse.Namesp
     split = dataset["train"]
     flat, dtype = work / "flat.bin", split.dtype
     split.tokens(0, split.num_tokens).tofile(flat)
-    read_afresh([flat, *(Path(split.shard_place(number)[0]) for number in range(len(split.token_ends)))])
+    read_afresh([flat, *(Path(split.shard_location(number)[0]) for number in range(len(split.token_ends)))])
     contenders: dict[str, Batches] = {
         "ours, prefetch 0": ours(dataset, prefetch=0),
         "ours, prefetch 2": ours(dataset, prefetch=2),

@@ -1,9 +1,9 @@
 """The order of samples: a pure function, so that nothing has to be built, stored or agreed upon.
 
-    position in the stream  ->  epoch, place in it  ->  keyed permutation  ->  sample
+    position in the stream  ->  epoch, position in it  ->  keyed permutation  ->  sample
 
-The permutation is a Feistel network over the next power of two, walked until it falls among the
-samples. It takes a few bytes, whatever the number of samples is, and every rank computes it alone.
+The permutation is a Feistel network over the next power of two, applied repeatedly until the result is below the
+number of samples (cycle walking). It needs a few bytes for any number of samples, and every rank computes it alone.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ Numbers = npt.NDArray[np.int64]
 Mixed = npt.NDArray[np.uint64]
 Round = Callable[[Numbers], Numbers]
 
-# Halves of a few bits mix slowly.
+# Halves of only a few bits mix slowly, so they get more rounds.
 _ROUNDS, _ROUNDS_OF_FEW_BITS, _FEW_BITS = 6, 24, 12
 _FEW_VALUES = 1 << 12
 _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 
 
-def permute(places: npt.ArrayLike, count: int, key: bytes) -> Numbers:
-    """Where a keyed permutation of `range(count)` takes these places."""
-    found = np.asarray(places, np.int64)
+def permute(positions: npt.ArrayLike, count: int, key: bytes) -> Numbers:
+    """The images of these positions under a keyed permutation of `range(count)`."""
+    found = np.asarray(positions, np.int64)
     if count < 2:
         return found.copy()
     bits = (count - 1).bit_length()
@@ -38,15 +38,15 @@ def permute(places: npt.ArrayLike, count: int, key: bytes) -> Numbers:
     found = _feistel(found, bits, rounds)
     outside = np.flatnonzero(found >= count)
     while len(outside):
-        # At most every second place leads out; from there on, the way leads back in at last.
+        # Less than half of all numbers are outside, and each cycle leads back inside.
         found[outside] = _feistel(found[outside], bits, rounds)
         outside = outside[found[outside] >= count]
     return found
 
 
-def draw(places: npt.ArrayLike, count: int, key: bytes) -> Numbers:
-    """A number below `count` for each place, drawn independently: some come twice, some never."""
-    mixed = _mix(_mix(np.asarray(places, np.uint64) ^ _keys(key, 1)[0]))
+def sample_with_replacement(positions: npt.ArrayLike, count: int, key: bytes) -> Numbers:
+    """A number below `count` for each position, chosen independently: some are repeated, some never chosen."""
+    mixed = _mix(_mix(np.asarray(positions, np.uint64) ^ _keys(key, 1)[0]))
     # The high half of a product spreads evenly over the range, where a remainder would not.
     high, low = mixed >> np.uint64(32), mixed & np.uint64(0xFFFFFFFF)
     n_high, n_low = np.uint64(count >> 32), np.uint64(count & 0xFFFFFFFF)
@@ -56,24 +56,24 @@ def draw(places: npt.ArrayLike, count: int, key: bytes) -> Numbers:
 
 
 def make_key(*parts: object) -> bytes:
-    """A key for `permute` and `draw`; other parts give an unrelated one."""
+    """A key for `permute` and `sample_with_replacement`; different parts give unrelated keys."""
     return hashlib.sha256("\0".join(map(repr, parts)).encode()).digest()
 
 
 def _feistel(numbers: Numbers, bits: int, rounds: Sequence[Round]) -> Numbers:
-    """A permutation of all numbers of so many bits. The halves may differ by a bit: each round swaps their sizes."""
+    """A permutation of all `bits`-bit numbers. If `bits` is odd, the halves differ by one bit and swap sizes."""
     low_bits = bits // 2
     left, right = numbers >> low_bits, numbers & ((1 << low_bits) - 1)
     for mixed in rounds:
         left, right = right, left ^ mixed(right)
-    # After an even number of rounds the halves have their first sizes again.
+    # After an even number of rounds the halves have their original sizes again.
     joined: Numbers = (left << low_bits) | right
     return joined
 
 
 @functools.lru_cache(maxsize=64)
 def _rounds(key: bytes, bits: int) -> tuple[Round, ...]:
-    """What each round makes of a half. Where a half has few values, to look them up is several times as quick."""
+    """The function that each round applies to a half. For small halves a lookup table is several times as fast."""
     sizes = (bits - bits // 2, bits // 2)
     rounds = []
     for i, round_key in enumerate(_keys(key, _ROUNDS if bits > _FEW_BITS else _ROUNDS_OF_FEW_BITS)):
@@ -89,7 +89,7 @@ def _mix_half(half: Numbers, *, key: np.uint64, mask: np.uint64) -> Numbers:
 
 
 def _mix(numbers: Mixed) -> Mixed:
-    """Every bit of the result depends on every bit of the number."""
+    """Mix a number so that every bit of the result depends on every bit of it (the finalizer of SplitMix64)."""
     mixed = (numbers ^ (numbers >> np.uint64(30))) * _MIX[0]
     mixed = (mixed ^ (mixed >> np.uint64(27))) * _MIX[1]
     result: Mixed = mixed ^ (mixed >> np.uint64(31))

@@ -153,8 +153,8 @@ def test_verify_finds_a_record_that_is_damaged_or_of_another_dataset(setup: Reso
 def test_the_ranks_of_a_node_share_its_part(setup: ResolvedBuild, tmp_path: Path) -> None:
     build(setup, 1, tmp_path / "out")
     dataset = library.open(tmp_path / "out")
-    assert dataset.on_node
-    assert library.Mixture({"web": (dataset, 1.0)}).on_node
+    assert dataset.is_node_part
+    assert library.Mixture({"web": (dataset, 1.0)}).is_node_part
     loaders = [
         library.DataLoader(
             dataset,

@@ -96,10 +96,10 @@ def test_bytes_that_are_appended_make_the_same_shard(tmp_path: Path) -> None:
     written = write(folder, "a", "uint16", [[[1, 2], [3]], [[4, 5, 6]]])
     assert written is not None
     writer = ShardWriter(folder.create, "b", "uint16")
-    writer.expect(np.array([2, 1], np.int32))
+    writer.add_lengths(np.array([2, 1], np.int32))
     writer.append(memoryview(np.array([1, 2, 3, 4], "<u2").tobytes()))
     writer.append(memoryview(np.array([5, 6], "<u2").tobytes()))
-    writer.expect(np.array([3], np.int32))
+    writer.add_lengths(np.array([3], np.int32))
     joined = writer.describe(folder.publish(writer.outputs()))
     assert (joined.bin, joined.idx, joined.tokens, joined.documents) == (written.bin, written.idx, 6, 3)
 

@@ -278,7 +278,7 @@ def test_a_split_whose_shards_do_not_sum_up_is_refused(what: str, split: str) ->
     def change(body: Body) -> None:
         body["splits"][split][what] += 1
 
-    assert_refused(sealed_after(change), match=f"{what} of a split do not sum up")
+    assert_refused(sealed_after(change), match=f"{what} of a split do not add up")
 
 
 @pytest.mark.parametrize("number", [7, 9])

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tokenmill.build import commit
-from tokenmill.dataset.provenance import TABLES_HELD, ProvenanceWriter
+from tokenmill.dataset.provenance import MAX_PENDING_TABLES, ProvenanceWriter
 from tokenmill.errors import DamagedPieceError, DiskFullError
 from tokenmill.storage.filesystem import LocalFileSystem
 from tokenmill.storage.local import Folder
@@ -45,7 +45,7 @@ def one_row(number: int) -> pa.Table:
 
 
 def test_a_file_is_the_same_however_its_rows_came_in(tmp_path: Path) -> None:
-    count = 2 * TABLES_HELD + 3
+    count = 2 * MAX_PENDING_TABLES + 3
     parts = [one_row(number) for number in range(count)]
     folder = Folder(str(tmp_path))
     for name, tables in {"one by one": parts, "at once": [pa.concat_tables(parts)]}.items():

@@ -51,7 +51,7 @@ def test_rows_outside_the_split_are_refused(split: TokenSplit, start: int) -> No
 def test_rows_that_are_very_long_are_the_same(split: TokenSplit, monkeypatch: pytest.MonkeyPatch) -> None:
     starts = np.arange(0, split.num_tokens - 65, 7)
     expected = Windows(split, 64).gather(starts)
-    monkeypatch.setattr(module, "_MAX_WIDTH", 64)
+    monkeypatch.setattr(module, "_MAX_VIEW_WIDTH", 64)
     assert (Windows(split, 64).gather(starts) == expected).all()
 
 
@@ -91,7 +91,7 @@ def test_shards_that_had_to_go_are_let_go_and_come_again(split: TokenSplit, path
     expected = windows.gather(starts)
     old = windows.gather_batches(np.stack((starts, starts)))
     next(old)
-    split._forget(["train/00000", "train/00001"])
+    split.unmap(["train/00000", "train/00001"])
     assert (next(old) == expected).all(), "who began before goes on with what it had"
     del old
     mapped = [line for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith(".bin")]

@@ -248,5 +248,5 @@ def test_an_import_of_splits_that_differ_in_case_alone_is_refused(tmp_path: Path
         np.array([1, 2, 7], "<u2").tofile(tmp_path / f"{name}.bin")
     if len(list(tmp_path.iterdir())) == 1:
         pytest.skip("this disk has no two names that differ in case alone")
-    with pytest.raises(RecipeError, match="'Train' and 'train' differ in case alone"):
+    with pytest.raises(RecipeError, match="'Train' and 'train' differ only in case"):
         tokenmill.import_(tmp_path, tmp_path / "out", layout="nanogpt", eot_id=7)

@@ -500,7 +500,7 @@ def test_an_index_that_makes_no_sense_is_told(copy: Path) -> None:
     starts = np.frombuffer(data, "<i8", count, HEADER.size + 4 * count)
     starts[1] = 10**9
     index.write_bytes(data)
-    with pytest.raises(DatasetError, match=r"00000\.idx: its documents do not lie end to end"):
+    with pytest.raises(DatasetError, match=r"00000\.idx: its documents are not contiguous"):
         DataLoader(copy, 32, 4, packing="best_fit")
 
 

@@ -60,7 +60,7 @@ def evict(split: TokenSplit) -> None:
     """Have the system drop the file's pages, all of them: it may keep some for a moment, under load or while mapped."""
     deadline = time.monotonic() + 5
     while True:
-        with open(split.shard_place(0)[0], "rb") as file:
+        with open(split.shard_location(0)[0], "rb") as file:
             os.fsync(file)
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         if not cached_pages(split).any():
@@ -76,7 +76,7 @@ def is_cached(split: TokenSplit, page: int) -> bool:
 def cached_pages(split: TokenSplit) -> Any:
     """Which pages of the file are in memory, asked without touching them."""
     with (
-        open(split.shard_place(0)[0], "rb") as file,
+        open(split.shard_location(0)[0], "rb") as file,
         mmap.mmap(file.fileno(), 0, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE) as mapped,
     ):
         found = (ctypes.c_ubyte * -(-len(mapped) // mmap.PAGESIZE))()
@@ -91,7 +91,7 @@ def test_rows_that_are_not_in_memory_are_read_before_they_are_touched(
     monkeypatch.setattr(page_cache, "_memory_bytes", lambda: 0)
     windows = Windows(cold, PAGE_TOKENS - 1)
     batches = np.array([[1000, 40], [7, 500]]) * PAGE_TOKENS
-    assert len(list(page_cache.read_ahead(cold, list(batches), lambda starts: windows.stretches(starts[None])))) == 2
+    assert len(list(page_cache.read_ahead(cold, list(batches), lambda starts: windows.token_ranges(starts[None])))) == 2
     deadline = time.monotonic() + 20
     while not all(is_cached(cold, page) for page in (7, 40, 500, 1000)):
         assert time.monotonic() < deadline
@@ -106,7 +106,7 @@ def test_a_row_of_a_dataset_that_has_no_room_in_memory_brings_nothing_from_aroun
     windows = Windows(cold, PAGE_TOKENS - 1)
     cold.shard_bytes(0)
     far = np.array([1000 * PAGE_TOKENS])
-    list(page_cache.read_ahead(cold, [far], lambda starts: windows.stretches(starts[None])))
+    list(page_cache.read_ahead(cold, [far], lambda starts: windows.token_ranges(starts[None])))
     windows.gather(np.array([40 * PAGE_TOKENS]))
     assert is_cached(cold, 40)
     assert any(is_cached(cold, page) for page in (39, 41, 44)) == (memory_bytes > 0)
@@ -116,7 +116,7 @@ def test_nothing_is_said_of_rows_that_are_in_memory(cold: TokenSplit) -> None:
     cold.tokens(0, cold.num_tokens).sum()
     windows = Windows(cold, 64)
     batches = list(np.arange(0, cold.num_tokens - 65, 4096).reshape(-1, 1))
-    assert not list(page_cache.read_ahead(cold, batches, lambda starts: windows.stretches(starts[None])))
+    assert not list(page_cache.read_ahead(cold, batches, lambda starts: windows.token_ranges(starts[None])))
 
 
 @pytest.mark.parametrize("packing", ["concat", "best_fit"])
@@ -127,7 +127,7 @@ def test_a_loader_announces_its_batches(
     asked: list[int] = []
     advise = os.posix_fadvise
     monkeypatch.setattr(os, "posix_fadvise", lambda *run: asked.append(run[1]) or advise(*run))
-    dataset = tokenmill.open(cold.shard_place(0)[0], dtype="uint16", eot_id=65535)
+    dataset = tokenmill.open(cold.shard_location(0)[0], dtype="uint16", eot_id=65535)
     source = tokenmill.Mixture({"a": (dataset, 0.5), "b": (dataset, 0.5)}) if mixed else dataset
     for _ in range(20):  # a quick disk may have the probed pages in memory before the question is answered
         loader = DataLoader(source, 512, 4, packing=packing, prefetch=0)

@@ -230,7 +230,7 @@ def _join(folder: Folder, group: ShardGroup, dtype: str) -> Shard:
             index = folder.read(f"{piece.name}.idx")
             _check_bytes(hashlib.sha256(index), f"{piece.name}.idx", piece.idx)
             _, lengths = parse_index(memoryview(index), bin_bytes=piece.bin.bytes, where=piece.name)
-            writer.expect(lengths)
+            writer.add_lengths(lengths)
             sha = hashlib.sha256()
             for block in folder.blocks(f"{piece.name}.bin"):
                 sha.update(block)

@@ -1,22 +1,18 @@
-"""Byte layout of a shard: Megatron-LM's indexed-dataset pair.
+"""Shards: Megatron-LM's pair of .bin and .idx. Its byte layout, reader and writer.
 
     .bin   tokens back to back, little-endian, no header
     .idx   9 s  magic "MMIDIDX\\0\\0"
            u64  version, 1
            u8   dtype code, 8 for uint16, 4 for int32
-           u64  n, number of sequences; ours are documents
+           u64  n, number of sequences
            u64  n + 1
-           i32[n]      tokens of each document
-           i64[n]      byte offset of each document in .bin
-           i64[n + 1]  document starts as sequence indices: 0, 1, ..., n
+           i32[n]      tokens of each sequence
+           i64[n]      byte offset of each sequence in .bin
+           i64[n + 1]  document bounds as sequence indices: 0, 1, ..., n
 
-One sequence a document, so the index of a document is the index of its sequence.
-
-Reading a shard: memory maps, with the index checked before anything is believed.
-
-The structure of a dataset: every file is there with its size, every index fits its tokens. Reads no tokens.
-
-Writing a piece or a shard: tokens stream into .bin, the index follows at the end.
+In tokenmill's shards every document is one sequence. Nothing in an index is used before it was checked: `check_sizes`
+and `check_header` read a few bytes, `parse_index` all of them. A writer streams tokens into .bin; the index follows
+at the end.
 """
 
 from __future__ import annotations
@@ -40,9 +36,12 @@ HEADER = struct.Struct("<9sQBQQ")
 CODES = {"uint16": 8, "int32": 4}
 NAMES = {code: name for name, code in CODES.items()}
 MAX_DOCUMENT_TOKENS = (1 << 31) - 1
-_CHUNK = 1 << 18
+_CHUNK_DOCUMENTS = 1 << 18
+_HINT = "run tokenmill repair"
 
 Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
+# A file, and what is wrong with it.
+Defect = tuple[str, str]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +51,7 @@ class IndexHeader:
 
 
 def dtype_for(vocab_size: int) -> str:
-    """uint16 while every id fits, else int32: the format has no uint32."""
+    """uint16 if every id fits, else int32: the format has no uint32."""
     if vocab_size <= 1 << 16:
         return "uint16"
     if vocab_size <= 1 << 31:
@@ -65,47 +64,47 @@ def numpy_dtype(name: str) -> np.dtype[np.uint16] | np.dtype[np.int32]:
 
 
 def index_bytes(num_documents: int) -> int:
-    """Size of the .idx of so many documents."""
+    """Size of the .idx of this many documents."""
     return HEADER.size + 12 * num_documents + 8 * (num_documents + 1)
 
 
 def index_blocks(dtype: str, lengths: npt.NDArray[np.int32]) -> Iterator[bytes]:
-    """The .idx of documents of these lengths, block by block."""
+    """The .idx of documents with these lengths, block by block."""
     count = len(lengths)
     itemsize = numpy_dtype(dtype).itemsize
     yield HEADER.pack(MAGIC, 1, CODES[dtype], count, count + 1)
-    for start in range(0, count, _CHUNK):
-        yield lengths[start : start + _CHUNK].astype("<i4").tobytes()
+    for start in range(0, count, _CHUNK_DOCUMENTS):
+        yield lengths[start : start + _CHUNK_DOCUMENTS].astype("<i4").tobytes()
     offset = 0
-    for start in range(0, count, _CHUNK):
-        ends = np.cumsum(lengths[start : start + _CHUNK], dtype=np.int64) * itemsize + offset
+    for start in range(0, count, _CHUNK_DOCUMENTS):
+        ends = np.cumsum(lengths[start : start + _CHUNK_DOCUMENTS], dtype=np.int64) * itemsize + offset
         yield np.concatenate(([offset], ends[:-1])).astype("<i8").tobytes()
         offset = int(ends[-1])
-    for start in range(0, count + 1, _CHUNK):
-        yield np.arange(start, min(start + _CHUNK, count + 1), dtype="<i8").tobytes()
+    for start in range(0, count + 1, _CHUNK_DOCUMENTS):
+        yield np.arange(start, min(start + _CHUNK_DOCUMENTS, count + 1), dtype="<i8").tobytes()
 
 
 def parse_header(data: bytes, *, where: str) -> IndexHeader:
     """The header of an .idx, checked."""
     if len(data) < HEADER.size:
-        raise DatasetError(f"{where}: {len(data)} bytes are too few for an index", hint="run tokenmill repair")
+        raise DatasetError(f"{where}: {len(data)} bytes are too few for an index", hint=_HINT)
     magic, version, code, count, count_and_one = HEADER.unpack_from(data)
     if magic != MAGIC or version != 1 or code not in NAMES or count_and_one != count + 1:
         raise DatasetError(
-            f"{where}: not an index of ours (magic {magic!r}, version {version}, dtype code {code}, "
+            f"{where}: not an index of tokenmill (magic {magic!r}, version {version}, dtype code {code}, "
             f"{count} sequences, {count_and_one} document bounds)",
-            hint="run tokenmill repair",
+            hint=_HINT,
         )
     return IndexHeader(dtype=NAMES[code], num_documents=count)
 
 
 def parse_index(data: memoryview, *, bin_bytes: int, where: str) -> tuple[IndexHeader, npt.NDArray[np.int32]]:
-    """Header and document lengths of a whole .idx; every offset is checked against the .bin."""
+    """Header and document lengths of a complete .idx, with every offset checked against the .bin."""
     header = parse_header(bytes(data[: HEADER.size]), where=where)
     count = header.num_documents
     if len(data) != index_bytes(count):
         raise DatasetError(
-            f"{where}: {len(data)} bytes, but {count} documents need {index_bytes(count)}", hint="run tokenmill repair"
+            f"{where}: {len(data)} bytes, but {count} documents need {index_bytes(count)}", hint=_HINT
         )
     lengths = np.frombuffer(data, "<i4", count, HEADER.size)
     offsets = np.frombuffer(data, "<i8", count, HEADER.size + 4 * count)
@@ -119,13 +118,10 @@ def parse_index(data: memoryview, *, bin_bytes: int, where: str) -> tuple[IndexH
         or (int(ends[-1]) if count else 0) != bin_bytes
     ):
         raise DatasetError(
-            f"{where}: its documents do not lie end to end in the .bin of {bin_bytes} bytes",
-            hint="run tokenmill repair",
+            f"{where}: its documents do not fill the .bin of {bin_bytes} bytes",
+            hint=_HINT,
         )
     return header, lengths
-
-
-_HINT = "run tokenmill repair"
 
 
 def map_tokens(path: str, dtype: str) -> Tokens:
@@ -134,19 +130,18 @@ def map_tokens(path: str, dtype: str) -> Tokens:
 
 
 def document_starts(path: str, num_documents: int) -> npt.NDArray[np.int64]:
-    """Byte offset of every document of an .idx, mapped; it was checked when it was written and by `verify`."""
-    place = HEADER.size + 4 * num_documents
-    return map_file(path, "<i8", offset=place, count=num_documents)
+    """Byte offset of every document of an .idx, mapped. They were checked when they were written, and by `verify`."""
+    return map_file(path, "<i8", offset=HEADER.size + 4 * num_documents, count=num_documents)
 
 
 def check_structure(folder: Folder, shard: Shard, dtype: str) -> None:
-    """Raise `DatasetError` unless a pair has the right sizes and header."""
+    """Raise `DatasetError` unless a pair has the right sizes and header. Reads no tokens."""
     check_sizes(shard, dtype, folder.size_of, where=folder.path)
     check_header(folder, shard, dtype)
 
 
 def check_sizes(shard: Shard, dtype: str, size_of: SizeOf, *, where: str) -> None:
-    """Raise `DatasetError` unless a pair is as large as its tokens and documents need it to be."""
+    """Raise `DatasetError` unless a pair has the sizes that follow from its tokens and documents."""
     needs = {
         f"{shard.name}.bin": (shard.tokens * numpy_dtype(dtype).itemsize, f"{shard.tokens} tokens"),
         f"{shard.name}.idx": (index_bytes(shard.documents), f"{shard.documents} documents"),
@@ -154,19 +149,19 @@ def check_sizes(shard: Shard, dtype: str, size_of: SizeOf, *, where: str) -> Non
     for name, (size, what) in needs.items():
         found = size_of(name)
         if found is None:
-            raise DatasetError(f"{where}/{name}: it is missing or not a plain file", hint=_HINT)
+            raise DatasetError(f"{where}/{name}: missing, or not a plain file", hint=_HINT)
         if found != size:
             raise DatasetError(f"{where}/{name}: {found} bytes, but {what} need {size}", hint=_HINT)
 
 
 def check_header(folder: Folder, shard: Shard, dtype: str) -> None:
-    """Raise `DatasetError` unless an .idx begins as that of this shard does."""
+    """Raise `DatasetError` unless an .idx has the header of this shard."""
     name = f"{shard.name}.idx"
     _check_header(folder.head(name, HEADER.size), shard, dtype, where=folder.at(name))
 
 
 def check_index(data: memoryview, shard: Shard, dtype: str, *, where: str) -> None:
-    """Raise `DatasetError` unless a whole .idx describes its .bin, document by document."""
+    """Raise `DatasetError` unless a complete .idx describes its .bin, document by document."""
     _check_header(bytes(data[: HEADER.size]), shard, dtype, where=where)
     parse_index(data, bin_bytes=shard.tokens * numpy_dtype(dtype).itemsize, where=where)
 
@@ -180,16 +175,12 @@ def _check_header(data: bytes, shard: Shard, dtype: str, *, where: str) -> None:
         )
 
 
-# A file, and what is wrong with it.
-Wrong = tuple[str, str]
-
-
-def wrong_structure(folder: Folder, manifest: Manifest) -> Iterator[Wrong]:
-    """Files that are not as the manifest says, in its order. A store is asked for lists, for indexes side by side."""
+def wrong_structure(folder: Folder, manifest: Manifest) -> Iterator[Defect]:
+    """Files that differ from the manifest, in its order. Sizes come from listings, and headers are read in parallel."""
     size_of = folder.sizes_in(sorted({*map(os.path.dirname, manifest.files), *manifest.splits}))
     yield from _wrong_sizes(manifest.files, size_of)
 
-    def check(shard: Shard) -> list[Wrong]:
+    def check(shard: Shard) -> list[Defect]:
         return list(_wrong_shard(folder, shard, manifest.dtype, size_of))
 
     for split in manifest.splits.values():
@@ -197,7 +188,7 @@ def wrong_structure(folder: Folder, manifest: Manifest) -> Iterator[Wrong]:
             yield from wrong
 
 
-def _wrong_sizes(files: dict[str, Digest], size_of: SizeOf) -> Iterator[Wrong]:
+def _wrong_sizes(files: dict[str, Digest], size_of: SizeOf) -> Iterator[Defect]:
     for name, digest in files.items():
         size = size_of(name)
         if size is None:
@@ -206,7 +197,7 @@ def _wrong_sizes(files: dict[str, Digest], size_of: SizeOf) -> Iterator[Wrong]:
             yield name, f"has {size} bytes, expected {digest.bytes}"
 
 
-def _wrong_shard(folder: Folder, shard: Shard, dtype: str, size_of: SizeOf) -> Iterator[Wrong]:
+def _wrong_shard(folder: Folder, shard: Shard, dtype: str, size_of: SizeOf) -> Iterator[Defect]:
     files = {f"{shard.name}.bin": shard.bin, f"{shard.name}.idx": shard.idx}
     wrong = list(_wrong_sizes(files, size_of))
     yield from wrong
@@ -220,7 +211,7 @@ def _wrong_shard(folder: Folder, shard: Shard, dtype: str, size_of: SizeOf) -> I
 
 
 class ShardWriter:
-    """One .bin and .idx pair in the making. Nothing is created before the first token."""
+    """A .bin and .idx pair being written. No file is created before the first token."""
 
     def __init__(self, create: Callable[[str], Output], name: str, dtype: str) -> None:
         self.name = name
@@ -233,7 +224,7 @@ class ShardWriter:
         self.documents = 0
 
     def write(self, tokens: Tokens, lengths: npt.NDArray[np.int64]) -> None:
-        """Add documents: their tokens end to end, and how many each has."""
+        """Add documents: their tokens end to end, and the length of each."""
         assert tokens.dtype == numpy_dtype(self._dtype), "narrow the ids before writing them"
         if len(lengths) and int(lengths.max()) > MAX_DOCUMENT_TOKENS:
             raise BuildError(f"{self.name}: a document has 2^31 tokens or more", hint="lower --max-document-bytes")
@@ -242,20 +233,20 @@ class ShardWriter:
         self.append(tokens.data.cast("B"))
 
     def append(self, data: memoryview) -> None:
-        """Add raw bytes of tokens whose lengths were or will be given by `expect`."""
+        """Add tokens as raw bytes. Their document lengths are passed to `add_lengths`, before or after."""
         if len(data):
             if self._bin is None:
                 self._bin = self._create(f"{self.name}.bin")
             self._bin.write(data)
             self.tokens += len(data) // numpy_dtype(self._dtype).itemsize
 
-    def expect(self, lengths: npt.NDArray[np.int32]) -> None:
-        """Add documents whose bytes come by `append`."""
+    def add_lengths(self, lengths: npt.NDArray[np.int32]) -> None:
+        """Add documents whose tokens are passed to `append`."""
         self._lengths.append(lengths)
         self.documents += len(lengths)
 
     def outputs(self) -> list[Output]:
-        """The files to publish; none if there was no token, for an empty .bin cannot be mapped."""
+        """The files to publish. None if there are no tokens, since an empty .bin cannot be mapped."""
         if self._bin is None:
             return []
         lengths = np.concatenate(self._lengths)
@@ -265,7 +256,7 @@ class ShardWriter:
         return [self._bin, self._idx]
 
     def describe(self, digests: dict[str, Digest]) -> Shard:
-        """What was published."""
+        """The manifest entry of the published pair."""
         return Shard(
             name=self.name,
             tokens=self.tokens,
@@ -275,6 +266,7 @@ class ShardWriter:
         )
 
     def discard(self) -> None:
+        """Remove what was written."""
         for output in (self._bin, self._idx):
             if output is not None:
                 output.discard()

@@ -1,16 +1,17 @@
 """The manifest, `dataset.json`: what a dataset is, and what every file of it must hash to.
 
-Written last; a folder without it is not a dataset. It holds no times, hosts, paths or
-worker counts: the same sources and the same recipe give the same bytes of it.
+It is written last; a folder without it is not a dataset. It contains no times, hosts, paths or worker counts: the
+same sources and the same recipe give the same bytes.
 
-Placement on nodes: a plan is dealt into parts, each on one node's own disk, and one record says which is where.
+A dataset may also be spread over nodes. Its plan is dealt into parts, each built on one node's own disk, and the
+record `nodes.json` says which part is where:
 
-    units of the plan    0 1 2 3 | 4 5 6 | 7 8 9     runs of about the same text, in the plan's order
+    units of the plan    0 1 2 3 | 4 5 6 | 7 8 9     runs of similar size, in the order of the plan
     parts                   0    |   1   |   2       each an ordinary dataset, in OUT on its node
-    nodes.json            node1  | node3 | node2     written when all parts stand, the same on every node
+    nodes.json            node1  | node3 | node2     written when all parts are complete, the same on every node
 
-A part's plan has its own units and their sources alone, and says of which whole it is a part. So a disk
-tells by itself what it holds, and no list of nodes has to be kept: whoever starts again asks the disks.
+The plan of a part has only its own units and their sources, and says which whole it is a part of. So the disks
+alone tell what they hold: a restart asks them, and no list of nodes has to be kept.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from tokenmill.storage.output import Digest
 MANIFEST = "dataset.json"
 FORMAT = 1
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.tiktoken", "characters.json", "tokenizer.model")
-# Why a document is not kept. The first group is policy; the second is bad input, which is quarantined.
+# Why a document is not kept: policy, and bad input, which is quarantined.
 DROPS = ("empty", "too_short", "too_large", "filtered", "no_tokens", "over_budget")
 BAD = ("invalid_json", "missing_field", "null_text", "not_text", "lone_surrogate", "invalid_utf8")
-# What a dataset has in place of a tokenizer if its tokens were imported and nobody named one.
+# Describes the tokenizer of imported tokens if none was named.
 UNKNOWN_TOKENIZER: dict[str, Any] = {
     "name": "unknown",
     "kind": "unknown",
@@ -45,13 +46,21 @@ UNKNOWN_TOKENIZER: dict[str, Any] = {
     "eot_id": None,
     "engine": "",
 }
-_PART = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]+")
+NODES = "nodes.json"
+NODES_FORMAT = 1
+# The key in a plan's or manifest's identity.
+NODES_IDENTITY = "part"
+
+_HINT = "the manifest is damaged or was not written by tokenmill"
+_SAME_FOLDER = "rename one of them: they would be the same folder on many disks"
+_OTHER_FORMAT = "use the version of tokenmill that wrote it"
+_NAME_PART = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]+")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
-    """What a .bin and .idx pair holds. Its files are `name` with those endings."""
+    """A .bin and .idx pair. Its files are `name` with those suffixes."""
 
     name: str
     tokens: int
@@ -69,7 +78,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceTotal:
-    """What came from one source. `text_sum` is the sum of its documents' 128-bit hashes."""
+    """The documents of one source. `text_sum` is the sum of their 128-bit hashes."""
 
     name: str
     bytes: int
@@ -102,7 +111,7 @@ class Manifest:
 
     @property
     def quarantined(self) -> int:
-        """Documents that were bad input; `.build/rejects` names them."""
+        """Documents that were bad input. `.build/rejects` lists them."""
         return sum(count for reason, count in self.dropped.items() if reason in BAD)
 
     @property
@@ -110,8 +119,8 @@ class Manifest:
         return len(self.files) + 2 * sum(len(split.shards) for split in self.splits.values())
 
     def content(self, *splits: str) -> str:
-        """A digest of what some splits hold, all of them by default. The fingerprint is that of the recipe, and of the
-        names and sizes of sources: other text of the same size has the same one."""
+        """A digest of the files of some splits (by default all). The fingerprint only covers the recipe and the names and
+        sizes of sources, so it does not change with text of the same size."""
         sha = hashlib.sha256()
         for name in splits or self.splits:
             shards = self.splits[name].shards
@@ -121,11 +130,11 @@ class Manifest:
         return sha.hexdigest()
 
     def all_files(self) -> dict[str, Digest]:
-        """Every file that the dataset consists of, but for the manifest itself."""
+        """Every file of the dataset except the manifest itself."""
         return dict(self.each_file())
 
     def each_file(self) -> Iterator[tuple[str, Digest]]:
-        """The same, one after the other: there may be millions."""
+        """The same, one at a time: there may be millions."""
         yield from self.files.items()
         for split in self.splits.values():
             for shard in split.shards:
@@ -138,10 +147,10 @@ def seal_manifest(manifest: Manifest) -> bytes:
 
 
 def unseal_manifest(data: bytes, *, where: str = MANIFEST) -> Manifest:
-    """A manifest that can be trusted: sealed, typed, names plain, sums right. Or `DatasetError`."""
+    """A manifest that was checked: its seal, types, file names and sums. Raises `DatasetError`."""
     manifest = records.unseal(Manifest, data, where=where)
     if manifest.format != FORMAT:
-        raise DatasetError(f"{where}: format {manifest.format}, this tokenmill reads {FORMAT}", hint=_OTHER_FORMAT)
+        raise DatasetError(f"{where}: format {manifest.format}, this version of tokenmill reads {FORMAT}", hint=_OTHER_FORMAT)
     if manifest.dtype not in ("uint16", "int32"):
         raise DatasetError(f"{where}: unknown dtype {manifest.dtype!r}", hint=_HINT)
     _check_files(manifest, where)
@@ -151,7 +160,7 @@ def unseal_manifest(data: bytes, *, where: str = MANIFEST) -> Manifest:
 
 
 def _check_files(manifest: Manifest, where: str) -> None:
-    """Splits that are the sums of their shards, names that stay in the folder, and no file twice."""
+    """Splits are the sums of their shards, names stay in the folder, and no file is listed twice."""
     for name, digest in manifest.files.items():
         _check_file(name, digest, where)
     in_order = True
@@ -161,16 +170,16 @@ def _check_files(manifest: Manifest, where: str) -> None:
         for shard in split.shards:
             _check_shard(shard, where)
             tokens, documents = tokens + shard.tokens, documents + shard.documents
-            # Shards that stand in the order of their numbers, each in the folder of its split, are no two alike.
-            place = len(shard.name), shard.name
-            in_order = in_order and before < place and shard.name.startswith(f"{split_name}/")
+            # Shards in the order of their numbers, each in the folder of its split, are all different.
+            number = len(shard.name), shard.name
+            in_order = in_order and before < number and shard.name.startswith(f"{split_name}/")
             in_order = in_order and manifest.files.keys().isdisjoint((f"{shard.name}.bin", f"{shard.name}.idx"))
-            before = place
+            before = number
         for what, found, total in (("tokens", split.tokens, tokens), ("documents", split.documents, documents)):
             if found != total:
-                raise DatasetError(f"{where}: the {what} of a split do not sum up", hint=_HINT)
+                raise DatasetError(f"{where}: the {what} of a split do not add up", hint=_HINT)
     if not in_order and len(manifest.all_files()) < manifest.num_files:
-        raise DatasetError(f"{where}: a file stands twice", hint=_HINT)
+        raise DatasetError(f"{where}: a file is listed twice", hint=_HINT)
 
 
 def _check_shard(shard: Shard, where: str) -> None:
@@ -183,13 +192,13 @@ def _check_shard(shard: Shard, where: str) -> None:
 def _check_file(name: str, digest: Digest, where: str) -> None:
     check_name(name, where=where)
     if not _SHA256.fullmatch(digest.sha256):
-        raise DatasetError(f"{where}: {name} has no sensible digest", hint=_HINT)
+        raise DatasetError(f"{where}: {name} has an invalid digest", hint=_HINT)
     if digest.bytes < 0:
         raise DatasetError(f"{where}: a count is negative", hint=_HINT)
 
 
 def _check_sums(manifest: Manifest, where: str) -> None:
-    """Counts that are counts, and documents that are all accounted for."""
+    """No count is negative, and every document is accounted for."""
     of_sources = (source.documents for source in manifest.sources)
     if min(itertools.chain([manifest.documents_read], manifest.dropped.values(), of_sources)) < 0:
         raise DatasetError(f"{where}: a count is negative", hint=_HINT)
@@ -216,41 +225,41 @@ def load_manifest(folder: Folder) -> Manifest:
         if error.hint == _OTHER_FORMAT:
             raise
         can_repair = folder.exists(".build/plan.json")
-        hint = "tokenmill repair makes it again" if can_repair else "prepare the dataset again, into another folder"
+        hint = "run tokenmill repair" if can_repair else "prepare the dataset again, into another folder"
         raise DatasetError(error.message, hint=hint) from None
 
 
 def check_name(name: str, *, where: str) -> None:
     """Refuse names that could lead out of the dataset's folder."""
-    if not all(_PART.fullmatch(part) for part in name.split("/")) or len(name) > 255:
-        raise DatasetError(f"{where}: {name!r} is no name for a file of a dataset", hint=_HINT)
+    if not all(_NAME_PART.fullmatch(part) for part in name.split("/")) or len(name) > 255:
+        raise DatasetError(f"{where}: {name!r} is not a valid name for a file of a dataset", hint=_HINT)
 
 
 def check_split_name(name: str, *, where: str) -> None:
     if not (name.isascii() and name.isidentifier()) or len(name) > 64 or name == "provenance":
-        raise DatasetError(f"{where}: {name!r} is no name for a split", hint=_HINT)
+        raise DatasetError(f"{where}: {name!r} is not a valid name for a split", hint=_HINT)
 
 
 def check_case(splits: Iterable[str], *, where: str) -> None:
-    """Refuse splits that differ in case alone: on many disks they are one folder."""
+    """Refuse splits whose names differ only in case: on many disks they are one folder."""
     known: dict[str, str] = {}
     for name in splits:
         if (other := known.setdefault(name.lower(), name)) != name:
-            raise RecipeError(f"{where}: the splits {other!r} and {name!r} differ in case alone", hint=_SAME_FOLDER)
+            raise RecipeError(f"{where}: the splits {other!r} and {name!r} differ only in case", hint=_SAME_FOLDER)
 
 
 def check_tokenizer(description: dict[str, Any], *, where: str) -> None:
-    """Refuse a tokenizer that is not described as ours are."""
+    """Refuse a tokenizer description that tokenmill does not write."""
     found = convert(_Tokenizer, description, where=f"{where}.tokenizer")
     if found.file is not None and found.file not in TOKENIZER_FILES:
-        raise DatasetError(f"{where}: {found.file!r} is no name for a tokenizer", hint=_HINT)
+        raise DatasetError(f"{where}: {found.file!r} is not the name of a tokenizer file", hint=_HINT)
     if found.kind not in ("byte", "char", "hf", "sentencepiece", "tiktoken", "unknown"):
         raise DatasetError(f"{where}: unknown kind of tokenizer {found.kind!r}", hint=_HINT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Tokenizer:
-    """What `TokenizerSpec.describe` writes down."""
+    """What `TokenizerSpec.describe` records."""
 
     name: str
     kind: str
@@ -262,19 +271,9 @@ class _Tokenizer:
     engine: str
 
 
-_HINT = "the manifest is damaged or was not written by tokenmill"
-_SAME_FOLDER = "rename one of them: they would be the same folder on many disks"
-_OTHER_FORMAT = "use the tokenmill that wrote it"
-
-
-NODES = "nodes.json"
-NODES_FORMAT = 1
-NODES_IDENTITY = "part"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePart:
-    """A part of a whole: the `number`th of as many as it was dealt `into`. `whole` is the whole plan's fingerprint."""
+    """Part `number` of a plan that was dealt `into` so many parts. `whole` is the fingerprint of the whole plan."""
 
     number: int
     into: int
@@ -289,7 +288,7 @@ class Totals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartLocation:
-    """Where a part is, what it holds, and the digest of its manifest."""
+    """The node and folder of a part, its size, and the digest of its manifest."""
 
     host: str
     path: str
@@ -299,7 +298,7 @@ class PartLocation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Nodes:
-    """Which node has what: a place for each part, in order. `fingerprint` is that of the whole plan."""
+    """The locations of all parts, in order. `fingerprint` is that of the whole plan."""
 
     format: int
     fingerprint: str
@@ -307,31 +306,31 @@ class Nodes:
 
 
 def part_of(identity: Mapping[str, Any]) -> NodePart | None:
-    """Which part of a whole a dataset is, by the identity in its plan or manifest; None if it is a whole."""
+    """The part that a dataset is, from the identity in its plan or manifest; None if it is complete in itself."""
     found = identity.get(NODES_IDENTITY)
     return None if found is None else records.convert(NodePart, found, where=f"identity.{NODES_IDENTITY}")
 
 
 def describe_nodes(manifest: Manifest, digest: Digest, *, host: str, path: str) -> PartLocation:
-    """A part that stands, for the record."""
+    """A complete part, as `nodes.json` lists it."""
     splits = {name: Totals(tokens=split.tokens, documents=split.documents) for name, split in manifest.splits.items()}
     return PartLocation(host=host, path=path, splits=splits, manifest=digest)
 
 
 def load_nodes(folder: Folder) -> Nodes | None:
-    """The record beside a dataset, or in place of one; None if the dataset is a whole."""
+    """The `nodes.json` in a folder, beside a part or alone; None if there is none."""
     if not folder.exists(NODES):
         return None
     found = records.unseal(Nodes, folder.read(NODES, max_bytes=1 << 26), where=folder.at(NODES))
     if found.format != NODES_FORMAT:
         raise DatasetError(
-            f"{folder.at(NODES)}: format {found.format}, this tokenmill reads {NODES_FORMAT}",
-            hint="use the tokenmill that wrote it",
+            f"{folder.at(NODES)}: format {found.format}, this version of tokenmill reads {NODES_FORMAT}",
+            hint=_OTHER_FORMAT,
         )
     return found
 
 
-def where_parts_are(nodes: Nodes) -> str:
-    """Where the parts are, in a few words."""
-    places = [f"{place.host}:{place.path}" for place in nodes.parts[:4]]
-    return ", ".join(places) + (f" and {len(nodes.parts) - 4} more" if len(nodes.parts) > 4 else "")
+def describe_locations(nodes: Nodes) -> str:
+    """Where the first parts are, for a message."""
+    found = [f"{part.host}:{part.path}" for part in nodes.parts[:4]]
+    return ", ".join(found) + (f" and {len(nodes.parts) - 4} more" if len(nodes.parts) > 4 else "")

@@ -1,8 +1,12 @@
-"""Provenance: for every document of the sources, where it stood and what became of it.
+"""Provenance: for every document of the sources, where it came from and what became of it.
 
-Columns: source, position (row or byte offset), split (null if dropped), dropped (the reason,
-null if kept), tokens. Documents stand in the order of the plan, so the kept ones of a split are
-in the order of its shards.
+    source     position   split   dropped     tokens
+    a.parquet  0          train   null        812         position: the row, or the byte offset
+    a.parquet  1          null    too_short   0           split is null if the document was dropped
+    b.jsonl    0          val     null        75
+
+Documents are in the order of the plan, so those of a split are in the order of its shards. The files are Parquet
+with large row groups, whose boundaries do not depend on how the rows arrive.
 """
 
 from __future__ import annotations
@@ -27,7 +31,7 @@ SCHEMA = pa.schema(
         ("tokens", pa.int32()),
     ]
 )
-# Numbers that rise, or are small, take few bits as differences, and less time than looking for ones seen before.
+# Differences of increasing or small numbers take few bits, and less time than a dictionary.
 _ENCODING: dict[str, Any] = {
     "compression": "zstd",
     "write_statistics": False,
@@ -36,30 +40,30 @@ _ENCODING: dict[str, Any] = {
 }
 GROUP_ROWS = 1 << 20
 SMALL_ROWS = 1 << 14
-# A table of two rows takes kilobytes.
-TABLES_HELD = 1 << 10
+# Joined when there are this many: even a table of two rows takes kilobytes.
+MAX_PENDING_TABLES = 1 << 10
 REASONS = (*DROPS, *BAD)
 
 
 class ProvenanceWriter:
-    """A provenance file in the making; rows are gathered to large row groups."""
+    """A provenance file being written. Rows are collected into large row groups."""
 
     def __init__(self, output: Output) -> None:
         self.output = output
-        self._sink = _Sink(output)
-        try:  # it begins to write at once
+        self._sink = _ProvenanceSink(output)
+        try:  # the constructor already writes
             self._writer = pq.ParquetWriter(pa.PythonFile(self._sink, mode="w"), SCHEMA, **_ENCODING)
         except BaseException:
             output.discard()
             raise
-        self._held: list[pa.Table] = []
+        self._pending: list[pa.Table] = []
         self._rows = 0
 
     def write(self, table: pa.Table) -> None:
-        self._held.append(table)
+        self._pending.append(table)
         self._rows += table.num_rows
-        if len(self._held) == TABLES_HELD:
-            self._held = [_joined(self._held)]
+        if len(self._pending) == MAX_PENDING_TABLES:
+            self._pending = [_join(self._pending)]
         if self._rows >= GROUP_ROWS:
             self._flush(self._rows // GROUP_ROWS * GROUP_ROWS)
 
@@ -69,20 +73,20 @@ class ProvenanceWriter:
         return self.output
 
     def discard(self) -> None:
-        """Throw the file away; Arrow's writer still wants to write its footer, to nowhere."""
+        """Discard the file. Arrow's writer still writes its footer, which the sink ignores."""
         self._sink.is_discarded = True
         self._writer.close()
         self.output.discard()
 
     def _flush(self, count: int) -> None:
-        """Write the first rows; where row groups end must not depend on how the rows came in."""
+        """Write the first `count` rows. The caller passes whole row groups, so their boundaries depend on totals only."""
         if count:
-            table = _joined(self._held)
+            table = _join(self._pending)
             self._writer.write_table(table[:count], row_group_size=GROUP_ROWS)
-            self._held, self._rows = [table[count:]], self._rows - count
+            self._pending, self._rows = [table[count:]], self._rows - count
 
 
-def _joined(tables: Sequence[pa.Table]) -> pa.Table:
+def _join(tables: Sequence[pa.Table]) -> pa.Table:
     return pa.concat_tables(tables).unify_dictionaries().combine_chunks()
 
 
@@ -90,16 +94,17 @@ def join(parts: Iterable[pq.ParquetFile]) -> Iterator[pa.Table]:
     """The tables of several provenance files, one row group at a time."""
     for part in parts:
         for group in range(part.num_row_groups):
-            # Threads cost more than they bring where there is little to read.
+            # For small row groups, threads cost more than they save.
             many = part.metadata.row_group(group).num_rows > SMALL_ROWS
             yield part.read_row_group(group, use_threads=many)
 
 
-def _choice(codes: npt.NDArray[np.int8], names: Sequence[str]) -> pa.DictionaryArray:
+def dictionary_column(codes: npt.NDArray[np.int8], names: Sequence[str]) -> pa.DictionaryArray:
+    """A column of names by their number; below 0 is null."""
     return pa.DictionaryArray.from_arrays(pa.array(codes, mask=codes < 0), pa.array(names, pa.string()))
 
 
-class _Sink:
+class _ProvenanceSink:
     """An output as the file object that Arrow writes to."""
 
     closed = False

@@ -1,19 +1,17 @@
-"""Samples that lie end to end in a split: window i holds tokens [i * T, i * T + T], over shard borders.
+"""Fixed-length windows of a split, read across shards: window i is tokens [i * T, i * T + T].
 
-The last token of a window is the first one of the next, since it is a target here and an input
-there. So no target is lost, and nothing is dropped but a last window that is not full.
+The last token of a window is the first one of the next: a target here, an input there. So no target is lost, and
+only an incomplete last window is dropped.
 
-Rows out of many shards by one indexing of numpy: twice as quick as row by row.
+Windows in single shards are gathered by one indexing of numpy, twice as fast as row by row:
 
-Shards are mapped anywhere in memory. A view from the lowest up to the highest has a row at every
-token of all of them, and at everything between, most of which is not ours. So a row is taken only
-if it lies inside one shard that is mapped, and that shard is kept as long as the view is.
+    shard 7 ......|ttttttttt|.......|ttttttt|.... shard 3     mapped anywhere in memory
+            rows:  ^ a view from the lowest to the highest address has a row at every token
 
-Stretches of a split's tokens, copied out of the maps of its shards.
+Most rows of such a view are not ours. A row is used only if it lies inside one mapped shard, and the view keeps its
+shards mapped. Other token ranges are cut where shards end, and the slices of all batches are computed at once:
 
-    tokens [start, stop) of the split  --cut where shards end-->  slices of maps  --joined-->  one run
-
-Where everything lies is computed for many batches at once; then each of them is a single join.
+    tokens [start, stop) of the split  --cut at shard ends-->  slices of maps  --joined-->  one array
 """
 
 from __future__ import annotations
@@ -32,6 +30,9 @@ from tokenmill.dataset.dataset import TokenSplit, distinct
 from tokenmill.errors import RecipeError
 
 Numbers = npt.NDArray[np.int64]
+
+# Wider rows are few, and a view of them could span more bytes than numpy can address.
+_MAX_VIEW_WIDTH = 1 << 15
 
 
 class Windows:
@@ -54,41 +55,44 @@ class Windows:
         start = index % len(self) * self.seq_len
         return self.split.tokens(start, start + self.seq_len + 1)
 
+    def __repr__(self) -> str:
+        return f"Windows({len(self):,} samples of {self.seq_len:,} tokens)"
+
     def gather(self, starts: Numbers) -> Tokens:
-        """A row for each of these starts, anywhere in the split, as stored."""
+        """The rows that begin at these tokens, anywhere in the split, as stored."""
         return next(self.gather_batches(starts[None]))
 
     def gather_batches(self, starts: Numbers) -> Iterator[Tokens]:
-        """The same for one batch of starts after another; quicker for many than for each alone."""
+        """The rows of several batches, one batch after the other. Faster than a call for each."""
         width = self.seq_len + 1
         if starts.size and (starts.min() < 0 or starts.max() + width > self.split.num_tokens):
             raise IndexError(f"rows from {starts.min()} to {starts.max() + width} of {self.split.num_tokens} tokens")
-        if not self.split.fits:
-            yield from (tokens.reshape(-1, width) for tokens in read_ranges(self.split, self.stretches(starts)))
+        if not self.split.fits_on_disk:
+            yield from (tokens.reshape(-1, width) for tokens in read_ranges(self.split, self.token_ranges(starts)))
             return
         shards = np.searchsorted(self.split.token_ends, starts, side="right")
-        reach = self._reach_of(shards)
-        places = starts + reach.shifts[shards]
-        beyond = np.count_nonzero(starts > reach.lasts[shards], axis=1)
-        for number, num_beyond in enumerate(beyond.tolist()):
-            if not num_beyond:
-                yield reach.rows[places[number]]
+        view = self._row_view_of(shards)
+        row_numbers = starts + view.shifts[shards]
+        num_outside = np.count_nonzero(starts > view.last_starts[shards], axis=1)
+        for number, outside in enumerate(num_outside.tolist()):
+            if not outside:
+                yield view.rows[row_numbers[number]]
             else:
-                (tokens,) = read_ranges(self.split, self.stretches(starts[number : number + 1]))
+                (tokens,) = read_ranges(self.split, self.token_ranges(starts[number : number + 1]))
                 yield tokens.reshape(-1, width)
 
-    def _reach_of(self, shards: Numbers) -> RowView:
-        """A reach that has these shards, and those that were asked for before."""
-        asked, width, views = distinct(shards), self.seq_len + 1, self.split.views
-        reach: RowView | None = views.get(width)
-        if reach is None or not reach.tokens.keys() >= set(asked):
-            reach = views[width] = extend_row_view(self.split, width, reach or make_row_view(self.split, width), asked)
-            if self.split.num_unmapped != reach.num_unmapped:  # some may have been forgotten meanwhile
+    def _row_view_of(self, shards: Numbers) -> RowView:
+        """A view of these shards, and of those that earlier calls needed."""
+        wanted, width, views = distinct(shards), self.seq_len + 1, self.split.row_views
+        view: RowView | None = views.get(width)
+        if view is None or not view.tokens.keys() >= set(wanted):
+            view = views[width] = extend_row_view(self.split, width, view or make_row_view(self.split, width), wanted)
+            if self.split.num_unmapped != view.num_unmapped:  # another thread unmapped shards meanwhile
                 views.pop(width, None)
-        return reach
+        return view
 
-    def stretches(self, starts: Numbers) -> TokenRanges:
-        """The tokens of windows, batch after batch of starts."""
+    def token_ranges(self, starts: Numbers) -> TokenRanges:
+        """The tokens of windows, for batch after batch of starts."""
         num_batches, num_rows = starts.shape
         begins = starts.ravel()
         return TokenRanges(begins, begins + self.seq_len + 1, np.arange(num_batches + 1) * num_rows)
@@ -99,7 +103,7 @@ def check_seq_len(seq_len: int) -> int:
 
 
 def check_tokens(num_tokens: int, seq_len: int) -> None:
-    """Raise unless so many tokens make a sample."""
+    """Raise `RecipeError` unless this many tokens make a sample."""
     if num_tokens <= seq_len:
         raise RecipeError(
             f"{num_tokens} tokens make no sample of seq_len {seq_len}, which takes {seq_len + 1}",
@@ -107,80 +111,77 @@ def check_tokens(num_tokens: int, seq_len: int) -> None:
         )
 
 
-# Rows of more tokens are few, and a view of them could span more bytes than numpy counts.
-_MAX_WIDTH = 1 << 15
-
-
 @dataclass(frozen=True, slots=True)
 class RowView:
-    """Token t of the split, in shard s, begins `rows[t + shifts[s]]` if t is at most `lasts[s]`, which may be none.
+    """Rows at every token of some shards: token t of shard s begins row `t + shifts[s]` if t <= `last_starts[s]`.
 
-    Shards that were unmapped since `num_unmapped` may be among them.
+    `last_starts` is -1 for shards without a row. Shards that were unmapped after `num_unmapped` may be included.
     """
 
     tokens: dict[int, Tokens]
-    lasts: Numbers
+    last_starts: Numbers
     shifts: Numbers
     rows: Tokens
-    lowest: int
+    lowest_address: int
     num_unmapped: int
 
 
-def extend_row_view(split: TokenSplit, width: int, reach: RowView, asked: Iterable[int]) -> RowView:
-    """The same with these shards, and without those that had to make room for them.
+def extend_row_view(split: TokenSplit, width: int, view: RowView, wanted: Iterable[int]) -> RowView:
+    """The view with these shards added, and without shards that were unmapped since.
 
-    Threads may be in the middle of the old one, so it is not changed, and its shards stay mapped till they are done.
+    Other threads may be reading through the old view, so it is not changed, and its shards stay mapped until they
+    are done.
     """
-    asked = list(asked)
-    shards = {number: split.shard_bytes(number) for number in asked if number not in reach.tokens}
-    if split.num_unmapped == reach.num_unmapped:
-        return _add(split, width, reach, shards)
+    wanted = list(wanted)
+    added = {number: split.shard_bytes(number) for number in wanted if number not in view.tokens}
+    if split.num_unmapped == view.num_unmapped:
+        return _add(split, width, view, added)
     fresh = make_row_view(split, width)
-    kept = {number: split.shard_bytes(number) for number in [*asked, *split.keeps(reach.tokens)]}
+    kept = {number: split.shard_bytes(number) for number in [*wanted, *split.still_mapped(view.tokens)]}
     return _add(split, width, fresh, kept)
 
 
 def make_row_view(split: TokenSplit, width: int) -> RowView:
-    """Rows of `width` tokens in no shards yet."""
+    """A view of rows of `width` tokens, without any shards yet."""
     count, dtype = len(split.token_ends), numpy_dtype(split.dtype)
     rows: Any = np.empty((0, width), dtype)
     return RowView({}, np.full(count, -1), np.zeros(count, np.int64), rows, 0, split.num_unmapped)
 
 
-def _add(split: TokenSplit, width: int, reach: RowView, shards: Mapping[int, memoryview]) -> RowView:
+def _add(split: TokenSplit, width: int, view: RowView, shards: Mapping[int, memoryview]) -> RowView:
     dtype = numpy_dtype(split.dtype)
     added: dict[int, Any] = {number: np.frombuffer(data, dtype) for number, data in shards.items()}
     addresses = {number: found.__array_interface__["data"][0] for number, found in added.items()}
-    tokens = {**reach.tokens, **added}
-    lasts, shifts = reach.lasts.copy(), reach.shifts.copy()
+    tokens = {**view.tokens, **added}
+    last_starts, shifts = view.last_starts.copy(), view.shifts.copy()
     lowest = min(addresses.values(), default=0)
     num_rows = 0
-    if reach.tokens:
-        lowest = min(lowest or reach.lowest, reach.lowest)
-        down, left_over = divmod(reach.lowest - lowest, dtype.itemsize)
-        if left_over:  # files of others may begin with headers of any size
+    if view.tokens:
+        lowest = min(lowest or view.lowest_address, view.lowest_address)
+        down, remainder = divmod(view.lowest_address - lowest, dtype.itemsize)
+        if remainder:  # other formats have headers of any size, so addresses need not be aligned
             every = {number: split.shard_bytes(number) for number in tokens}
             return _add(split, width, make_row_view(split, width), every)
-        shifts[lasts >= 0] += down
-        num_rows = len(reach.rows) + down
+        shifts[last_starts >= 0] += down
+        num_rows = len(view.rows) + down
     for number, address in addresses.items():
-        place, left_over = divmod(address - lowest, dtype.itemsize)
-        if left_over or width > _MAX_WIDTH:
+        offset, remainder = divmod(address - lowest, dtype.itemsize)
+        if remainder or width > _MAX_VIEW_WIDTH:
             continue
         end = split.token_ends[number]
-        lasts[number], shifts[number] = end - width, place - (end - len(tokens[number]))
-        num_rows = max(num_rows, place + len(tokens[number]) - width + 1)
+        last_starts[number], shifts[number] = end - width, offset - (end - len(tokens[number]))
+        num_rows = max(num_rows, offset + len(tokens[number]) - width + 1)
     strides = (dtype.itemsize, dtype.itemsize)
     first = next((found for number, found in added.items() if addresses[number] == lowest), None)
     rows = np.lib.stride_tricks.as_strided(
-        reach.rows if first is None else first, (num_rows, width), strides, writeable=False
+        view.rows if first is None else first, (num_rows, width), strides, writeable=False
     )
-    return RowView(tokens, lasts, shifts, rows, lowest, reach.num_unmapped)
+    return RowView(tokens, last_starts, shifts, rows, lowest, view.num_unmapped)
 
 
 @dataclass(frozen=True, slots=True)
 class TokenRanges:
-    """Tokens from `starts[i]` up to `stops[i]`. Batch b is made of those from `edges[b]` up to `edges[b + 1]`."""
+    """Tokens from `starts[i]` up to `stops[i]`. Batch b consists of the ranges `edges[b]` up to `edges[b + 1]`."""
 
     starts: Numbers
     stops: Numbers
@@ -189,7 +190,7 @@ class TokenRanges:
 
 @dataclass(frozen=True, slots=True)
 class ShardSlices:
-    """The same, each within one shard: bytes of it."""
+    """Token ranges cut at shard ends: bytes `begins[i]` up to `ends[i]` of shard `shards[i]`."""
 
     shards: Numbers
     begins: Numbers
@@ -199,16 +200,16 @@ class ShardSlices:
 
 
 def read_ranges(split: TokenSplit, wanted: TokenRanges, padding: bytes = b"") -> Iterator[Tokens]:
-    """The tokens of each batch, end to end, in memory of its own. `padding` is found behind the split's last token."""
+    """The tokens of each batch, end to end, copied. `padding` follows the last token of the split."""
     slices = slice_ranges(split, wanted, len(padding))
     data: dict[int, memoryview] = {}
     found: Iterator[tuple[int, int | None, int | None]]
-    if split.fits:
-        data = {number: _shard(split, number, padding) for number in distinct(slices.shards)}
+    if split.fits_on_disk:
+        data = {number: _shard_data(split, number, padding) for number in distinct(slices.shards)}
         found = zip(slices.shards.tolist(), slices.begins.tolist(), slices.ends.tolist(), strict=True)
-    else:  # each shard comes once, and nothing is left of its map
+    else:  # each shard is needed once, and its map is not kept
         for number in distinct(slices.shards):
-            data |= _copy(_shard(split, number, padding), slices, number)
+            data |= _copy_slices(_shard_data(split, number, padding), slices, number)
         found = ((at, None, None) for at in range(len(slices.shards)))
     dtype = numpy_dtype(split.dtype)
     for count in np.diff(slices.edges).tolist():
@@ -217,19 +218,8 @@ def read_ranges(split: TokenSplit, wanted: TokenRanges, padding: bytes = b"") ->
         yield tokens
 
 
-def _copy(shard: memoryview, slices: ShardSlices, number: int) -> dict[int, memoryview]:
-    """The slices that lie in a shard, in memory of their own."""
-    places = np.flatnonzero(slices.shards == number).tolist()
-    return {at: memoryview(bytes(shard[slices.begins[at] : slices.ends[at]])) for at in places}
-
-
-def _shard(split: TokenSplit, number: int, padding: bytes) -> memoryview:
-    """The bytes of a shard. Padding counts as one more."""
-    return split.shard_bytes(number) if number < len(split.token_ends) else memoryview(padding)
-
-
 def slice_ranges(split: TokenSplit, wanted: TokenRanges, padding_bytes: int = 0) -> ShardSlices:
-    """Where the stretches lie. Padding counts as one more shard."""
+    """Token ranges as slices of shards. Padding counts as one more shard."""
     itemsize = numpy_dtype(split.dtype).itemsize
     shard_ends = np.array([*split.token_ends, split.num_tokens + padding_bytes // itemsize])
     shard_begins = np.concatenate(([0], shard_ends[:-1]))
@@ -244,3 +234,14 @@ def slice_ranges(split: TokenSplit, wanted: TokenRanges, padding_bytes: int = 0)
         edges = totals[edges]
     begins = shard_begins[shards]
     return ShardSlices(shards, (starts - begins) * itemsize, (stops - begins) * itemsize, edges, itemsize)
+
+
+def _shard_data(split: TokenSplit, number: int, padding: bytes) -> memoryview:
+    """The bytes of a shard. Padding counts as one more shard."""
+    return split.shard_bytes(number) if number < len(split.token_ends) else memoryview(padding)
+
+
+def _copy_slices(shard: memoryview, slices: ShardSlices, number: int) -> dict[int, memoryview]:
+    """The slices of one shard, copied."""
+    found = np.flatnonzero(slices.shards == number).tolist()
+    return {at: memoryview(bytes(shard[slices.begins[at] : slices.ends[at]])) for at in found}

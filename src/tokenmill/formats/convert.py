@@ -324,7 +324,7 @@ def _part(name: str, split: TokenSplit, bounds: tuple[int, int], target: _Target
             raise DatasetError(f"{name}: a document has 2^31 tokens or more", hint="is the end-of-text id right?")
         ends = np.cumsum(lengths) + start
         writer = ShardWriter(files.create, name, target.dtype)
-        writer.expect(lengths.astype(np.int32))
+        writer.add_lengths(lengths.astype(np.int32))
         content = ContentHash()
         at, num_eots, num_ended, largest = start, 0, 0, 0
         for tokens in TokenStream(split, "append" if split.eot != "none" else "").blocks(start, stop):

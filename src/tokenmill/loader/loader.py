@@ -1,12 +1,10 @@
-"""The loader: batches out of a stream, in an order that every rank computes alone.
+"""DataLoader: the batches of one rank, in an order that every rank computes on its own.
 
     samples of all epochs, one global order:   0 1 2 3 | 4 5 6 7 | 8 9 ...
     a step takes world_size * batch_size:      rank 0  | rank 1  | the next step
 
-All state is how many samples were seen. So a run goes on at the exact next sample with any
-other number of ranks, batch size or depth of prefetching.
-
-An iterator that runs ahead of its consumer, in a thread of its own.
+The only state is the number of samples seen. So a run resumes at the exact next sample with any number of ranks, any
+batch size and any depth of prefetching. A thread keeps a few batches ready (`run_ahead`).
 """
 
 from __future__ import annotations
@@ -38,12 +36,14 @@ from tokenmill.permutation import Order
 PackingKind = Literal["concat", "best_fit", "padded"]
 
 STATE_VERSION = 1
-# Steps whose order is computed at once, at most: a permutation of many numbers takes little longer than one of few.
-_STEPS = 256
-# Tokens whose places are computed, and which are announced, at once.
+# Steps whose samples are computed at once, at most: permuting many positions takes little longer than a few.
+_MAX_STEPS = 256
+# Tokens that are located and prefetched at once.
 _CHUNK_TOKENS = 1 << 23
-# Rows between looks at how much is mapped: for each, the system may map two megabytes around it.
+# Rows between checks of resident memory: Linux may map two megabytes around each row.
 _RELEASE_ROWS = 256
+
+T = TypeVar("T")
 
 
 class DataLoader:
@@ -52,18 +52,18 @@ class DataLoader:
     for batch in DataLoader("data/owt", seq_len=1024, batch_size=64):
         batch["input_ids"], batch["labels"]
 
-    It goes on for ever, epoch after epoch, unless `epochs` says how many; what is left then for no
-    whole step is dropped, or with `drop_last=False` shared out as far as it goes. `fields` adds
-    "positions", "document_ids", "cu_seqlens" or "sample_index" to the batches. With
-    `mask_borders`, no label asks for the first token of the next document. `dtype` is that
-    of ids; None leaves them as they are stored. Inputs and labels that are not masked are views of the same
-    rows: copy one of them before you write into it.
+    Repeats endlessly unless `epochs` is set. An incomplete last step is dropped, or with `drop_last=False` divided
+    among the ranks. `fields` adds "positions", "document_ids", "cu_seqlens" or "sample_index" to the batches. With
+    `mask_boundaries`, labels that are the first token of the next document are -100. `dtype` is the dtype of ids and
+    labels; None keeps the stored one. Inputs and unmasked labels are views of the same rows: copy one of them before
+    you write into it.
 
-    `packing` says how documents come into rows. "concat": end to end, cut wherever a row ends.
-    "best_fit": whole where they fit, several in a row. "padded": one in a row. The last two cut only what
-    is longer than a row, mask borders, and fill rows up with padding, whose labels are ignored.
+    `packing` decides how documents are put into rows. "concat": end to end, cut wherever a row ends. "best_fit":
+    whole documents, several in a row. "padded": one document in a row. The last two cut only documents longer than a
+    row, mask boundaries, and fill rows with padding, whose labels are -100.
 
-    In place of a dataset it takes a `Mixture` of several; the field "part" then numbers them.
+    `dataset` is a path, a URL, an open dataset, or a `Mixture` of several. The field "component" then tells which
+    component of the mixture each row is from.
     """
 
     def __init__(
@@ -81,38 +81,55 @@ class DataLoader:
         epochs: int | None = None,
         drop_last: bool = True,
         fields: tuple[str, ...] = (),
-        mask_borders: bool = False,
+        mask_boundaries: bool = False,
         dtype: npt.DTypeLike | None = np.int64,
         prefetch: int = 2,
     ) -> None:
-        form = BatchSpec(fields=fields, mask_borders=mask_borders, dtype=dtype)
+        batch_spec = BatchSpec(fields=fields, mask_boundaries=mask_boundaries, dtype=dtype)
         share = check_share(batch_size=batch_size, rank=rank, world_size=world_size, prefetch=prefetch, epochs=epochs)
         self.batch_size, self.rank, self.world_size, self.prefetch, self.epochs = share
         self.seq_len, seed = check_seq_len(seq_len), arguments.seed_number(seed)
         self.drop_last = arguments.flag("drop_last", drop_last)
         opened = dataset if isinstance(dataset, Dataset | Mixture) else datasets.open(dataset)
-        self.stream = open_stream(opened, self.seq_len, split=split, order=order, seed=seed, form=form, packing=packing)
+        self.path = None if isinstance(opened, Mixture) else opened.path
+        self.stream = open_stream(
+            opened, self.seq_len, split=split, order=order, seed=seed, batch_spec=batch_spec, packing=packing
+        )
         self.samples_seen = 0
         if self.epochs is not None:
             check_steps(self.stream, self.epochs * self.num_samples)
 
     @property
     def num_samples(self) -> int:
-        """Samples of an epoch."""
+        """Samples in an epoch."""
         return self.stream.num_samples
+
+    @property
+    def num_steps(self) -> int | None:
+        """Batches of a rank in all epochs, or None if the loader repeats endlessly."""
+        if self.epochs is None:
+            return None
+        steps, rest = divmod(self.epochs * self.num_samples, self.batch_size * self.world_size)
+        return steps + (not self.drop_last and rest > self.batch_size * self.rank)
 
     @property
     def epoch(self) -> int:
         return self.samples_seen // self.num_samples
 
+    def __repr__(self) -> str:
+        source = "Mixture" if self.path is None else repr(self.path)
+        shape = f"seq_len={self.seq_len}, batch_size={self.batch_size}, rank={self.rank}, world_size={self.world_size}"
+        steps = "endless" if self.num_steps is None else f"{self.num_steps:,} steps"
+        return f"{type(self).__name__}({source}, {shape}, {steps}, {self.samples_seen:,} samples seen)"
+
     def __iter__(self) -> Iterator[Batch]:
-        """Batches from where the loader stands; a second iterator goes on where the first was left."""
+        """Batches from the current position. A second iterator continues where the first one was left."""
         for seen, batch in run_ahead(self._batches(self.samples_seen), self.prefetch):
             self.samples_seen = seen
             yield batch
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the stream stands, as plain JSON. It is the same on all ranks."""
+        """The position in the stream, as plain JSON. It is the same on all ranks."""
         return {
             "version": STATE_VERSION,
             "stream": self.stream.identity,
@@ -121,30 +138,30 @@ class DataLoader:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on where another loader of the same stream stood, whatever its ranks and batch size were."""
+        """Continue at the position of another loader of the same stream, with any ranks and batch size."""
         hint = "open the same dataset with the same seed, order, packing and seq_len"
         seen = check_state(state, self.stream.identity, hint=hint)
         check_content(state, "content", self.stream.content)
         self.samples_seen = seen
 
     def _batches(self, seen: int) -> Iterator[tuple[int, Batch]]:
-        """Batches from a sample on, each with the number of samples that all ranks will have seen by then."""
+        """Batches from a sample on, each with the number of samples that all ranks have seen after it."""
         step = self.batch_size * self.world_size
         mine = self.batch_size * self.rank + np.arange(self.batch_size)
         last = None if self.epochs is None else self.epochs * self.num_samples
         ends = [end for end in (last, limit_of(self.stream)) if end is not None]
         left = max(0, min(ends) - seen) // step if ends else None
         chunks = self._locate_chunks(seen + mine, step, left)
-        coming = next(chunks, None)
-        expected = self._expect(coming)
+        following = next(chunks, None)
+        prefetching = self._prefetch_chunk(following)
         release_steps, others_bytes = max(1, _RELEASE_ROWS // self.batch_size), 0
-        while coming is not None:
-            for _ in expected:
+        while following is not None:
+            for _ in prefetching:
                 pass
-            located, coming = coming, next(chunks, None)
-            expected = self._expect(coming)
+            located, following = following, next(chunks, None)
+            prefetching = self._prefetch_chunk(following)
             for number, batch in enumerate(self.stream.batches(located)):
-                next(expected, None)  # a little with each batch, so that none waits for it
+                next(prefetching, None)  # one step with each batch, so that no batch waits for it
                 if number % release_steps == 0:
                     others_bytes = release(self.stream.maps(), others_bytes)
                 seen += step
@@ -156,22 +173,22 @@ class DataLoader:
             if len(rest):
                 yield last, self.stream.batch(self.stream.locate(rest))
 
-    def _expect(self, located: Numbers | None) -> Iterator[None]:
-        return iter(()) if located is None else self.stream.expect(list(located))
+    def _prefetch_chunk(self, located: Numbers | None) -> Iterator[None]:
+        return iter(()) if located is None else self.stream.prefetch(list(located))
 
     def _locate_chunks(self, first: Numbers, step: int, left: int | None) -> Iterator[Numbers]:
-        """The samples of the steps that are left, from the one with these places on; those of some steps at a time."""
+        """The samples of the remaining steps, several steps at a time. `first` are the positions of the first step."""
         chunk = max(1, _CHUNK_TOKENS // (self.batch_size * self.seq_len))
         done = 0
         for power in count():
-            steps = min(_STEPS, 1 << power)
+            steps = min(_MAX_STEPS, 1 << power)
             if left is not None:
                 steps = min(steps, left - done)
             if not steps:
                 return
-            places = first + step * np.arange(done, done + steps)[:, None]
-            located = self.stream.locate(places.ravel())
-            located = located.reshape(*places.shape, *located.shape[1:])
+            positions = first + step * np.arange(done, done + steps)[:, None]
+            located = self.stream.locate(positions.ravel())
+            located = located.reshape(*positions.shape, *located.shape[1:])
             done += steps
             for begin in range(0, steps, chunk):
                 yield located[begin : begin + chunk]
@@ -184,28 +201,33 @@ def open_stream(
     split: str,
     order: Order,
     seed: int,
-    form: BatchSpec,
+    batch_spec: BatchSpec,
     packing: PackingKind = "concat",
 ) -> SampleStream:
-    """The stream of a split's samples, or of those of all parts of a mixture."""
+    """The stream of the samples of a split, or of all components of a mixture."""
     if isinstance(dataset, Dataset):
-        return _open_part(dataset, seq_len, {}, split=split, order=order, seed=seed, form=form, packing=packing)
-    stored = [numpy_dtype(part[split].dtype) for part in dataset.datasets.values()]
+        return _open_component(
+            dataset, seq_len, {}, split=split, order=order, seed=seed, batch_spec=batch_spec, packing=packing
+        )
+    stored = [numpy_dtype(component[split].dtype) for component in dataset.datasets.values()]
     plain = replace(
-        form,
-        fields=tuple(field for field in form.fields if field != "part"),
-        # Ids as they are stored may be of several kinds; the widest has room for all.
-        dtype=np.result_type(*stored) if form.dtype is None else form.dtype,
+        batch_spec,
+        fields=tuple(field for field in batch_spec.fields if field != "component"),
+        # Stored dtypes may differ; the widest one holds all ids.
+        dtype=np.result_type(*stored) if batch_spec.dtype is None else batch_spec.dtype,
     )
     streams = [
-        # Each has its name in its key, so that parts with the same dataset have orders of their own.
-        _open_part(part, seq_len, {"part": name}, split=split, order=order, seed=seed, form=plain, packing=packing)
-        for name, part in dataset.datasets.items()
+        # The name is hashed for the order (under its key of version 0.1), so that two components with the same
+        # dataset have different orders.
+        _open_component(
+            component, seq_len, {"part": name}, split=split, order=order, seed=seed, batch_spec=plain, packing=packing
+        )
+        for name, component in dataset.datasets.items()
     ]
-    return MixtureStream(dataset, streams, fields=form.fields)
+    return MixtureStream(dataset, streams, fields=batch_spec.fields)
 
 
-def _open_part(
+def _open_component(
     dataset: Dataset,
     seq_len: int,
     extra: dict[str, str],
@@ -213,30 +235,30 @@ def _open_part(
     split: str,
     order: Order,
     seed: int,
-    form: BatchSpec,
+    batch_spec: BatchSpec,
     packing: PackingKind,
 ) -> SampleStream:
-    if "part" in form.fields:
-        raise RecipeError("field 'part' of a single dataset", hint="only a Mixture has parts")
+    if "component" in batch_spec.fields:
+        raise RecipeError("field 'component' of a single dataset", hint="only a Mixture has components")
     identity = {"fingerprint": dataset.manifest.fingerprint, "split": split, **extra}
     if packing == "concat":
         windows, content = Windows(dataset[split], seq_len), dataset.content(split)
-        return WindowStream(windows, identity, content, order=order, seed=seed, form=form)
-    return open_packed(dataset, split, packing, seq_len, identity, order=order, seed=seed, form=form)
+        return WindowStream(windows, identity, content, order=order, seed=seed, batch_spec=batch_spec)
+    return open_packed(dataset, split, packing, seq_len, identity, order=order, seed=seed, batch_spec=batch_spec)
 
 
 def check_content(state: dict[str, Any], name: str, mine: Any) -> None:
-    """Refuse the state of a stream of other text. States of before it was recorded do not say, and are taken."""
+    """Refuse a state that was written for other text. States of 0.1 do not record the content, and are accepted."""
     theirs = state.get(name)
     if theirs in (None, mine):
         return
     of = ""
     if isinstance(mine, list) and isinstance(theirs, list) and len(mine) == len(theirs):
-        parts = zip(state["stream"]["parts"], theirs, mine, strict=True)
-        of = f" of part {', '.join(repr(part.get('part')) for part, was, now in parts if was != now)}"
+        components = zip(state["stream"]["parts"], theirs, mine, strict=True)
+        of = f" of component {', '.join(repr(one.get('part')) for one, was, now in components if was != now)}"
     raise StateError(
         f"the state was written before the {name}{of} changed: it has {_short(theirs)}, this loader {_short(mine)}",
-        hint="put the old text back and prepare it again, or begin without the state",
+        hint="prepare the previous text again, or start without the state",
     )
 
 
@@ -245,13 +267,13 @@ def _short(digests: Any) -> str:
 
 
 def check_state(state: dict[str, Any], mine: dict[str, Any], *, hint: str) -> int:
-    """The samples seen of a state that belongs to the stream with this identity; else `StateError`."""
+    """The samples seen, if the state belongs to the stream with this identity. Otherwise `StateError`."""
     if not isinstance(state, Mapping):
-        raise StateError(f"a state is a mapping, not of type {type(state).__name__}", hint="give what state_dict gave")
+        raise StateError(f"a state is a mapping, not of type {type(state).__name__}", hint="pass what state_dict returned")
     if state.get("version") != STATE_VERSION:
         raise StateError(
             f"the state has version {state.get('version')!r}, this loader {STATE_VERSION}",
-            hint="use the tokenmill that wrote it",
+            hint="use the version of tokenmill that wrote it",
         )
     found = state.get("stream")
     if found != mine:
@@ -269,7 +291,7 @@ def check_state(state: dict[str, Any], mine: dict[str, Any], *, hint: str) -> in
 
 
 class Share(NamedTuple):
-    """What a rank takes of a stream, as plain numbers."""
+    """The part of a stream that a rank reads, as plain numbers."""
 
     batch_size: int
     rank: int
@@ -279,39 +301,36 @@ class Share(NamedTuple):
 
 
 def check_share(*, batch_size: int, rank: int, world_size: int, prefetch: int, epochs: int | None) -> Share:
-    """The same as plain numbers, or a `RecipeError` that names what is not one."""
+    """These arguments as plain numbers. A `RecipeError` names one that is not a number, or out of range."""
     share = Share(
         batch_size=arguments.whole("batch_size", batch_size, least=1, hint="give a positive number of samples"),
         rank=arguments.whole("rank", rank, hint="ranks count from 0"),
         world_size=arguments.whole("world_size", world_size, least=1, hint="give the number of ranks"),
         prefetch=arguments.whole("prefetch", prefetch, hint="give the number of batches to keep ready, or 0"),
-        epochs=arguments.whole_or_none("epochs", epochs, hint="give a number of epochs, or None to go on for ever"),
+        epochs=arguments.whole_or_none("epochs", epochs, hint="give a number of epochs, or None to repeat endlessly"),
     )
     if share.rank >= share.world_size:
         raise RecipeError(f"rank {share.rank} of {share.world_size} ranks", hint="ranks count from 0")
     if share.batch_size * share.world_size > arguments.MAX_STEP:
         said = f"batch_size {share.batch_size} on world_size {share.world_size} ranks"
-        raise RecipeError(f"{said}: too many samples in a step", hint=f"have at most {arguments.MAX_STEP} of them")
+        raise RecipeError(f"{said}: too many samples in a step", hint=f"use at most {arguments.MAX_STEP}")
     return share
 
 
-T = TypeVar("T")
-
-
 class _End:
-    """The last thing in the queue: the iterator is exhausted, or failed."""
+    """The last item in the queue: the iterator is exhausted, or failed with an error."""
 
     def __init__(self, error: BaseException | None = None) -> None:
         self.error = error
 
 
 def run_ahead(items: Iterator[T], depth: int) -> Generator[T]:
-    """The same items; up to `depth` of them are made before they are asked for. None are with 0, and no thread."""
+    """The same items, made in a thread up to `depth` ahead of their consumer. With 0 there is no thread."""
     if depth == 0:
         yield from items
         return
     ready: queue.SimpleQueue[T | _End] = queue.SimpleQueue()
-    room: queue.SimpleQueue[None] = queue.SimpleQueue()  # one for each item that may be made
+    room: queue.SimpleQueue[None] = queue.SimpleQueue()  # an entry for each item that may be made
     for _ in range(depth):
         room.put(None)
     wanted = True
@@ -322,7 +341,7 @@ def run_ahead(items: Iterator[T], depth: int) -> Generator[T]:
                 ready.put(next(items))
         except StopIteration:
             ready.put(_End())
-        except BaseException as error:  # whatever it is, the consumer must see it
+        except BaseException as error:  # the consumer raises it
             ready.put(_End(error))
 
     thread = threading.Thread(target=work, daemon=True, name="tokenmill-ahead")
@@ -332,7 +351,7 @@ def run_ahead(items: Iterator[T], depth: int) -> Generator[T]:
         while True:
             if os.getpid() != process:
                 raise StateError(
-                    "this iterator was begun in another process, and what makes its items is a thread of that one",
+                    "this iterator was started in another process, and the thread that makes its items was not forked",
                     hint="call iter() again in this process: it continues where the other one was at the fork",
                 )
             item = ready.get()

@@ -1,15 +1,14 @@
-"""Pages of mapped shards: those that come are read ahead of time, and those that were used do not pile up.
+"""The page cache and mapped shards: pages are read ahead of their use, and released when there are too many.
 
-A row that is not in memory stalls whoever touches it, one disk access after another. So the system is
-told of the rows of many batches at once, and reads them while others are in use. It is asked about
-a few of them first: where all is in memory, there is nothing to tell. A dataset that has no room in
-memory is never all there; and what it lacks is read row by row, with nothing around it that would
-drive other rows out.
+A row that is not in memory stalls its reader, one disk access after another. So the system is told about the rows
+of many batches at once, and reads them while others are in use. A few rows are probed first: if they are in memory,
+nothing is announced. A dataset larger than the available memory is never completely cached. Its rows are announced
+one by one, without readahead around them, which would evict other rows.
 
-Mapped pages count as memory of the process as long as they stay mapped. So beyond a bound all of
-them are given back at once; the system keeps them in its cache as long as it has room.
+Mapped pages count as memory of the process while they are mapped. Beyond a limit, all of them are released at once;
+the system keeps them in its cache as long as it has memory to spare.
 
-All of it is advice to Linux. Elsewhere nothing is done, and no batch is any different.
+All of this is advice to Linux. Elsewhere nothing is done, and batches are the same.
 """
 
 from __future__ import annotations
@@ -33,21 +32,21 @@ Mapped = npt.NDArray[Any]
 
 MAX_RESIDENT_BYTES = 1 << 30
 _NUM_PROBES = 4
-# A dataset that has room in memory is read whole at last, and sooner by few large reads than by many small ones.
+# A dataset that fits into memory will be read completely, and a few large reads are faster than many small ones.
 _BLOCK_BYTES = 1 << 16
 _CAN_READ_AHEAD = hasattr(os, "posix_fadvise") and hasattr(os, "RWF_NOWAIT") and hasattr(mmap, "MADV_RANDOM")
 _CAN_RELEASE = hasattr(mmap, "MADV_DONTNEED") and os.path.exists("/proc/self/statm")
 
 
 def read_ahead(split: TokenSplit, batches: Sequence[Numbers], find: Callable[[Numbers], TokenRanges]) -> Iterator[None]:
-    """With each step, have the system read the tokens that `find` finds for the samples of one more batch.
+    """With each step, have the system read the tokens of one more batch; `find` gives the tokens of samples.
 
-    There are no steps if a few of the samples are found in memory, and all of the dataset has room there.
+    There are no steps if the dataset fits into memory and a few probed samples are already there.
     """
     samples = np.concatenate(batches)
     if not _CAN_READ_AHEAD or not len(samples):
         return
-    if not _has_room(split):
+    if not _fits_in_memory(split):
         for mapped in find_maps(split.maps()):
             mapped.madvise(mmap.MADV_RANDOM)
     elif all(_is_cached(split, token) for token in find(samples[:: -(-len(samples) // _NUM_PROBES)]).starts.tolist()):
@@ -59,9 +58,9 @@ def read_ahead(split: TokenSplit, batches: Sequence[Numbers], find: Callable[[Nu
 
 
 def release(maps: Iterable[Mapped], others_bytes: int = 0) -> int:
-    """Give back the pages of these maps once they are too many; the rest of the process has `others_bytes` of files.
+    """Release the pages of these maps once there are too many. Other maps of the process have `others_bytes`.
 
-    What the rest has is known after that, and returned for the next time.
+    Returns what the others have, which is known exactly after a release, for the next call.
     """
     maps = list(maps)
     if not _CAN_RELEASE or sum(mapped.nbytes for mapped in maps) <= MAX_RESIDENT_BYTES:
@@ -74,7 +73,7 @@ def release(maps: Iterable[Mapped], others_bytes: int = 0) -> int:
 
 
 def resident_bytes() -> int:
-    """What the process has of mapped files in memory."""
+    """Bytes of mapped files that are in memory for this process."""
     descriptor = os.open("/proc/self/statm", os.O_RDONLY)
     try:
         return int(os.read(descriptor, 256).split()[2]) * mmap.PAGESIZE
@@ -83,16 +82,16 @@ def resident_bytes() -> int:
 
 
 def _find_runs(split: TokenSplit, wanted: TokenRanges) -> Iterator[tuple[int, int, int]]:
-    """The runs of blocks that these stretches lie in: descriptor of a file, first byte, end."""
+    """The runs of blocks that contain these tokens: descriptor of a file, first byte, end."""
     slices = slice_ranges(split, wanted)
-    block_bytes = _BLOCK_BYTES if _has_room(split) else mmap.PAGESIZE
+    block_bytes = _BLOCK_BYTES if _fits_in_memory(split) else mmap.PAGESIZE
     for number in distinct(slices.shards):
         mine = slices.shards == number
-        path, offset = split.shard_place(number)
+        path, offset = split.shard_location(number)
         try:
             descriptor = os.open(path, os.O_RDONLY)
         except OSError:
-            continue  # whoever reads it will say what is wrong; a shard of a URL may not be here yet
+            continue  # the read itself reports the error; a shard of a URL may not be copied yet
         try:
             for begin, end in merge(slices.begins[mine] + offset, slices.ends[mine] + offset, block_bytes):
                 yield descriptor, begin, end
@@ -101,33 +100,33 @@ def _find_runs(split: TokenSplit, wanted: TokenRanges) -> Iterator[tuple[int, in
 
 
 def merge(begins: Numbers, ends: Numbers, block_bytes: int) -> Iterator[tuple[int, int]]:
-    """These ranges of bytes as whole blocks; those that touch are one."""
-    in_turn = np.argsort(begins)
-    begins = begins[in_turn] // block_bytes * block_bytes
-    ends = np.maximum.accumulate(-(-ends[in_turn] // block_bytes) * block_bytes)
+    """These ranges of bytes as whole blocks. Ranges that touch are merged."""
+    by_begin = np.argsort(begins)
+    begins = begins[by_begin] // block_bytes * block_bytes
+    ends = np.maximum.accumulate(-(-ends[by_begin] // block_bytes) * block_bytes)
     firsts = np.flatnonzero(np.append(True, begins[1:] > ends[:-1]))
     lasts = np.append(firsts[1:], len(begins)) - 1
     return zip(begins[firsts].tolist(), ends[lasts].tolist(), strict=True)
 
 
 def _is_cached(split: TokenSplit, token: int) -> bool:
-    """Whether a token can be had without waiting. A file system that cannot tell says no."""
+    """Whether a token can be read without waiting. False if the file system cannot tell."""
     number = bisect.bisect_right(split.token_ends, token)
-    path, offset = split.shard_place(number)
+    path, offset = split.shard_location(number)
     first = split.token_ends[number - 1] if number else 0
     try:
         descriptor = os.open(path, os.O_RDONLY)
         try:
-            place = offset + (token - first) * numpy_dtype(split.dtype).itemsize
-            return os.preadv(descriptor, [bytearray(1)], place, os.RWF_NOWAIT) == 1
+            position = offset + (token - first) * numpy_dtype(split.dtype).itemsize
+            return os.preadv(descriptor, [bytearray(1)], position, os.RWF_NOWAIT) == 1
         finally:
             os.close(descriptor)
     except OSError:
         return False
 
 
-def _has_room(split: TokenSplit) -> bool:
-    """Whether memory holds all tokens of a split, and as much besides."""
+def _fits_in_memory(split: TokenSplit) -> bool:
+    """Whether the tokens of a split take at most half of the memory."""
     return split.num_tokens * numpy_dtype(split.dtype).itemsize <= _memory_bytes() // 2
 
 

@@ -22,7 +22,7 @@ from tokenmill import records
 from tokenmill.dataset import provenance
 from tokenmill.dataset.bin_idx import ShardWriter
 from tokenmill.dataset.manifest import BAD, SourceTotal
-from tokenmill.dataset.provenance import REASONS, SCHEMA, _choice
+from tokenmill.dataset.provenance import REASONS, SCHEMA, dictionary_column
 from tokenmill.recipe import load_filter
 from tokenmill.sources.base import TABLES, Batch, Skip
 from tokenmill.storage.local import Folder
@@ -70,8 +70,8 @@ def rows(
         [
             pa.DictionaryArray.from_arrays(source[order] - np.int32(first_source), pa.array(names, pa.string())),
             position[order],
-            _choice(split[order], split_names),
-            _choice(reason[order], REASONS),
+            dictionary_column(split[order], split_names),
+            dictionary_column(reason[order], REASONS),
             counts[order],
         ],
         schema=SCHEMA,
