@@ -233,7 +233,7 @@ def measure_all(dataset: tokenmill.Dataset, work: Path, options: argparse.Namesp
     contenders: dict[str, Batches] = {
         "ours, prefetch 0": ours(dataset, prefetch=0),
         "ours, prefetch 2": ours(dataset, prefetch=2),
-        "ours, masked": ours(dataset, prefetch=0, mask_borders=True),
+        "ours, masked": ours(dataset, prefetch=0, mask_boundaries=True),
         "ours, best fit": ours(dataset, prefetch=0, packing="best_fit"),
         "bare gather": bare_gather(flat, dtype),
         "nanoGPT get_batch": nanogpt(flat, dtype),

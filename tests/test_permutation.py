@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenmill.permutation import sample_with_replacement, make_key, permute
+from tokenmill.permutation import make_key, permute, sample_with_replacement
 
 
 @given(count=st.integers(1, 3000), key=st.binary(max_size=8))

@@ -101,7 +101,7 @@ def test_batches_are_those_of_the_loader_on_the_prepared_dataset(
         for ranks, batch_size in ((1, 3),) if takes_long(corpus) else ((1, 3), (2, 60)):
             for rank in range(ranks):
                 options: dict[str, Any] = {"split": split, "epochs": 2, "drop_last": drop_last, "fields": FIELDS}
-                options |= {"rank": rank, "world_size": ranks, "mask_borders": True}
+                options |= {"rank": rank, "world_size": ranks, "mask_boundaries": True}
                 expected = plain(corpus.loader(40, batch_size, **options))
                 assert plain(corpus.stream(40, batch_size, **options)) == expected
 
@@ -301,7 +301,7 @@ def test_a_cursor_that_counts_epochs_wrongly_is_noticed_at_the_end_of_one(corpus
         ({"shuffle": 1}, "shuffle is 1"),
         ({"split": "test"}, "no split 'test', only train, val"),
         ({"fields": ("colour",)}, "colour"),
-        ({"fields": ("part",)}, "field 'part'"),
+        ({"fields": ("component",)}, "field 'component'"),
         ({"dtype": np.int16}, "do not fit"),
         ({"colour": "red"}, "colour: there is no such field"),
         ({"prefetch": -1}, "prefetch is -1"),

@@ -30,25 +30,27 @@ def part(begin: int, lengths: list[int]) -> tuple[np.ndarray, np.ndarray]:
 def test_whatever_comes_and_goes_tokens_and_documents_keep_their_numbers(
     first: int, history: list[tuple[list[int], int]]
 ) -> None:
-    held, begin, owners = nothing(first, 7), first, []
+    buffer, begin, owners = nothing(first, 7), first, []
     for lengths, gone in history:
-        held = held.extend([part(held.end, lengths)])
+        buffer = buffer.extend([part(buffer.end, lengths)])
         for length in lengths:
             owners += [owners[-1] + 1 if owners else 7] * length
-        begin = min(held.end, max(begin, first + gone))
-        held = held.since(first + gone)
-        numbers = np.arange(begin, held.end)
-        assert (held.first_token, held.end) == (begin, first + len(owners))
-        assert held.tokens.tolist() == numbers.tolist()
-        assert held.document_at(numbers).tolist() == owners[begin - first :]
+        begin = min(buffer.end, max(begin, first + gone))
+        buffer = buffer.since(first + gone)
+        numbers = np.arange(begin, buffer.end)
+        assert (buffer.first_token, buffer.end) == (begin, first + len(owners))
+        assert buffer.tokens.tolist() == numbers.tolist()
+        assert buffer.document_at(numbers).tolist() == owners[begin - first :]
         if len(numbers):
-            documents = np.unique(held.document_at(numbers))
-            assert held.document_starts(documents).tolist() == [first + owners.index(one) for one in documents.tolist()]
+            documents = np.unique(buffer.document_at(numbers))
+            assert buffer.document_starts(documents).tolist() == [
+                first + owners.index(one) for one in documents.tolist()
+            ]
 
 
 def test_rows_begin_at_any_token_that_is_held() -> None:
-    held = nothing(100).extend([part(100, [5, 9]), part(114, [6])]).since(103)
-    assert held.gather(np.array([103, 110, 115]), 5).tolist() == [
+    buffer = nothing(100).extend([part(100, [5, 9]), part(114, [6])]).since(103)
+    assert buffer.gather(np.array([103, 110, 115]), 5).tolist() == [
         [103, 104, 105, 106, 107],
         [110, 111, 112, 113, 114],
         [115, 116, 117, 118, 119],

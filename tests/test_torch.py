@@ -59,8 +59,8 @@ def samples(batches: list[dict[str, list[Any]]]) -> list[int]:
 
 def test_tensors_hold_what_the_arrays_hold(dataset: Dataset) -> None:
     options: dict[str, Any] = {"fields": ("positions", "document_ids", "cu_seqlens", "sample_index")}
-    arrays = take(tokenmill.DataLoader(dataset, 32, 4, mask_borders=True, **options), 20)
-    assert take(adapters.DataLoader(dataset, 32, 4, mask_borders=True, **options), 20) == arrays
+    arrays = take(tokenmill.DataLoader(dataset, 32, 4, mask_boundaries=True, **options), 20)
+    assert take(adapters.DataLoader(dataset, 32, 4, mask_boundaries=True, **options), 20) == arrays
     batch = next(iter(adapters.DataLoader(dataset, 32, 4)))
     assert batch["input_ids"].dtype == batch["labels"].dtype == torch.int64
     assert next(iter(adapters.DataLoader(dataset, 32, 4, dtype=None)))["input_ids"].dtype == torch.uint16
@@ -69,7 +69,7 @@ def test_tensors_hold_what_the_arrays_hold(dataset: Dataset) -> None:
 @pytest.mark.parametrize("masked", [False, True])
 def test_tensors_can_be_viewed_and_written_each_for_itself(dataset: Dataset, masked: bool) -> None:
     """nanoGPT's model takes `targets.view(-1)`, which torch refuses for rows that do not lie end to end."""
-    batch = next(iter(adapters.DataLoader(dataset, 32, 4, mask_borders=masked)))
+    batch = next(iter(adapters.DataLoader(dataset, 32, 4, mask_boundaries=masked)))
     x, y = batch["input_ids"], batch["labels"]
     before = y.view(-1).tolist()
     x.view(-1).fill_(-1)

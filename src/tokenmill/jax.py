@@ -1,9 +1,9 @@
-"""The loader for jax: a data source for Grain, and an iterator that gives every host its part.
+"""The loader for jax: a data source for Grain, and an iterator that gives every process its share of a batch.
 
-    DataSource   samples by their number, as Grain's loaders and datasets want them
+    DataSource   samples by their index, for Grain's loaders and datasets
     DataLoader   batches for this process; with a sharding, arrays that span all processes
 
-This is the only module that imports jax. `DataSource` does without it.
+Only this module imports jax, and `DataSource` does not need it.
 """
 
 from __future__ import annotations
@@ -21,14 +21,15 @@ from tokenmill.loader import loader
 from tokenmill.loader.batches import Batch
 from tokenmill.loader.mixture import Mixture
 
-# jax keeps 32 bits unless it is told otherwise.
+# jax keeps 32 bits unless jax_enable_x64 is set.
 DTYPE = np.int32
 
 
 class DataSource:
     """A random-access data source: `len(source)`, and `source[i]` is a dict of arrays, each of one sample.
 
-    Grain decides on order and sharing; it writes `repr(source)` into its checkpoints, so that names the data.
+    Grain decides the order and the shards. It writes `repr(source)` into its checkpoints, so the repr is the identity
+    of the stream and never changes.
     """
 
     def __init__(self, dataset: Any, seq_len: int, *, dtype: npt.DTypeLike | None = DTYPE, **options: Any) -> None:
@@ -41,10 +42,10 @@ class DataSource:
         return self._stream.num_samples
 
     def __getitem__(self, index: SupportsIndex) -> Batch:
-        place, count = index.__index__(), len(self)
-        if not -count <= place < count:
-            raise IndexError(f"sample {place} of {count}")
-        batch = self._stream.batch(self._stream.locate(np.array([place % count])))
+        position, count = index.__index__(), len(self)
+        if not -count <= position < count:
+            raise IndexError(f"sample {position} of {count}")
+        batch = self._stream.batch(self._stream.locate(np.array([position % count])))
         return {name: rows[0] for name, rows in batch.items()}
 
     def __repr__(self) -> str:
@@ -52,10 +53,10 @@ class DataSource:
 
 
 class DataLoader(loader.DataLoader):
-    """`tokenmill.DataLoader` for this process of jax: `batch_size` samples of each step are its own.
+    """`tokenmill.DataLoader` for this jax process, which gets `batch_size` samples of each step.
 
-    Batches are arrays of numpy. With `sharding`, they are jax's own, of all processes' samples:
-    the batch is `batch_size * process_count` rows there, laid out as the sharding says.
+    Batches are numpy arrays. With `sharding`, they are jax arrays of the samples of all processes:
+    `batch_size * process_count` rows, laid out by the sharding.
     """
 
     def __init__(
@@ -75,10 +76,10 @@ class DataLoader(loader.DataLoader):
         if sharding is not None and "cu_seqlens" in options.get("fields", ()):
             raise RecipeError("cu_seqlens has no rows to shard", hint="leave the field or the sharding out")
         opened = dataset if isinstance(dataset, Dataset | Mixture) else open_dataset(dataset)
-        if opened.on_node and (rank is None or world_size is None) and jax.process_count() > 1:
+        if opened.is_node_part and (rank is None or world_size is None) and jax.process_count() > 1:
             raise RecipeError(
-                "this is one node's part of a dataset, which its processes share",
-                hint="give rank and world_size among the processes of this node: 0 and 1 if it has one",
+                "the dataset is one node's part, which the processes of the node share",
+                hint="give rank and world_size within this node: 0 and 1 if it has one process",
             )
         super().__init__(
             opened,

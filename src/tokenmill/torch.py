@@ -1,13 +1,13 @@
 """The loader for torch: the same stream as tensors, alone or inside torch's own DataLoader.
 
-    DataLoader        batches for this rank; prefetched, with a state. What a training loop wants
+    DataLoader        batches for this rank, prefetched, with a state: what a training loop needs
     IterableDataset   the same batches through the worker processes of torch.utils.data.DataLoader
-    Dataset           samples by their number, for torch's samplers
+    Dataset           samples by their index, for torch's samplers
     TextDataset       batches straight from text, with worker processes or without
     make_get_batch    nanoGPT's get_batch(split)
     DataModule        the methods that Lightning calls, without Lightning
 
-This is the only module that imports torch.
+Only this module imports torch.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ import torch
 from torch.utils import data as torch_data
 
 from tokenmill import arguments
-from tokenmill.dataset import dataset as dataset_dataset
+from tokenmill.dataset import dataset as datasets
 from tokenmill.errors import RecipeError
-from tokenmill.formats import open as formats_open
+from tokenmill.formats import open as formats
 from tokenmill.loader import loader as loaders
 from tokenmill.loader.batches import Batch
 from tokenmill.loader.mixture import Mixture
@@ -37,15 +37,15 @@ if TYPE_CHECKING:
 Tensors = dict[str, torch.Tensor]
 
 
-def find_rank(*, on_node: bool = False) -> tuple[int, int]:
-    """Rank and world size: of torch.distributed if it runs, else of RANK and WORLD_SIZE, else 0 of 1.
+def find_rank(*, within_node: bool = False) -> tuple[int, int]:
+    """Rank and world size: from torch.distributed if it is initialized, else from RANK and WORLD_SIZE, else 0 of 1.
 
-    Those `on_node` are LOCAL_RANK and LOCAL_WORLD_SIZE: the ranks of a node share the part of a dataset that it has.
+    With `within_node`, LOCAL_RANK and LOCAL_WORLD_SIZE: the ranks of a node share its part of a dataset.
     """
     running = torch.distributed.is_available() and torch.distributed.is_initialized()
-    if running and not on_node:
+    if running and not within_node:
         return torch.distributed.get_rank(), torch.distributed.get_world_size()
-    rank, size = ("LOCAL_RANK", "LOCAL_WORLD_SIZE") if on_node else ("RANK", "WORLD_SIZE")
+    rank, size = ("LOCAL_RANK", "LOCAL_WORLD_SIZE") if within_node else ("RANK", "WORLD_SIZE")
     given = {name: os.environ.get(name) for name in (rank, size)}
     if given[rank] is None and given[size] is None and not running and "RANK" not in os.environ:
         return 0, 1
@@ -59,12 +59,12 @@ def find_rank(*, on_node: bool = False) -> tuple[int, int]:
 
 
 class DataLoader(loaders.DataLoader):
-    """`tokenmill.DataLoader` with tensors. Rank and world size are found where they are not given: among the ranks
-    of this node, if the dataset is the part that it has.
+    """`tokenmill.DataLoader` with tensors. Rank and world size are detected if they are not given: those within the
+    node, if the dataset is one node's part.
 
-    Tensors are contiguous, each in memory of its own: `labels.view(-1)` works, and what is written into the
-    inputs leaves the labels alone. Where there is a GPU, `pin_memory` copies them into pinned memory, in
-    the thread that prefetches, so that `.to(device, non_blocking=True)` does not wait.
+    Tensors are contiguous and do not share memory: `labels.view(-1)` works, and writing to the inputs does not change
+    the labels. If there is a GPU, `pin_memory` copies them into pinned memory, in the prefetching thread, so that
+    `.to(device, non_blocking=True)` does not wait.
     """
 
     def __init__(
@@ -78,8 +78,8 @@ class DataLoader(loaders.DataLoader):
         pin_memory: bool = True,
         **options: Any,
     ) -> None:
-        opened = dataset if isinstance(dataset, dataset_dataset.Dataset | Mixture) else formats_open.open(dataset)
-        found = find_rank(on_node=opened.on_node) if rank is None or world_size is None else (rank, world_size)
+        opened = dataset if isinstance(dataset, datasets.Dataset | Mixture) else formats.open(dataset)
+        found = find_rank(within_node=opened.is_node_part) if rank is None or world_size is None else (rank, world_size)
         super().__init__(
             opened,
             seq_len,
@@ -99,22 +99,25 @@ class DataLoader(loaders.DataLoader):
 class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]  # torch is not type-checked here
     """Whole batches, for `torch.utils.data.DataLoader(..., batch_size=None, num_workers=W)`.
 
-    Worker w of W makes steps w, w + W, w + 2 W and so on. torch hands out one batch of each worker
-    in turn, so what comes out is the stream of `DataLoader`, in its order, for any W.
+    Worker w of W makes steps w, w + W, w + 2 W and so on. torch takes one batch of each worker in turn, so the result
+    is the stream of `DataLoader`, in its order, for any W.
 
-    Every iteration begins at the same place: the start, or where `load_state_dict` put it. Workers
-    are copies that tell nobody how far they are, so the trainer says how many batches it took:
-    `state_dict(steps)`. That state fits any number of workers and ranks, and `DataLoader` as well.
+    Every iteration begins at the same position: the start, or that of `load_state_dict`. Workers cannot report
+    progress, so pass the number of batches consumed: `state_dict(steps)`. That state fits any number of workers and
+    ranks, and `DataLoader` as well.
     """
 
     def __init__(self, dataset: Any, seq_len: int, batch_size: int, **options: Any) -> None:
-        # torch's workers run ahead by themselves.
+        # torch's workers prefetch themselves.
         self._loader = DataLoader(dataset, seq_len, batch_size, **{"prefetch": 0, "pin_memory": False, **options})
+
+    def __repr__(self) -> str:
+        return f"IterableDataset({self._loader!r})"
 
     def __iter__(self) -> Iterator[Tensors]:
         info = torch_data.get_worker_info()
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
-        # A step of W workers on R ranks is one of W * R ranks: the first R blocks are the first worker's.
+        # W steps of R ranks are one step of W * R ranks, of which the first R are the first worker's.
         share = copy.copy(self._loader)
         share.rank += worker * share.world_size
         share.world_size *= workers
@@ -122,7 +125,7 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]  # torc
         return itertools.islice(share, self._num_batches(worker, workers))
 
     def _num_batches(self, worker: int, workers: int) -> int | None:
-        """How many batches a worker makes; None is all that there are."""
+        """How many batches a worker makes; None for as many as there are."""
         loader = self._loader
         if loader.epochs is None or not loader.drop_last:
             return None
@@ -131,26 +134,31 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]  # torc
         return len(range(worker, steps, workers))
 
     def state_dict(self, steps: int) -> dict[str, Any]:
-        """The state after so many batches of one iteration."""
+        """The state after `steps` batches of one iteration."""
         loader = self._loader
-        steps = arguments.whole("steps", steps, hint="give the number of batches that were taken")
+        steps = arguments.whole("steps", steps, hint="give the number of batches consumed")
         last = float("inf") if loader.epochs is None else loader.epochs * loader.num_samples
         seen = loader.samples_seen + steps * loader.batch_size * loader.world_size
         return {**loader.state_dict(), "samples_seen": int(min(seen, max(last, loader.samples_seen)))}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let iterations begin there. Call it before workers start."""
+        """Make iterations begin there. Call it before workers start."""
         self._loader.load_state_dict(state)
 
 
 class Dataset(torch_data.Dataset):  # type: ignore[misc]  # torch is not type-checked here
-    """Samples by their number, as dicts of tensors: `dataset[i]["input_ids"]`. Order and ranks are the sampler's."""
+    """Samples by their index, as dicts of tensors: `dataset[i]["input_ids"]`. Order and ranks are up to the sampler."""
 
     def __init__(self, dataset: Any, seq_len: int, **options: Any) -> None:
         if "cu_seqlens" in options.get("fields", ()):
             raise RecipeError("cu_seqlens is a field of whole batches", hint="use DataLoader or IterableDataset")
         options = {"order": "sequential", **options}
-        self._stream = loaders.DataLoader(dataset, seq_len, batch_size=1, **options).stream
+        loader = loaders.DataLoader(dataset, seq_len, batch_size=1, **options)
+        self._stream, self._path = loader.stream, loader.path
+
+    def __repr__(self) -> str:
+        source = "Mixture" if self._path is None else repr(self._path)
+        return f"Dataset({source}, {len(self):,} samples)"
 
     def __len__(self) -> int:
         return self._stream.num_samples
@@ -159,22 +167,22 @@ class Dataset(torch_data.Dataset):  # type: ignore[misc]  # torch is not type-ch
         return self.__getitems__([index])[0]
 
     def __getitems__(self, indices: Sequence[int]) -> list[Tensors]:
-        """Several at once: what torch asks for if it can, and quicker than one by one."""
+        """Several samples at once, which torch prefers and which is faster."""
         count = len(self)
-        places = np.asarray(indices, np.int64)
-        if len(places) and not -count <= places.min() <= places.max() < count:
-            raise IndexError(f"samples {places.min()} to {places.max()} of {count}")
-        batch = as_tensors(self._stream.batch(self._stream.locate(places % count)))
-        return [{name: rows[row] for name, rows in batch.items()} for row in range(len(places))]
+        positions = np.asarray(indices, np.int64)
+        if len(positions) and not -count <= positions.min() <= positions.max() < count:
+            raise IndexError(f"samples {positions.min()} to {positions.max()} of {count}")
+        batch = as_tensors(self._stream.batch(self._stream.locate(positions % count)))
+        return [{name: rows[row] for name, rows in batch.items()} for row in range(len(positions))]
 
 
 class TextDataset(torch_data.IterableDataset):  # type: ignore[misc]  # torch is not type-checked here
     """`tokenmill.stream` for `torch.utils.data.DataLoader(..., batch_size=None, num_workers=W)`.
 
-    Rank and world size are found where they are not given. As with `IterableDataset`, what comes out is
-    the same for any W, every iteration begins at the same place, and the trainer says how many batches it
-    took. Each worker tokenises all of the text and makes every W-th batch: a second worker helps only
-    where the making of batches is the slow part.
+    Rank and world size are detected if they are not given. As with `IterableDataset`, the result is the same for any
+    W, every iteration begins at the same position, and `state_dict` takes the number of batches consumed. Each worker
+    tokenizes all of the text and makes every W-th batch, so more workers help only if making batches is the
+    bottleneck.
     """
 
     def __init__(
@@ -188,7 +196,7 @@ class TextDataset(torch_data.IterableDataset):  # type: ignore[misc]  # torch is
         world_size: int | None = None,
         **options: Any,
     ) -> None:
-        from tokenmill.text_stream import TextStream  # it loads what a trainer of a prepared dataset does not need
+        from tokenmill.text_stream import TextStream  # loads modules that a prepared dataset does not need
 
         found = find_rank() if rank is None or world_size is None else (rank, world_size)
         self._stream = TextStream(
@@ -201,20 +209,23 @@ class TextDataset(torch_data.IterableDataset):  # type: ignore[misc]  # torch is
             **options,
         )
 
+    def __repr__(self) -> str:
+        return f"TextDataset({self._stream!r})"
+
     def __iter__(self) -> Iterator[Tensors]:
         info = torch_data.get_worker_info()
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
         return map(as_tensors, self._stream.share(worker, workers))
 
     def state_dict(self, steps: int) -> dict[str, Any]:
-        """The state after so many batches of one iteration. A resume reads from where this iteration began."""
+        """The state after `steps` batches of one iteration. A resume reads from where this iteration began."""
         stream = self._stream
-        steps = arguments.whole("steps", steps, hint="give the number of batches that were taken")
+        steps = arguments.whole("steps", steps, hint="give the number of batches consumed")
         seen = stream.samples_seen + steps * stream.batch_size * stream.world_size
         return {**stream.state_dict(), "samples_seen": seen}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Let iterations begin there. Call it before workers start."""
+        """Make iterations begin there. Call it before workers start."""
         self._stream.load_state_dict(state)
 
 
@@ -223,9 +234,9 @@ def make_get_batch(
 ) -> Callable[[str], tuple[torch.Tensor, torch.Tensor]]:
     """nanoGPT's `get_batch(split)`: inputs and targets of random windows, int64, on the device.
 
-    The same seed gives the same windows. Ranks get different ones.
+    The same seed gives the same windows. Ranks get different windows.
     """
-    opened = formats_open.open(dataset) if isinstance(dataset, str | os.PathLike) else dataset
+    opened = formats.open(dataset) if isinstance(dataset, str | os.PathLike) else dataset
     batches: dict[str, Iterator[Any]] = {}
 
     def get_batch(split: str) -> tuple[torch.Tensor, torch.Tensor]:
@@ -240,10 +251,10 @@ def make_get_batch(
 
 
 class DataModule:
-    """What Lightning calls of a data module. Derive from this and `LightningDataModule`, or use it as it is.
+    """The methods that Lightning calls on a data module. Derive from this and `LightningDataModule`, or use it as is.
 
-    The state is that of the training stream, counted in batches handed out. Validation runs over its
-    split once, in its own order, from the start each time.
+    The state is that of the training stream, counted in batches consumed. Validation reads its split once, in order,
+    from the start each time.
     """
 
     def __init__(
@@ -256,11 +267,16 @@ class DataModule:
         self._train: DataLoader | None = None
         self._state: dict[str, Any] | None = None
 
+    def __repr__(self) -> str:
+        dataset, seq_len, batch_size = self._arguments
+        source = self._train if self._train is not None else dataset
+        return f"DataModule({source!r}, seq_len={seq_len}, batch_size={batch_size})"
+
     def prepare_data(self) -> None:
         """Nothing to do: the dataset is prepared."""
 
     def setup(self, stage: str | None = None) -> None:
-        """Open the training stream; rank and world size are known by now."""
+        """Open the training stream. Lightning has started the process group by now."""
         if self._train is None:
             self._train = DataLoader(*self._arguments, **self._options)
             if self._state is not None:
@@ -278,21 +294,21 @@ class DataModule:
             **{name: value for name, value in self._options.items() if name not in ("order", "seed")},
             **{"split": self._val_split, "order": "sequential", "epochs": 1},
         }
-        # A rank without a last batch would keep the others waiting.
+        # If a rank had no last batch, the others would wait for it.
         world_size = self._options.get("world_size") or find_rank()[1]
         return IterableDataset(*self._arguments, **{**options, "drop_last": world_size > 1})
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the training stream stands."""
+        """The position in the training stream."""
         return self.train_dataloader().state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Before or after `setup`: Lightning has done both."""
+        """May be called before or after `setup`: versions of Lightning differ."""
         self._state = state_dict
         if self._train is not None:
             self._train.load_state_dict(state_dict)
 
 
 def as_tensors(batch: Batch) -> Tensors:
-    """The same as tensors that models can `view`; arrays of plain rows overlap, and are copied."""
+    """The batch as contiguous tensors, which models can `view`. Inputs and labels that overlap are copied."""
     return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in batch.items()}

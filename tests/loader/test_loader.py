@@ -206,7 +206,7 @@ def test_borders_are_those_of_the_documents(datasets: dict[str, Dataset], eot: s
     split = datasets[eot]["train"]
     owners = [number for number in range(len(split)) for _ in range(len(split.document(number)))]
     loader = DataLoader(
-        datasets[eot], 45, 5, epochs=1, drop_last=False, mask_borders=True, prefetch=0,
+        datasets[eot], 45, 5, epochs=1, drop_last=False, mask_boundaries=True, prefetch=0,
         fields=("positions", "document_ids", "cu_seqlens", "sample_index"),
     )  # fmt: skip
     for batch in loader:
@@ -224,7 +224,7 @@ def test_borders_are_those_of_the_documents(datasets: dict[str, Dataset], eot: s
 
 
 def test_masked_labels_do_not_touch_the_inputs(dataset: Dataset) -> None:
-    plain, masked = (take(DataLoader(dataset, 45, 5, mask_borders=mask), 10) for mask in (False, True))
+    plain, masked = (take(DataLoader(dataset, 45, 5, mask_boundaries=mask), 10) for mask in (False, True))
     for one, other in zip(plain, masked, strict=True):
         assert (one["input_ids"] == other["input_ids"]).all()
         kept = other["labels"] != IGNORED
@@ -235,7 +235,7 @@ def test_masked_labels_do_not_touch_the_inputs(dataset: Dataset) -> None:
 def test_ids_may_stay_as_they_are_stored(dataset: Dataset) -> None:
     assert next(iter(DataLoader(dataset, 32, 4, dtype=None)))["input_ids"].dtype == np.uint16
     with pytest.raises(RecipeError, match="masked"):
-        DataLoader(dataset, 32, 4, dtype=None, mask_borders=True)
+        DataLoader(dataset, 32, 4, dtype=None, mask_boundaries=True)
 
 
 @pytest.mark.parametrize("dtype", [np.int16, np.uint8, np.float64])

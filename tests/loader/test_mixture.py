@@ -18,7 +18,7 @@ from tokenmill.dataset.dataset import Dataset
 from tokenmill.errors import RecipeError, StateError
 from tokenmill.loader.batches import IGNORED
 from tokenmill.loader.loader import DataLoader
-from tokenmill.loader.mixture import MAX_SCHEDULE, Mixture, MixtureStream, make_schedule, to_shares
+from tokenmill.loader.mixture import MAX_PERIOD, Mixture, MixtureStream, make_schedule, to_shares
 
 SIZES = {"web": 120, "code": 50, "books": 20}
 
@@ -43,12 +43,12 @@ def samples(loader: DataLoader, steps: int) -> list[tuple[int, int]]:
     """Part and number of each sample of so many steps."""
     found = []
     for batch in itertools.islice(iter(loader), steps):
-        found += list(zip(batch["part"].tolist(), batch["sample_index"].tolist(), strict=True))
+        found += list(zip(batch["component"].tolist(), batch["sample_index"].tolist(), strict=True))
     return found
 
 
 def open_samples(mixture: Mixture, steps: int, batch_size: int = 1, **options: Any) -> list[tuple[int, int]]:
-    loader = DataLoader(mixture, 40, batch_size, fields=("part", "sample_index"), prefetch=0, **options)
+    loader = DataLoader(mixture, 40, batch_size, fields=("component", "sample_index"), prefetch=0, **options)
     return samples(loader, steps)
 
 
@@ -109,10 +109,10 @@ def test_weights_of_any_kind_are_within_a_part_of_the_longest_turn(weights: list
     if not any(weights):
         return
     shares = to_shares(weights)
-    assert sum(shares) <= MAX_SCHEDULE
+    assert sum(shares) <= MAX_PERIOD
     for share, weight in zip(shares, weights, strict=True):
         exact = Fraction(str(weight)) / sum(Fraction(str(w)) for w in weights)
-        assert abs(Fraction(share, sum(shares)) - exact) < Fraction(1, MAX_SCHEDULE)
+        assert abs(Fraction(share, sum(shares)) - exact) < Fraction(1, MAX_PERIOD)
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_every_window_of_the_stream_has_its_proportions(
     found = open_samples(mix(datasets, weights), 1500)
     for part, weight in enumerate(weights.values()):
         share = Fraction(str(weight)) / sum(Fraction(str(w)) for w in weights.values())
-        assert spread([part for part, _ in found], part, share) < 2 + Fraction(1500, MAX_SCHEDULE)
+        assert spread([part for part, _ in found], part, share) < 2 + Fraction(1500, MAX_PERIOD)
 
 
 def test_the_proportions_hold_far_out_in_the_stream(datasets: dict[str, Dataset]) -> None:
@@ -142,7 +142,7 @@ def test_the_proportions_hold_far_out_in_the_stream(datasets: dict[str, Dataset]
 
 
 def test_no_sample_of_a_part_comes_twice_within_its_epoch(datasets: dict[str, Dataset]) -> None:
-    loader = DataLoader(mix(datasets), 40, 1, fields=("part", "sample_index"), prefetch=0)
+    loader = DataLoader(mix(datasets), 40, 1, fields=("component", "sample_index"), prefetch=0)
     assert isinstance(loader.stream, MixtureStream)
     found = samples(loader, 1500)
     for part, stream in enumerate(loader.stream.streams):
@@ -160,8 +160,8 @@ def test_no_sample_of_a_part_comes_twice_within_its_epoch(datasets: dict[str, Da
 def test_rows_are_those_of_the_parts(datasets: dict[str, Dataset], packing: Any) -> None:
     """Each row of a mixture, with all its fields, is the row that the part's own stream has there."""
     fields = ("positions", "document_ids", "cu_seqlens", "sample_index")
-    options: dict[str, Any] = {"packing": packing, "prefetch": 0, "mask_borders": True}
-    loader = DataLoader(mix(datasets), 40, 7, fields=("part", *fields), **options)
+    options: dict[str, Any] = {"packing": packing, "prefetch": 0, "mask_boundaries": True}
+    loader = DataLoader(mix(datasets), 40, 7, fields=("component", *fields), **options)
     single = [
         {
             int(number): {
@@ -176,14 +176,14 @@ def test_rows_are_those_of_the_parts(datasets: dict[str, Dataset], packing: Any)
     masked = 0
     for batch in itertools.islice(iter(loader), 60):
         edges = [0]
-        for row, (part, number) in enumerate(zip(batch["part"], batch["sample_index"], strict=True)):
+        for row, (part, number) in enumerate(zip(batch["component"], batch["sample_index"], strict=True)):
             expected = single[int(part)][int(number)]
             for name in ("input_ids", "labels", "positions", "document_ids"):
                 assert batch[name][row].tolist() == expected[name]
             edges += [40 * row + edge for edge in expected["cu_seqlens"][1:]]
         assert batch["cu_seqlens"].tolist() == edges
         assert batch["cu_seqlens"].dtype == np.int32
-        assert batch["part"].dtype == np.int8
+        assert batch["component"].dtype == np.int8
         masked += int((batch["labels"] == IGNORED).sum())
     assert masked
 
@@ -211,7 +211,7 @@ def global_stream(mixture: Mixture, history: list[tuple[int, int, int, int]], pa
         for rank in range(ranks):
             loader = DataLoader(
                 mixture, 40, batch_size, rank=rank, world_size=ranks, packing=packing,
-                fields=("part", "sample_index"), prefetch=prefetch,
+                fields=("component", "sample_index"), prefetch=prefetch,
             )  # fmt: skip
             if state is not None:
                 loader.load_state_dict(state)
@@ -228,7 +228,7 @@ def test_two_hundred_histories_of_ranks_and_batch_sizes_are_one_stream(
     datasets: dict[str, Dataset], packing: Any
 ) -> None:
     chance = random.Random(11)
-    mixture = mix(datasets, changes={100: {"web": 1, "code": 0, "books": 3}, 250: {"web": 1, "code": 1, "books": 0}})
+    mixture = mix(datasets, schedule={100: {"web": 1, "code": 0, "books": 3}, 250: {"web": 1, "code": 1, "books": 0}})
     whole = global_stream(mixture, [(1, 1, 500, 0)], packing)
     for _ in range(200):
         history = [
@@ -240,8 +240,8 @@ def test_two_hundred_histories_of_ranks_and_batch_sizes_are_one_stream(
 
 
 def test_weights_change_at_the_sample_that_is_named(datasets: dict[str, Dataset]) -> None:
-    changes = {101: {"web": 0, "code": 1, "books": 0}, 333: {"web": 1, "code": 1, "books": 2}}
-    found = open_samples(mix(datasets, changes=changes), 700)
+    schedule = {101: {"web": 0, "code": 1, "books": 0}, 333: {"web": 1, "code": 1, "books": 2}}
+    found = open_samples(mix(datasets, schedule=schedule), 700)
     plain = open_samples(mix(datasets), 700)
     assert found[:101] == plain[:101]
     assert {part for part, _ in found[101:333]} == {1}
@@ -250,7 +250,7 @@ def test_weights_change_at_the_sample_that_is_named(datasets: dict[str, Dataset]
 
 
 def test_a_part_goes_on_where_it_was_when_weights_change(datasets: dict[str, Dataset]) -> None:
-    changed = open_samples(mix(datasets, changes={101: {"web": 3, "code": 2, "books": 1}}), 600)
+    changed = open_samples(mix(datasets, schedule={101: {"web": 3, "code": 2, "books": 1}}), 600)
     plain = open_samples(mix(datasets), 600)
     for part in range(3):
         one, other = ([number for owner, number in found if owner == part] for found in (changed, plain))
@@ -258,9 +258,9 @@ def test_a_part_goes_on_where_it_was_when_weights_change(datasets: dict[str, Dat
 
 
 def test_an_epoch_has_as_many_samples_as_all_parts_together(datasets: dict[str, Dataset]) -> None:
-    loader = DataLoader(mix(datasets), 40, 3, epochs=1, drop_last=False, fields=("part",))
+    loader = DataLoader(mix(datasets), 40, 3, epochs=1, drop_last=False, fields=("component",))
     alone = [DataLoader(dataset, 40, 3).num_samples for dataset in datasets.values()]
-    assert loader.num_samples == sum(alone) == sum(len(batch["part"]) for batch in loader)
+    assert loader.num_samples == sum(alone) == sum(len(batch["component"]) for batch in loader)
 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
@@ -272,22 +272,22 @@ def test_a_part_that_is_used_up_ends_the_stream_at_the_exact_step(
     books = DataLoader(datasets["books"], 40, 1).num_samples
     for rank in range(world_size):
         loader = DataLoader(
-            mixture, 40, 4, rank=rank, world_size=world_size, fields=("part",), prefetch=prefetch
+            mixture, 40, 4, rank=rank, world_size=world_size, fields=("component",), prefetch=prefetch
         )  # fmt: skip
         assert isinstance(loader.stream, MixtureStream)
         assert loader.stream.limit in (4 * books, 4 * books + 1)
         steps = 0
-        with pytest.raises(RecipeError, match=f"part 'books', of weight 0.5 and {books} samples, is used up"):
+        with pytest.raises(RecipeError, match=f"component 'books', of weight 0.5 and {books} samples, is exhausted"):
             for _ in loader:
                 steps += 1
         assert steps == loader.stream.limit // (4 * world_size)
 
 
 def test_a_limit_is_the_first_place_where_a_part_would_come_too_often(datasets: dict[str, Dataset]) -> None:
-    changes = {50: {"web": 1, "code": 5, "books": 0}, 120: {"web": 1, "code": 1, "books": 3}}
+    schedule = {50: {"web": 1, "code": 5, "books": 0}, 120: {"web": 1, "code": 1, "books": 3}}
     for repeats in (1, 2):
-        stream = DataLoader(mix(datasets, changes=changes, max_repeats=repeats), 40, 1).stream
-        free = DataLoader(mix(datasets, changes=changes), 40, 1).stream
+        stream = DataLoader(mix(datasets, schedule=schedule, max_repeats=repeats), 40, 1).stream
+        free = DataLoader(mix(datasets, schedule=schedule), 40, 1).stream
         assert isinstance(stream, MixtureStream) and stream.limit is not None
         assert isinstance(free, MixtureStream) and free.limit is None
         parts = free.locate(np.arange(stream.limit + 1))[:, 0]
@@ -301,7 +301,7 @@ def test_a_limit_is_the_first_place_where_a_part_would_come_too_often(datasets: 
 
 def test_a_part_that_gets_no_more_weight_is_never_used_up(datasets: dict[str, Dataset]) -> None:
     mixture = mix(
-        datasets, changes={20: {"web": 1, "code": 1, "books": 0}}, max_repeats={"books": 1}
+        datasets, schedule={20: {"web": 1, "code": 1, "books": 0}}, max_repeats={"books": 1}
     )  # fmt: skip
     stream = DataLoader(mixture, 40, 1).stream
     assert isinstance(stream, MixtureStream) and stream.limit is None
@@ -309,7 +309,7 @@ def test_a_part_that_gets_no_more_weight_is_never_used_up(datasets: dict[str, Da
 
 def test_epochs_that_a_part_does_not_last_for_are_refused_at_once(datasets: dict[str, Dataset]) -> None:
     mixture = mix(datasets, {"web": 0.2, "books": 0.8}, max_repeats=1)
-    with pytest.raises(RecipeError, match="part 'books'"):
+    with pytest.raises(RecipeError, match="component 'books'"):
         DataLoader(mixture, 40, 4, epochs=1)
     assert next(iter(DataLoader(mixture, 40, 4)))["input_ids"].shape == (4, 40)
 
@@ -317,30 +317,30 @@ def test_epochs_that_a_part_does_not_last_for_are_refused_at_once(datasets: dict
 @pytest.mark.parametrize(
     ("weights", "told"),
     [
-        ({"web": -0.1, "code": 1}, "the weight of part 'web' is -0.1"),
-        ({"web": float("nan"), "code": 1}, "the weight of part 'web' is nan"),
-        ({"web": float("inf"), "code": 1}, "the weight of part 'web' is inf"),
-        ({"web": "much", "code": 1}, "the weight of part 'web' is 'much'"),
-        ({"web": True, "code": 1}, "the weight of part 'web' is True"),
-        ({"web": 0, "code": 0}, "no part has any weight"),
-        ({"web": 1e-9, "code": 1}, "part 'web' has weight 1e-09 of"),
+        ({"web": -0.1, "code": 1}, "the weight of component 'web' is -0.1"),
+        ({"web": float("nan"), "code": 1}, "the weight of component 'web' is nan"),
+        ({"web": float("inf"), "code": 1}, "the weight of component 'web' is inf"),
+        ({"web": "much", "code": 1}, "the weight of component 'web' is 'much'"),
+        ({"web": True, "code": 1}, "the weight of component 'web' is True"),
+        ({"web": 0, "code": 0}, "every weight is 0"),
+        ({"web": 1e-9, "code": 1}, "component 'web' has weight 1e-09 of"),
     ],
 )
 def test_bad_weights_are_refused(datasets: dict[str, Dataset], weights: dict[str, Any], told: str) -> None:
     with pytest.raises(RecipeError, match=told):
         mix(datasets, weights)
     with pytest.raises(RecipeError, match=told):
-        mix(datasets, {"web": 1, "code": 1}, changes={10: weights})
+        mix(datasets, {"web": 1, "code": 1}, schedule={10: weights})
 
 
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"changes": {0: {"web": 1, "code": 1, "books": 1}}}, "a key of changes is 0"),
-        ({"changes": {1.5: {"web": 1, "code": 1, "books": 1}}}, "a key of changes is 1.5"),
-        ({"changes": {9: {"web": 1}}}, "weights for web, but the parts are books, code, web"),
-        ({"max_repeats": 0}, "max_repeats of part 'web' is 0"),
-        ({"max_repeats": {"web": 1.5}}, "max_repeats of part 'web' is 1.5"),
+        ({"schedule": {0: {"web": 1, "code": 1, "books": 1}}}, "a key of schedule is 0"),
+        ({"schedule": {1.5: {"web": 1, "code": 1, "books": 1}}}, "a key of schedule is 1.5"),
+        ({"schedule": {9: {"web": 1}}}, "weights for web, but the components are books, code, web"),
+        ({"max_repeats": 0}, "max_repeats of component 'web' is 0"),
+        ({"max_repeats": {"web": 1.5}}, "max_repeats of component 'web' is 1.5"),
         ({"max_repeats": {"poems": 1}}, "max_repeats of poems"),
     ],
 )
@@ -350,19 +350,19 @@ def test_what_makes_no_sense_is_refused(datasets: dict[str, Dataset], options: d
 
 
 def test_a_mixture_of_nothing_is_refused() -> None:
-    with pytest.raises(RecipeError, match="a mixture of 0 parts"):
+    with pytest.raises(RecipeError, match="a mixture of 0 components"):
         Mixture({})
 
 
 def test_a_part_without_a_weight_is_refused() -> None:
-    with pytest.raises(RecipeError, match="part 'web' is 'data/web'"):
+    with pytest.raises(RecipeError, match="component 'web' is 'data/web'"):
         Mixture({"web": "data/web"})  # type: ignore[dict-item]  # that is the point
 
 
 def test_parts_must_have_the_same_tokenizer(datasets: dict[str, Dataset], tmp_path: Path) -> None:
     write_jsonl(tmp_path / "a.jsonl", make_texts(20, seed=1))
     tokenmill.prepare(str(tmp_path / "a.jsonl"), tmp_path / "char", tokenizer="char", workers=1)
-    with pytest.raises(RecipeError, match=r"part 'web' has tokenizer byte .* part 'odd' char"):
+    with pytest.raises(RecipeError, match=r"component 'web' has tokenizer byte .* component 'odd' char"):
         Mixture({"web": (datasets["web"], 1), "odd": (tmp_path / "char", 1)})
 
 
@@ -378,7 +378,7 @@ def test_paths_do_as_well_as_datasets(datasets: dict[str, Dataset]) -> None:
         ({"weights": {"web": 0.5, "code": 0.2, "books": 0.3}}, r"shares: the state has \[\[0, \[5, 2, 3\]\]\]"),
         ({"weights": {"books": 0.2, "code": 0.3, "web": 0.5}}, "parts: the state has"),
         ({"weights": {"web": 0.5, "code": 0.5}}, "parts: the state has"),
-        ({"changes": {9: {"web": 1, "code": 1, "books": 1}}}, r"\[9, \[1, 1, 1\]\]"),
+        ({"schedule": {9: {"web": 1, "code": 1, "books": 1}}}, r"\[9, \[1, 1, 1\]\]"),
     ],
 )
 def test_a_state_of_another_mixture_is_refused(datasets: dict[str, Dataset], other: dict[str, Any], told: str) -> None:

@@ -98,7 +98,7 @@ def naive_best_fit(sizes: list[int], seq_len: int) -> list[int]:
 
 def segments_of(rows: PackedRows) -> list[list[tuple[int, int]]]:
     pairs = list(zip(rows.starts.tolist(), rows.spans.tolist(), strict=True))
-    return [pairs[begin:end] for begin, end in itertools.pairwise(rows.borders.tolist())]
+    return [pairs[begin:end] for begin, end in itertools.pairwise(rows.boundaries.tolist())]
 
 
 def rooms_of(rows: PackedRows, seq_len: int) -> list[int]:
@@ -296,8 +296,8 @@ def pack_and_list(path: Path, kind: str = "best_fit", seq_len: int = 50) -> tupl
 
 def same_rows(one: Packing, other: Packing) -> bool:
     pairs = zip(
-        (one.rows.borders, one.rows.starts, one.rows.spans),
-        (other.rows.borders, other.rows.starts, other.rows.spans),
+        (one.rows.boundaries, one.rows.starts, one.rows.spans),
+        (other.rows.boundaries, other.rows.starts, other.rows.spans),
         strict=True,
     )
     return one.digest == other.digest and all(np.array_equal(a, b) for a, b in pairs)
@@ -362,7 +362,7 @@ DAMAGE = {
 def test_a_damaged_plan_is_made_anew(copy: Path, damage: str) -> None:
     pack_and_list(copy, "padded")
     first, files = pack_and_list(copy)
-    rows = PackedRows(*(np.array(array) for array in (first.rows.borders, first.rows.starts, first.rows.spans)))
+    rows = PackedRows(*(np.array(array) for array in (first.rows.boundaries, first.rows.starts, first.rows.spans)))
     kept = Packing(first.spec, rows, first.digest)
     DAMAGE[damage](copy / "packing")
     again, files_again = pack_and_list(copy)
@@ -442,7 +442,7 @@ def test_the_plan_stands_on_disk_in_one_way(copy: Path) -> None:
     data = Folder(str(copy)).read("packing/train-best_fit-50.bin")
     rows = packing.num_rows
     count = (len(data) - 8 * (rows + 1)) // 12
-    assert np.frombuffer(data, "<i8", rows + 1).tolist() == packing.rows.borders.tolist()
+    assert np.frombuffer(data, "<i8", rows + 1).tolist() == packing.rows.boundaries.tolist()
     assert np.frombuffer(data, "<i8", count, 8 * (rows + 1)).tolist() == packing.rows.starts.tolist()
     assert np.frombuffer(data, "<i4", count, 8 * (rows + 1 + count)).tolist() == packing.rows.spans.tolist()
 
@@ -454,10 +454,10 @@ def test_the_plan_stands_on_disk_in_one_way(copy: Path) -> None:
         ({"order": "chaos"}, "chaos"),
         ({"dtype": None}, "labels of uint16 cannot be masked"),
         ({"dtype": np.uint32}, "labels of uint32 cannot be masked"),
-        ({"packing": "tight"}, "packing 'tight' is unknown"),
+        ({"packing": "tight"}, "unknown packing 'tight'"),
         ({"seq_len": 0}, "seq_len is 0"),
         ({"seq_len": 1 << 31}, "seq_len is 2147483648"),
-        ({"fields": ("part",)}, "'part' of a single dataset"),
+        ({"fields": ("component",)}, "'component' of a single dataset"),
     ],
 )
 def test_what_makes_no_sense_is_refused_before_a_plan_is_made(copy: Path, options: dict[str, Any], told: str) -> None:

@@ -103,9 +103,7 @@ def parse_index(data: memoryview, *, bin_bytes: int, where: str) -> tuple[IndexH
     header = parse_header(bytes(data[: HEADER.size]), where=where)
     count = header.num_documents
     if len(data) != index_bytes(count):
-        raise DatasetError(
-            f"{where}: {len(data)} bytes, but {count} documents need {index_bytes(count)}", hint=_HINT
-        )
+        raise DatasetError(f"{where}: {len(data)} bytes, but {count} documents need {index_bytes(count)}", hint=_HINT)
     lengths = np.frombuffer(data, "<i4", count, HEADER.size)
     offsets = np.frombuffer(data, "<i8", count, HEADER.size + 4 * count)
     bounds = np.frombuffer(data, "<i8", count + 1, HEADER.size + 12 * count)

@@ -375,5 +375,5 @@ def _last_up_to(starts: Starts, offsets: Starts) -> Starts:
 
 
 def distinct(shards: Starts) -> list[int]:
-    """The shard numbers that occur, as `np.unique` gives them, which takes longer to load than a first batch to read."""
+    """The shard numbers that occur. `np.unique` gives the same, but loads modules that a first batch does not need."""
     return np.flatnonzero(np.bincount(shards.ravel())).tolist()

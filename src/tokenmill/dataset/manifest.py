@@ -119,8 +119,11 @@ class Manifest:
         return len(self.files) + 2 * sum(len(split.shards) for split in self.splits.values())
 
     def content(self, *splits: str) -> str:
-        """A digest of the files of some splits (by default all). The fingerprint only covers the recipe and the names and
-        sizes of sources, so it does not change with text of the same size."""
+        """A digest of the files of some splits (by default all).
+
+        The fingerprint only covers the recipe and the names and sizes of sources, so other text of the same size
+        does not change it.
+        """
         sha = hashlib.sha256()
         for name in splits or self.splits:
             shards = self.splits[name].shards
@@ -150,7 +153,9 @@ def unseal_manifest(data: bytes, *, where: str = MANIFEST) -> Manifest:
     """A manifest that was checked: its seal, types, file names and sums. Raises `DatasetError`."""
     manifest = records.unseal(Manifest, data, where=where)
     if manifest.format != FORMAT:
-        raise DatasetError(f"{where}: format {manifest.format}, this version of tokenmill reads {FORMAT}", hint=_OTHER_FORMAT)
+        raise DatasetError(
+            f"{where}: format {manifest.format}, this version of tokenmill reads {FORMAT}", hint=_OTHER_FORMAT
+        )
     if manifest.dtype not in ("uint16", "int32"):
         raise DatasetError(f"{where}: unknown dtype {manifest.dtype!r}", hint=_HINT)
     _check_files(manifest, where)

@@ -79,7 +79,7 @@ class ProvenanceWriter:
         self.output.discard()
 
     def _flush(self, count: int) -> None:
-        """Write the first `count` rows. The caller passes whole row groups, so their boundaries depend on totals only."""
+        """Write the first `count` rows. Whole row groups, except at the end of the file."""
         if count:
             table = _join(self._pending)
             self._writer.write_table(table[:count], row_group_size=GROUP_ROWS)

@@ -96,7 +96,14 @@ class WindowStream:
     """Windows of one split, in one of the orders. The identity names the split and the order."""
 
     def __init__(
-        self, windows: Windows, identity: dict[str, Any], content: str, *, order: Order, seed: int, batch_spec: BatchSpec
+        self,
+        windows: Windows,
+        identity: dict[str, Any],
+        content: str,
+        *,
+        order: Order,
+        seed: int,
+        batch_spec: BatchSpec,
     ) -> None:
         # Hashed for the order, and stored in states: keys and their order never change.
         self.identity = {**identity, "packing": "concat", "seq_len": windows.seq_len, "order": order, "seed": seed}

@@ -248,7 +248,7 @@ def _open_component(
 
 
 def check_content(state: dict[str, Any], name: str, mine: Any) -> None:
-    """Refuse a state that was written for other text. States of 0.1 do not record the content, and are accepted."""
+    """Refuse a state that was written for other text. Older states do not record it, and are accepted."""
     theirs = state.get(name)
     if theirs in (None, mine):
         return
@@ -269,7 +269,9 @@ def _short(digests: Any) -> str:
 def check_state(state: dict[str, Any], mine: dict[str, Any], *, hint: str) -> int:
     """The samples seen, if the state belongs to the stream with this identity. Otherwise `StateError`."""
     if not isinstance(state, Mapping):
-        raise StateError(f"a state is a mapping, not of type {type(state).__name__}", hint="pass what state_dict returned")
+        raise StateError(
+            f"a state is a mapping, not of type {type(state).__name__}", hint="pass the result of state_dict"
+        )
     if state.get("version") != STATE_VERSION:
         raise StateError(
             f"the state has version {state.get('version')!r}, this loader {STATE_VERSION}",

@@ -84,7 +84,8 @@ class Mixture:
         _check_tokenizers(self.datasets)
 
     def __repr__(self) -> str:
-        components = ", ".join(f"{name}: {self.weights[0][name]} of {self.datasets[name].path!r}" for name in self.names)
+        weights = self.weights[0]
+        components = ", ".join(f"{name}: {weights[name]} of {self.datasets[name].path!r}" for name in self.names)
         changes = ", ".join(f"{begin:,}" for begin in self.weights if begin)
         return f"Mixture({components}{f'; weights change at sample {changes}' if changes else ''})"
 
@@ -202,9 +203,8 @@ def _make_phases(mixture: Mixture) -> list[Phase]:
     for begin, shares in mixture.shares.items():
         if phases:
             last = phases[-1]
-            before = tuple(
-                count + last.schedule.count(component, begin - last.begin) for component, count in enumerate(last.before)
-            )
+            length = begin - last.begin
+            before = tuple(n + last.schedule.count(component, length) for component, n in enumerate(last.before))
         phases.append(Phase(begin, make_schedule(tuple(shares.values())), before))
     return phases
 

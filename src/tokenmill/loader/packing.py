@@ -1,31 +1,25 @@
-"""Packings: plans of rows, made once and kept beside the dataset, apart from its tokens.
-
-    DATASET/packing/train-best_fit-1024.bin    borders of rows, starts and spans of segments
-    DATASET/packing/train-best_fit-1024.json   sealed: what it belongs to, and its digest
-
-A plan follows from the document index, so it can be made again at any time. Ranks that do this at
-once write the same bytes. What is damaged, or belongs to another dataset or to other content of the
-same one, is made again; where nothing can be written, the plan is used from memory.
-
-Packed rows as a stream: every token of a split is an input once, and labels stay within their document.
-
-inputs     a a a a E b b E . .      E is an end of text, . is padding (the same id)
-labels     a a a E - b E - - -      - is ignored
-positions  0 1 2 3 4 0 1 2 0 1
-
-How documents are packed into rows of `seq_len` tokens: from their lengths alone, no token is read.
+"""Packing: documents are put into rows of `seq_len` tokens. The plan is stored beside the dataset.
 
     documents   aaaa bb ccccccc ddd e                  seq_len 5
-    pieces      aaaa bb ccccc cc ddd e                 what is too long for a row is cut
-    padded      aaaa. bb... ccccc cc... ddd.. e....    a row for each piece
+    pieces      aaaa bb ccccc cc ddd e                 documents longer than a row are cut
+    padded      aaaa. bb... ccccc cc... ddd.. e....    one piece in a row
     best_fit    aaaae ccccc cc... dddbb                the largest first, each where it leaves the least room
 
-Pieces lie end to end in the split. One behind which its document goes on spans a token more than it
-has inputs: the target of its last one.
+A plan follows from document lengths alone; no token is read. It is stored and mapped:
 
-Pieces of one size are interchangeable, and so are rows with the same room. So best fit is
-computed with their numbers, and takes no longer for many documents than for a few;
-then the pieces of every size are handed out in their order.
+    DATASET/packing/train-best_fit-1024.bin    row boundaries, starts and spans of segments
+    DATASET/packing/train-best_fit-1024.json   sealed: what the plan belongs to, and its digest
+
+Ranks that pack at the same time write the same bytes. A plan that is damaged, or belongs to other content, is made
+again. If nothing can be written, the plan is used from memory.
+
+Every token of a split is an input exactly once, and labels stay within their document:
+
+    inputs     a a a a E b b E . .      E is an end of text, . is padding (the same id)
+    labels     a a a E - b E - - -      - is ignored
+    positions  0 1 2 3 4 0 1 2 0 1
+
+A piece that is not the end of its document spans one token more than it has inputs: the target of its last input.
 """
 
 from __future__ import annotations
@@ -56,8 +50,8 @@ from tokenmill.loader.batches import (
     Runs,
     check_order,
     fill_fields,
-    in_order,
     lay_out,
+    samples_in_order,
 )
 from tokenmill.loader.page_cache import read_ahead
 from tokenmill.permutation import Order
@@ -68,51 +62,18 @@ from tokenmill.storage.output import Digest
 
 FOLDER = "packing"
 FORMAT = 1
+Numbers = npt.NDArray[np.int64]
+Spans = npt.NDArray[np.int32]
 
-
-def best_fit(spans: Spans, seq_len: int) -> PackedRows:
-    """Rows with as little room left as best fit leaves; they stand in the order of their first segments."""
-    starts = _starts(np.minimum(spans, seq_len))
-    # Sorting is several times as quick with numbers of 16 bits.
-    lacks = (seq_len - np.minimum(spans, seq_len)).astype(np.uint16 if seq_len < 1 << 16 else np.int32)
-    order = np.argsort(lacks, kind="stable")
-    placements = place(((seq_len - lack, number) for lack, number in _count(lacks[order])), seq_len)
-    num_rows = sum(placement.rows for placement in placements if not placement.filled)
-    counts = np.zeros(num_rows, np.int32)
-    firsts = np.empty(num_rows, np.int64)
-    for p in placements:
-        counts[p.first : p.first + p.rows] += p.each
-        if not p.filled:
-            firsts[p.first : p.first + p.rows] = starts[order[p.piece : p.piece + p.rows * p.each : p.each]]
-    # Rows were opened for the largest first; a trainer that reads them in turn should not see those first.
-    in_turn = np.argsort(firsts)
-    borders = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts[in_turn], dtype=np.int64)))
-    begins = firsts
-    begins[in_turn] = borders[:-1]
-    packed = PackedRows(borders, np.empty(len(spans), np.int64), np.empty(len(spans), np.int32))
-    for p in placements:
-        slots = (begins[p.first : p.first + p.rows, None] + np.arange(p.filled, p.filled + p.each)).ravel()
-        pieces = order[p.piece : p.piece + p.rows * p.each]
-        packed.starts[slots] = starts[pieces]
-        packed.spans[slots] = spans[pieces]
-    return packed
-
-
-def padded(spans: Spans, seq_len: int) -> PackedRows:
-    """A row for each piece, in their order."""
-    return PackedRows(np.arange(len(spans) + 1), _starts(np.minimum(spans, seq_len)), spans)
-
-
-PACKERS: dict[str, Callable[[Spans, int], PackedRows]] = {"best_fit": best_fit, "padded": padded}
 _MAX_RECORD_BYTES = 1 << 16
-# Whatever keeps a plan from being read or written, it can be made without.
-_IN_THE_WAY = (StorageError, DatasetError, OSError, ValueError)
 _MAX_SEQ_LEN = (1 << 31) - 2
+# Errors of reading or writing a stored plan. The plan can always be made again.
+_STORAGE_ERRORS = (StorageError, DatasetError, OSError, ValueError)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spec:
-    """What a plan is of. The same one gives the same plan."""
+class PackingSpec:
+    """What a plan depends on. Equal specs give equal plans."""
 
     format: int
     fingerprint: str
@@ -120,7 +81,7 @@ class Spec:
     kind: str
     seq_len: int
     num_tokens: int
-    content: str = ""  # plans of before it was recorded have none, and are made again
+    content: str = ""  # missing in older plans, which are made again
 
     @property
     def name(self) -> str:
@@ -129,19 +90,28 @@ class Spec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PackingRecord:
-    """What stands beside a stored plan."""
+    """The record beside a stored plan."""
 
-    spec: Spec
+    spec: PackingSpec
     num_rows: int
     num_segments: int
     digest: Digest
 
 
 @dataclass(frozen=True, slots=True)
-class Packing:
-    """How the documents of a split lie in rows of `seq_len` inputs; `path` is that of the dataset it is mapped from."""
+class PackedRows:
+    """Row i has segments [boundaries[i], boundaries[i + 1]); segment j spans `spans[j]` tokens from `starts[j]` on."""
 
-    spec: Spec
+    boundaries: Numbers
+    starts: Numbers
+    spans: Spans
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """The rows of a split. `path` is the dataset's, if the plan is mapped from its stored file."""
+
+    spec: PackingSpec
     rows: PackedRows
     digest: Digest
     path: str | None = None
@@ -160,20 +130,20 @@ class Packing:
 
     @property
     def num_rows(self) -> int:
-        return len(self.rows.borders) - 1
+        return len(self.rows.boundaries) - 1
 
     @property
     def waste(self) -> float:
-        """The share of positions that are padding."""
+        """The fraction of inputs that are padding."""
         return 1 - self.spec.num_tokens / (self.num_rows * self.spec.seq_len)
 
 
 def open_packing(dataset: Dataset, split: str, kind: str, seq_len: int) -> Packing:
-    """The stored plan of a split; if there is none that can be used, it is made and stored."""
+    """The stored plan of a split. If there is none that is valid, it is made and stored."""
     tokens = dataset[split]
     if not tokens.num_tokens:
         raise RecipeError(f"the split {split!r} has no tokens", hint="use a split with documents")
-    spec = Spec(
+    spec = PackingSpec(
         format=FORMAT,
         fingerprint=dataset.manifest.fingerprint,
         split=split,
@@ -182,67 +152,67 @@ def open_packing(dataset: Dataset, split: str, kind: str, seq_len: int) -> Packi
         num_tokens=tokens.num_tokens,
         content=records.digest(dataset.pins(split)),
     )
-    # A split may bear the name of our folder; nothing but its shards belongs there.
+    # If a split has the name of this folder, only its shards belong there.
     folder = Folder(dataset.path) if FOLDER not in dataset.splits else None
     if folder is not None and (found := _load(folder, spec)) is not None:
         return found
     rows = pack(tokens, kind, seq_len)
     if folder is not None:
-        with contextlib.suppress(*_IN_THE_WAY):
+        with contextlib.suppress(*_STORAGE_ERRORS):
             return _store(folder, spec, rows)
     return Packing(spec, rows, _digest(rows))
 
 
 def pack(split: TokenSplit, kind: str, seq_len: int) -> PackedRows:
-    """The rows of a split, from its document index."""
+    """The rows of a split, from its document lengths."""
     spans = np.concatenate([cut(lengths, seq_len) for lengths in split.document_lengths()])
     return PACKERS[kind](spans, seq_len)
 
 
 def check_packing(kind: str, seq_len: int) -> int:
-    """The seq_len, if rows can be packed in this way."""
-    known = f"there are concat, {', '.join(PACKERS)}"
+    """Refuse an unknown packing, and a seq_len that it cannot have."""
+    known = f"choose from concat, {', '.join(PACKERS)}"
     if arguments.text("packing", kind, hint=known) not in PACKERS:
-        raise RecipeError(f"packing {kind!r} is unknown", hint=known)
+        raise RecipeError(f"unknown packing {kind!r}", hint=known)
     most = f"give a number of tokens, from 1 to {_MAX_SEQ_LEN}"
     return arguments.whole("seq_len", seq_len, least=1, most=_MAX_SEQ_LEN, hint=most)
 
 
-def _load(folder: Folder, spec: Spec) -> Packing | None:
-    """A stored plan, mapped, if it is whole and the right one."""
-    with contextlib.suppress(*_IN_THE_WAY):
-        place = f"{spec.name}.json"
-        found = records.unseal(PackingRecord, folder.read(place, max_bytes=_MAX_RECORD_BYTES), where=folder.at(place))
+def _load(folder: Folder, spec: PackingSpec) -> Packing | None:
+    """The stored plan, mapped, if it is intact and has this spec."""
+    with contextlib.suppress(*_STORAGE_ERRORS):
+        name = f"{spec.name}.json"
+        found = records.unseal(PackingRecord, folder.read(name, max_bytes=_MAX_RECORD_BYTES), where=folder.at(name))
         if found.spec == spec and fast_digest(folder, f"{spec.name}.bin") == found.digest:
             return _open_stored(folder.path, found)
     return None
 
 
-def _store(folder: Folder, spec: Spec, rows: PackedRows) -> Packing:
+def _store(folder: Folder, spec: PackingSpec, rows: PackedRows) -> Packing:
     folder.make(FOLDER)
-    if (found := _load(folder, spec)) is not None:  # another rank was quicker
+    if (found := _load(folder, spec)) is not None:  # another rank has stored it
         return found
-    place, about = f"{spec.name}.bin", f"{spec.name}.json"
-    folder.remove_tree(about)
-    folder.remove_tree(place)
-    output = folder.create(place)
+    plan_name, record_name = f"{spec.name}.bin", f"{spec.name}.json"
+    folder.remove_tree(record_name)
+    folder.remove_tree(plan_name)
+    output = folder.create(plan_name)
     try:
         for data in _bytes(rows):
             output.write(data)
-        digest = folder.publish([output])[place]
+        digest = folder.publish([output])[plan_name]
     except BaseException:
         output.discard()
         raise
     record = Packing(spec, rows, digest).record
-    folder.write(about, records.seal(record))
+    folder.write(record_name, records.seal(record))
     return _open_stored(folder.path, record)
 
 
 def _open_stored(path: str, record: PackingRecord) -> Packing:
-    """The plan that a record stands beside, mapped."""
-    place = os.path.join(path, f"{record.spec.name}.bin")
-    with explained(place):
-        data = map_file(place, np.uint8)
+    """The plan that a record describes, mapped."""
+    plan_path = os.path.join(path, f"{record.spec.name}.bin")
+    with explained(plan_path):
+        data = map_file(plan_path, np.uint8)
     starts = 8 * (record.num_rows + 1)
     spans = starts + 8 * record.num_segments
     rows = PackedRows(data[:starts].view("<i8"), data[starts:spans].view("<i8"), data[spans:].view("<i4"))
@@ -258,38 +228,37 @@ def _digest(rows: PackedRows) -> Digest:
 
 
 def _bytes(rows: PackedRows) -> Iterator[memoryview]:
-    for array in (rows.borders, rows.starts, rows.spans):
+    for array in (rows.boundaries, rows.starts, rows.spans):
         yield array.astype(array.dtype.newbyteorder("<"), copy=False).data
 
 
 @dataclass(frozen=True, slots=True)
 class Segments:
-    """What rows are made of: row i of segments [borders[i], borders[i + 1]), which span tokens from `starts` on."""
+    """The segments of some rows: row i has [boundaries[i], boundaries[i + 1]), which span tokens from `starts` on."""
 
     starts: Numbers
     spans: Numbers
-    borders: Numbers
+    boundaries: Numbers
 
 
 @dataclass(frozen=True, slots=True)
 class FullRows:
-    """Rows that are full: `sizes` inputs from `begins` on, counted through all rows, are the tokens from `starts` on.
+    """Complete rows: the `sizes` inputs from `begins` on, counted through all rows, are the tokens from `starts` on.
 
-    Padding is a segment like any other; it lies behind the last token of the split. `ends` says which of them a
-    document ends with.
+    Padding is a segment like any other, from the end of the split on. `ends` tells which segments end a document.
     """
 
     begins: Numbers
     sizes: Numbers
     starts: Numbers
     ends: npt.NDArray[np.bool_]
-    borders: Numbers
+    boundaries: Numbers
 
 
-class Ignored(NamedTuple):
-    """Labels of a batch that are ignored: at `places`, and of `padded` rows from a column on."""
+class IgnoredLabels(NamedTuple):
+    """Labels of a batch that are ignored: at `indices`, and in each of the `padded` rows from a column on."""
 
-    places: Numbers
+    indices: Numbers
     padded: list[tuple[int, int]]
 
 
@@ -302,24 +271,24 @@ def open_packed(
     *,
     order: Order,
     seed: int,
-    form: BatchSpec,
+    batch_spec: BatchSpec,
 ) -> PackedStream:
-    """The stream of a split that is packed in this way. What cannot be had is refused before a plan is made."""
+    """The stream of a packed split. Bad arguments are refused before a plan is made."""
     seq_len = check_packing(kind, seq_len)
     if check_order(order) == "random":
         raise RecipeError(
-            f"order 'random' draws windows that begin anywhere, but rows of packing {kind!r} are fixed",
+            f"order 'random' takes windows that begin anywhere, but the rows of packing {kind!r} are fixed",
             hint="use order 'shuffled', or packing 'concat'",
         )
-    masked = replace(form, mask_borders=True)
+    masked = replace(batch_spec, mask_boundaries=True)
     masked.label_dtype(numpy_dtype(dataset[split].dtype))
     packing = open_packing(dataset, split, kind, seq_len)
     content = dataset.content(split)
-    return PackedStream(dataset[split], packing, identity, content, order=order, seed=seed, form=masked)
+    return PackedStream(dataset[split], packing, identity, content, order=order, seed=seed, batch_spec=masked)
 
 
 class PackedStream:
-    """Rows of a packing, in some order; `packing` tells how many there are and how much of them is padding."""
+    """The rows of a packing, in some order. `packing` has their number and the fraction of padding."""
 
     def __init__(
         self,
@@ -330,9 +299,10 @@ class PackedStream:
         *,
         order: Order,
         seed: int,
-        form: BatchSpec,
+        batch_spec: BatchSpec,
     ) -> None:
         spec = packing.spec
+        # Hashed for the order, and stored in states: keys and their order never change.
         self.identity = {
             **identity, "packing": spec.kind, "plan": packing.digest.sha256,
             "seq_len": spec.seq_len, "order": order, "seed": seed,
@@ -341,49 +311,49 @@ class PackedStream:
         self.packing = packing
         self._order = order
         self._split = split
-        self._fields = set(form.fields)
+        self._fields = set(batch_spec.fields)
         self._run_fields = self._fields & RUN_FIELDS
         self._stored = numpy_dtype(split.dtype)
-        self._dtype = form.label_dtype(self._stored)
+        self._dtype = batch_spec.label_dtype(self._stored)
         self._padding = np.full(spec.seq_len + 1, split.eot_id or 0, self._stored).tobytes()
 
     @property
     def num_samples(self) -> int:
         return self.packing.num_rows
 
-    def locate(self, places: Numbers) -> Numbers:
+    def locate(self, positions: Numbers) -> Numbers:
         """The numbers of the rows."""
-        return in_order(places, self.num_samples, self._order, self.identity)
+        return samples_in_order(positions, self.num_samples, self._order, self.identity)
 
-    def expect(self, batches: Sequence[Numbers]) -> Iterator[None]:
-        return read_ahead(self._split, batches, self._find)
+    def prefetch(self, batches: Sequence[Numbers]) -> Iterator[None]:
+        return read_ahead(self._split, batches, self._token_ranges)
 
     def maps(self) -> Iterable[npt.NDArray[Any]]:
         rows = self.packing.rows
-        return (*self._split.maps(), rows.borders, rows.starts, rows.spans)
+        return (*self._split.maps(), rows.boundaries, rows.starts, rows.spans)
 
-    def _find(self, located: Numbers) -> TokenRanges:
+    def _token_ranges(self, located: Numbers) -> TokenRanges:
         """The tokens of some rows, without padding."""
         segments = find_segments(self.packing, located)
-        return TokenRanges(segments.starts, segments.starts + segments.spans, segments.borders)
+        return TokenRanges(segments.starts, segments.starts + segments.spans, segments.boundaries)
 
     def batch(self, located: Numbers) -> Batch:
         return next(self.batches(located[None]))
 
     def batches(self, located: Numbers) -> Iterator[Batch]:
         num_batches, num_rows = located.shape
-        full = fill_up(find_segments(self.packing, located.ravel()), self.packing.spec)
+        full = fill_rows(find_segments(self.packing, located.ravel()), self.packing.spec)
         edges = np.arange(num_batches + 1) * num_rows
         tokens = read_ranges(self._split, find_ranges(full, edges), self._padding)
         ignored = self._find_ignored(full, edges)
         runs = self._find_runs(full, edges) if self._run_fields else itertools.repeat(None, num_batches)
-        return map(self._form_batch, located, tokens, ignored, runs)
+        return map(self._make_batch, located, tokens, ignored, runs)
 
-    def _form_batch(self, located: Numbers, tokens: Tokens, ignored: Ignored, runs: Runs | None) -> Batch:
-        """What trainers want of the tokens of these rows, as stored."""
+    def _make_batch(self, located: Numbers, tokens: Tokens, ignored: IgnoredLabels, runs: Runs | None) -> Batch:
+        """The batch of these rows, from their tokens as stored."""
         batch = lay_out(tokens.reshape(-1, self.packing.spec.seq_len + 1), self._dtype, self._run_fields, masked=True)
         labels = batch["labels"]
-        labels.reshape(-1)[ignored.places] = IGNORED
+        labels.reshape(-1)[ignored.indices] = IGNORED
         for row, filled in ignored.padded:
             labels[row, filled:] = IGNORED
         if runs is not None:
@@ -392,83 +362,111 @@ class PackedStream:
             batch["sample_index"] = located
         return batch
 
-    def _find_ignored(self, full: FullRows, edges: Numbers) -> Iterator[Ignored]:
-        """What is ignored of each batch, all of as many rows: what would follow the end of a document, and padding."""
+    def _find_ignored(self, full: FullRows, edges: Numbers) -> Iterator[IgnoredLabels]:
+        """The ignored labels of each batch: those behind the end of a document, and padding. All have as many rows."""
         num_rows, seq_len = int(edges[1]), self.packing.spec.seq_len
-        places = (full.begins + full.sizes)[full.ends] - 1
+        indices = (full.begins + full.sizes)[full.ends] - 1
         rows, columns = np.divmod(full.begins[full.starts == self._split.num_tokens], seq_len)
-        limits = places.searchsorted(edges * seq_len).tolist(), rows.searchsorted(edges).tolist()
-        places %= num_rows * seq_len
+        limits = indices.searchsorted(edges * seq_len).tolist(), rows.searchsorted(edges).tolist()
+        indices %= num_rows * seq_len
         padded = list(zip((rows % num_rows).tolist(), columns.tolist(), strict=True))
         for (first, last), (first_padded, last_padded) in zip(*map(pairwise, limits), strict=True):
-            yield Ignored(places[first:last], padded[first_padded:last_padded])
+            yield IgnoredLabels(indices[first:last], padded[first_padded:last_padded])
 
     def _find_runs(self, full: FullRows, edges: Numbers) -> Iterator[Runs]:
-        """The runs of each batch. Padding is one like any other, of document -1."""
+        """The runs of each batch. Padding is a run of document -1."""
         seq_len = self.packing.spec.seq_len
         documents = np.full(len(full.starts), -1)
         if "document_ids" in self._run_fields:
             real = full.starts < self._split.num_tokens
             documents[real] = self._split.document_at(full.starts[real])
-        limits = full.borders[edges].tolist()
+        limits = full.boundaries[edges].tolist()
         for (begin, end), (first, last) in zip(pairwise(edges * seq_len), pairwise(limits), strict=True):
             yield Runs(np.append(full.begins[first:last], end) - begin, documents[first:last])
 
 
 def find_segments(packing: Packing, located: Numbers) -> Segments:
-    """The segments of these rows, row after row, as the plan has them."""
+    """The segments of these rows, row after row, as planned."""
     rows = packing.rows
-    firsts = rows.borders.take(located)
-    counts = rows.borders.take(located + 1) - firsts
-    borders = np.concatenate(([0], np.cumsum(counts)))
-    numbers = np.repeat(firsts - borders[:-1], counts) + np.arange(borders[-1])
-    return Segments(rows.starts.take(numbers), rows.spans.take(numbers).astype(np.int64), borders)
+    firsts = rows.boundaries.take(located)
+    counts = rows.boundaries.take(located + 1) - firsts
+    boundaries = np.concatenate(([0], np.cumsum(counts)))
+    numbers = np.repeat(firsts - boundaries[:-1], counts) + np.arange(boundaries[-1])
+    return Segments(rows.starts.take(numbers), rows.spans.take(numbers).astype(np.int64), boundaries)
 
 
-def fill_up(segments: Segments, spec: Spec) -> FullRows:
-    """The same rows with padding where they have room for it."""
-    seq_len, borders = spec.seq_len, segments.borders
+def fill_rows(segments: Segments, spec: PackingSpec) -> FullRows:
+    """The same rows, filled with padding."""
+    seq_len, boundaries = spec.seq_len, segments.boundaries
     sizes = np.minimum(segments.spans, seq_len)
-    room = seq_len - np.add.reduceat(sizes, borders[:-1])
+    room = seq_len - np.add.reduceat(sizes, boundaries[:-1])
     short = np.flatnonzero(room)
-    borders = borders + np.concatenate(([0], np.cumsum(room > 0)))
-    is_real = np.ones(borders[-1], np.bool_)
-    is_real[borders[1:][short] - 1] = False
+    boundaries = boundaries + np.concatenate(([0], np.cumsum(room > 0)))
+    is_real = np.ones(boundaries[-1], np.bool_)
+    is_real[boundaries[1:][short] - 1] = False
     full_starts = np.full(len(is_real), spec.num_tokens)
     full_sizes = np.empty_like(full_starts)
     ends = np.ones_like(is_real)
     full_starts[is_real], full_sizes[is_real], ends[is_real] = segments.starts, sizes, segments.spans <= seq_len
     full_sizes[~is_real] = room[short]
-    return FullRows(np.cumsum(full_sizes) - full_sizes, full_sizes, full_starts, ends, borders)
+    return FullRows(np.cumsum(full_sizes) - full_sizes, full_sizes, full_starts, ends, boundaries)
 
 
 def find_ranges(full: FullRows, edges: Numbers) -> TokenRanges:
-    """The tokens of rows, one more than inputs, batch after batch of the rows that `edges` says.
+    """The tokens of rows, batch after batch; batch b has rows `edges[b]` up to `edges[b + 1]`.
 
-    That one is the target of the last input. Behind a document that ends with its row it is just any token: its
-    label is ignored.
+    Each row has one token more than inputs: the target of the last input. Behind a document that ends with its row
+    it may be any token, since its label is ignored.
     """
     stops = full.starts + full.sizes
-    stops[full.borders[1:] - 1] += 1
-    return TokenRanges(full.starts, stops, full.borders[edges])
+    stops[full.boundaries[1:] - 1] += 1
+    return TokenRanges(full.starts, stops, full.boundaries[edges])
 
 
-Numbers = npt.NDArray[np.int64]
-Spans = npt.NDArray[np.int32]
+def best_fit(spans: Spans, seq_len: int) -> PackedRows:
+    """Best fit, largest piece first. Rows are in the order of their first segments.
+
+    Pieces of one size are interchangeable, and so are rows with the same room. So the placement is computed with
+    their numbers, in a time that hardly depends on the number of documents. Then the pieces of every size are
+    assigned in order.
+    """
+    starts = _starts(np.minimum(spans, seq_len))
+    # Sorting 16-bit numbers is several times as fast.
+    gaps = (seq_len - np.minimum(spans, seq_len)).astype(np.uint16 if seq_len < 1 << 16 else np.int32)
+    order = np.argsort(gaps, kind="stable")
+    placements = place_best_fit(((seq_len - gap, number) for gap, number in _count(gaps[order])), seq_len)
+    num_rows = sum(placement.rows for placement in placements if not placement.filled)
+    counts = np.zeros(num_rows, np.int32)
+    firsts = np.empty(num_rows, np.int64)
+    for p in placements:
+        counts[p.first : p.first + p.rows] += p.each
+        if not p.filled:
+            firsts[p.first : p.first + p.rows] = starts[order[p.piece : p.piece + p.rows * p.each : p.each]]
+    # Rows were opened for the largest pieces first. A trainer that reads rows in order must not get those first.
+    by_first_segment = np.argsort(firsts)
+    boundaries = np.concatenate((np.zeros(1, np.int64), np.cumsum(counts[by_first_segment], dtype=np.int64)))
+    begins = firsts
+    begins[by_first_segment] = boundaries[:-1]
+    packed = PackedRows(boundaries, np.empty(len(spans), np.int64), np.empty(len(spans), np.int32))
+    for p in placements:
+        slots = (begins[p.first : p.first + p.rows, None] + np.arange(p.filled, p.filled + p.each)).ravel()
+        pieces = order[p.piece : p.piece + p.rows * p.each]
+        packed.starts[slots] = starts[pieces]
+        packed.spans[slots] = spans[pieces]
+    return packed
 
 
-@dataclass(frozen=True, slots=True)
-class PackedRows:
-    """Row i has segments [borders[i], borders[i + 1]), and segment j spans `spans[j]` tokens from `starts[j]` on."""
+def padded(spans: Spans, seq_len: int) -> PackedRows:
+    """One row for each piece, in order."""
+    return PackedRows(np.arange(len(spans) + 1), _starts(np.minimum(spans, seq_len)), spans)
 
-    borders: Numbers
-    starts: Numbers
-    spans: Spans
+
+PACKERS: dict[str, Callable[[Spans, int], PackedRows]] = {"best_fit": best_fit, "padded": padded}
 
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Each of `rows` rows from `first` on, which had `filled` segments, gets `each` more; `piece` is the first."""
+    """`rows` rows from `first` on, with `filled` segments, get `each` more segments: pieces from `piece` on."""
 
     first: int
     rows: int
@@ -478,7 +476,7 @@ class Placement:
 
 
 def cut(lengths: Spans, seq_len: int) -> Spans:
-    """What the pieces of documents of these lengths span."""
+    """The spans of the pieces of documents with these lengths."""
     lengths = lengths[lengths > 0]
     counts = -(-lengths // seq_len)
     ends = np.cumsum(counts, dtype=np.int64)
@@ -487,12 +485,12 @@ def cut(lengths: Spans, seq_len: int) -> Spans:
     return spans
 
 
-def place(classes: Iterable[tuple[int, int]], seq_len: int) -> list[Placement]:
-    """Best fit of so many pieces of each size, the largest size first.
+def place_best_fit(classes: Iterable[tuple[int, int]], seq_len: int) -> list[Placement]:
+    """Best fit of (size, number of pieces) classes, the largest size first.
 
-    A piece goes where it leaves the least room, so the next ones of its size go into the same row
-    until they no longer fit: whole ranges of equal rows are filled in one step. Each step more than
-    halves the room of its rows or ends a size, so there are about seq_len * log(seq_len) at most.
+    A piece goes where it leaves the least room, so the next ones of its size go into the same row until they no
+    longer fit: whole ranges of equal rows are filled in one step. Each step either more than halves the room of its
+    rows or finishes a size, so there are at most about seq_len * log(seq_len) steps.
     """
     placements: list[Placement] = []
     rooms: list[int] = []  # of open rows, each once, sorted
@@ -529,7 +527,7 @@ def place(classes: Iterable[tuple[int, int]], seq_len: int) -> list[Placement]:
 
 
 def _count(ordered: npt.NDArray[Any]) -> list[tuple[int, int]]:
-    """What stands there, and how often each, of numbers in order."""
+    """The distinct values of a sorted array, and how often each occurs."""
     edges = np.concatenate(([0], np.flatnonzero(ordered[1:] != ordered[:-1]) + 1))
     counts = np.diff(edges, append=len(ordered))
     return list(zip(ordered[edges].tolist(), counts.tolist(), strict=True))

@@ -173,7 +173,7 @@ def loaders(*, few: bool = False) -> Row:
                 yield name, value, refused(lambda value, name=name: load(**{name: value}))
         for value in [None, "positions", 1, b"part", {"positions": 1}, [1], ["other"], [["positions"]]]:
             yield "fields", value, refused(lambda value: load(fields=value))
-        for name in ("drop_last", "mask_borders"):
+        for name in ("drop_last", "mask_boundaries"):
             for value in [None, "no", 2, -1, 0.5, [], object()]:
                 yield name, value, refused(lambda value, name=name: load(**{name: value}))
         for value in ["other", object(), 5, b"x", float]:
@@ -229,14 +229,14 @@ def mixtures() -> Row:
             {"a": (dataset,)},
             {},
         ]:
-            yield "part", value, refused(lambda value: mix(parts=value))
+            yield "component", value, refused(lambda value: mix(components=value))
         for value in [*NO_NUMBERS, 0, -1]:
             if not isinstance(value, dict):
                 yield "max_repeats", value, refused(lambda value: mix(max_repeats=value))
             if getattr(value, "__hash__", None) and not isinstance(value, np.ndarray):
-                yield "changes", value, refused(lambda value: mix(changes={value: {"a": 1, "b": 1}}))
+                yield "schedule", value, refused(lambda value: mix(schedule={value: {"a": 1, "b": 1}}))
         for value in [[], "a", {1: None}, {1: [1, 2]}, 5]:
-            yield "changes", value, refused(lambda value: mix(changes=value))
+            yield "schedule", value, refused(lambda value: mix(schedule=value))
         for value in NO_PATHS:
             yield "path", value, refused(lambda value: mix(parts={"a": (value, 1)}))
 

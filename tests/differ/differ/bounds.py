@@ -98,11 +98,11 @@ def few_descriptors(num_shards: int, limit: int) -> Row:
             ends = np.flatnonzero(expected == train.eot_id)
             check(f"{packing} tokens", np.sort(ids), np.sort(np.delete(expected, ends)))
         mixture = tokenmill.Mixture(dict.fromkeys("abc", (path, 1)))
-        loader = tokenmill.DataLoader(mixture, 32, 6, fields=("part",))
+        loader = tokenmill.DataLoader(mixture, 32, 6, fields=("component",))
         steps = loader.num_samples // 6
         seen = dict.fromkeys(range(3), 0)
         for _, batch in zip(range(steps), loader, strict=False):
-            for part in batch["part"].tolist():
+            for part in batch["component"].tolist():
                 seen[part] += 1
         check("parts of a mixture", min(seen.values()) > 0.9 * steps, True)
         tokenmill.verify(path)

@@ -321,7 +321,7 @@ BUGS = [
     ),
     Bug(
         name="a packing plan of any content is loaded",
-        plant=replaced(packing.Spec, "__eq__", lambda self, other: self.name == other.name),
+        plant=replaced(packing.PackingSpec, "__eq__", lambda self, other: self.name == other.name),
         trial=lambda: labels_of("padded", ("shuffled",), range(1)),
     ),
 ]
