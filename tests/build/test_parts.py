@@ -131,7 +131,7 @@ def test_the_record_tells_on_every_node_which_node_has_what(setup: ResolvedBuild
     assert [place["splits"]["train"]["tokens"] for place in told] == [
         library.open(part)["train"].num_tokens for part in parts
     ]
-    with pytest.raises(DatasetError, match="holds no part of its dataset") as caught:
+    with pytest.raises(DatasetError, match="has no part of its dataset") as caught:
         library.open(driver)
     assert f"here:{parts[1]}" in caught.value.hint
 

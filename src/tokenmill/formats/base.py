@@ -1,25 +1,18 @@
-"""The shape of a layout: a module with a few names in it.
+"""What a format is, and what the formats share. Users call a format a layout: `--to`, `--layout`, `layout=`.
 
-    SUMMARY                  one line for people
-    OPTIONS                  which options of `Options` it takes
-    NEEDS                    what the tokens must have: "eot" (documents with an end of text), "uint16"
-    WIDTHS                   bytes that a token takes here if the dataset has it in two, and in four
-    plan(source, options)    what to write: parts, each with the files that belong together, and notes
-    open(path, hints)        files of the layout as a dataset with splits, for import
+Each format is one module of this package, named in `FORMATS` and loaded only when it is used:
 
-A part is the atom of work and of resume: it is written by one thread, in pieces of bounded size, and done when its
-receipt stands. What `plan` refuses, it refuses before anything is written.
+    detect(path, hints)      its files, to be opened in place: memory-mapped, not copied     formats of `IN_PLACE`
+    read(path, hints)        its files as a dataset with splits, for import                  all formats
+    write(source, options)   an `Export`: the parts to write, and notes for the user         all formats
 
-The layouts by name. A module is loaded when its layout is asked for, not before.
+A part is the unit of work and of resume: one thread writes it, in blocks of bounded size, and it is complete when its
+receipt exists. `write` refuses what the format cannot hold before anything is written.
 
-The tokens of a split as a layout wants them: with the end of text first or last, cut where it may be cut.
+Exports and imports read splits through `TokenStream`, which moves the end of text where a format wants it:
 
     append    d d E  d d d E  d E        every document ends with it
-    prepend   E d d  E d d d  E d        the same tokens, one place later: a document is as long as before
-
-So one form is made from the other without a look at documents.
-
-Token files of others, listed: which there are by split, whether some are missing, how large they are.
+    prepend   E d d  E d d d  E d        the same tokens one position later: documents keep their length
 """
 
 from __future__ import annotations
@@ -43,28 +36,118 @@ from tokenmill.storage import memory_maps
 from tokenmill.storage.memory_maps import map_file
 from tokenmill.storage.output import Digest, Output
 
+FORMATS = (
+    "catid",
+    "datatrove",
+    "huggingface",
+    "litdata",
+    "llmc",
+    "mds",
+    "megatron",
+    "nanogpt",
+    "olmo",
+    "templar",
+)
+# Those that are opened in place, in the order of detection: each has something that the ones after it do not have.
+IN_PLACE = ("megatron", "llmc", "templar", "datatrove", "olmo", "nanogpt")
+# Options that are numbers of tokens.
+SIZES = ("shard_size", "seq_len")
+MAX_FILES = 1_000_000
+
+GPT2_EOT = 50256
+NPY_MAGIC = b"\x93NUMPY"
+DTYPE_HINT = "is the file complete? Otherwise give dtype: uint16 or uint32"
+_FIRST_SEARCH_TOKENS = 1 << 16
+
+Facts = dict[str, Any]
+
+
+class Format(Protocol):
+    """A module of this package.
+
+    SUMMARY          one line for people
+    OPTIONS          the fields of `Options` that it accepts
+    NEEDS            what the tokens must have: "eot" (an end of text after every document), "uint16"
+    BYTES_PER_TOKEN  in its files, for tokens that the dataset stores in two bytes and in four
+    """
+
+    SUMMARY: str
+    OPTIONS: frozenset[str]
+    NEEDS: frozenset[str]
+    BYTES_PER_TOKEN: tuple[int, int]
+
+    def write(self, source: Dataset, options: Options) -> Export:
+        """What to write for a dataset."""
+
+    def read(self, path: str, hints: Hints) -> Dataset:
+        """Files of the format as a dataset with splits."""
+
+
+class InPlaceFormat(Format, Protocol):
+    """A format whose files are opened as they are. `EQUAL_SHARDS`: all shards but the last have the same size."""
+
+    EQUAL_SHARDS: bool
+
+    def detect(self, path: str, hints: Hints) -> DetectedFiles | None:
+        """The files of a path: a file, a prefix or a folder. None if it has nothing of this format.
+
+        Files that are of this format and damaged are a `DatasetError`.
+        """
+
+
+class CheckedFormat(Format, Protocol):
+    """A format with files whose checksums users know in advance: by name, the file of each."""
+
+    EXPECTED_FILES: Mapping[str, str]
+
+    def check_expected(self, files: Mapping[str, Digest], expected: Mapping[str, ExpectedFile], dtype: str) -> None:
+        """Raise `DatasetError` unless the files are as expected."""
+
+
+def load_format(name: str) -> Format:
+    """The module of a format."""
+    if name not in FORMATS:
+        raise RecipeError(f"there is no layout {name!r}", hint=f"there are {', '.join(FORMATS)}")
+    return cast("Format", importlib.import_module(f"tokenmill.formats.{name}"))
+
+
+def load_in_place_format(name: str) -> InPlaceFormat:
+    """The module of a format that is opened in place."""
+    if name not in IN_PLACE:
+        hint = f"read in place: {', '.join(IN_PLACE)}"
+        raise RecipeError(f"files of layout {name!r} are not read in place", hint=hint)
+    return cast("InPlaceFormat", load_format(name))
+
+
+def load_checked_format(name: str) -> CheckedFormat:
+    """The module of a format whose files can be compared with known checksums."""
+    found = load_format(name)
+    if not hasattr(found, "check_expected"):
+        raise RecipeError(f"{name} has no files with known checksums", hint="drop the expected checksums")
+    return cast("CheckedFormat", found)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hints:
-    """What the caller knows of files that do not tell it themselves."""
+    """What the caller knows about files that do not record it."""
 
     layout: str | None = None
     dtype: str | None = None
     eot_id: int | None = None
 
     def stored_dtype(self, *, default: str | None = None, where: str) -> str:
-        """The dtype as ours are named: ids have no sign to lose, so uint32 is read as int32."""
+        """The dtype by its name here. uint32 is read as int32, since ids are below 2^31."""
         if self.dtype is None and default is None:
-            raise DatasetError(f"{where} does not tell its dtype", hint="give dtype: uint16 or uint32")
+            raise DatasetError(f"{where} does not record its dtype", hint="give dtype: uint16 or uint32")
         try:
             return {"uint16": "uint16", "uint32": "int32", "int32": "int32"}[self.dtype or default or ""]
         except KeyError:
-            raise RecipeError(f"dtype {self.dtype!r} is not known", hint="use uint16, int32 or uint32") from None
+            raise RecipeError(f"unknown dtype {self.dtype!r}", hint="use uint16, int32 or uint32") from None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenFile:
-    """Tokens in a file: from which byte on, and how many."""
+    """A file of tokens: the byte at which they begin, and how many there are."""
 
     path: str
     offset: int
@@ -72,80 +155,33 @@ class TokenFile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FoundFiles:
-    """What was found in files of another layout. `inner` are the ends of documents inside each file, if stored."""
+class DetectedFiles:
+    """Files of a format, by split, to be opened in place.
+
+    `inner_ends` are the ends of documents inside each file, if the format stores them. They count in units, of which
+    a token has `units_per_token`: 1 for tokens, or the bytes of a token.
+    """
 
     layout: str
     dtype: str
     eot: str
     eot_id: int | None
     files: Mapping[str, Sequence[TokenFile]]
-    inner: Mapping[str, Sequence[Any]] | None = None
-    unit: int = 1
-
-
-def map_token_file(file: TokenFile, dtype: str) -> Tokens:
-    """The tokens of a file, mapped."""
-    kind = numpy_dtype(dtype)
-    try:
-        if os.path.getsize(file.path) < file.offset + file.num_tokens * kind.itemsize:
-            raise DatasetError(f"{file.path} has become shorter", hint="is it still being written?")
-        return memory_maps.map_file(file.path, kind, offset=file.offset, count=file.num_tokens)
-    except OSError as error:
-        raise DatasetError(f"{file.path} cannot be read: {error.strerror}", hint="check the path") from None
-
-
-GPT2_EOT = 50256
-
-
-NPY_MAGIC = b"\x93NUMPY"
-
-
-DTYPE_HINT = "is it whole? else give dtype: uint16 or uint32"
-
-
-def fitting_dtype(size: int, table: npt.NDArray[np.int64] | None) -> str | None:
-    """The dtype of which so many bytes are as many tokens as the table has."""
-    count = int(table[-1]) if table is not None else 0
-    return {2 * count: "uint16", 4 * count: "int32"}.get(size) if count else None
-
-
-def eot_policy(
-    files: dict[str, list[TokenFile]], dtype: str, eot_id: int | None, inner: dict[str, list[Any]], unit: int
-) -> str:
-    """Where the end of text stands in the first document of each split, if all agree."""
-    if eot_id is None:
-        return "none"
-    seen = set()
-    for split, parts in files.items():
-        end = int(inner[split][0][0]) // unit if len(inner[split][0]) else parts[0].num_tokens
-        document = map_token_file(parts[0], dtype)[:end]
-        seen.add("append" if document[-1] == eot_id else "prepend" if document[0] == eot_id else "none")
-    return seen.pop() if len(seen) == 1 else "none"
+    inner_ends: Mapping[str, Sequence[Any]] | None = None
+    units_per_token: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExportResult:
-    """A finished export. `already_complete` means that all files stood, and hashed to what they should."""
+class ExpectedFile:
+    """What a file must hash to. `elements` are its tokens or ids; -1 accepts any number."""
 
-    output: str
-    layout: str
-    files: dict[str, Digest]
-    notes: tuple[str, ...]
-    already_complete: bool
-    seconds: float
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(digest.bytes for digest in self.files.values())
-
-
-Facts = dict[str, Any]
+    sha256: str
+    elements: int = -1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Options:
-    """What may be asked of an export. A layout takes some of them; sizes are in tokens."""
+    """Options of an export. A format accepts some of them; sizes are in tokens."""
 
     name: str | None = None
     shard_size: int | None = None
@@ -155,14 +191,14 @@ class Options:
     templar_compat: bool | None = None
 
     def given(self) -> dict[str, Any]:
-        """Options that were set."""
+        """The options that are set."""
         pairs = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in pairs.items() if value is not None}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartReceipt:
-    """A part that is done: its files with their digests, and what the part said of itself."""
+    """The record of a complete part: its files with their digests, and the facts that `write` returned."""
 
     fingerprint: str
     part: str
@@ -171,14 +207,14 @@ class PartReceipt:
 
 
 class Files(Protocol):
-    """Where a part puts its files; they appear under their names when the part is done."""
+    """Where a part creates its files. They appear under their names when the part is complete."""
 
     def create(self, name: str) -> Output: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputPart:
-    """Files that belong together. `num_bytes` is about how many; `write` gives facts for its receipt."""
+    """Files that are written together. `num_bytes` is an estimate; `write` returns facts for the receipt."""
 
     name: str
     num_bytes: int
@@ -203,86 +239,73 @@ def no_more_files(_: Sequence[PartReceipt]) -> Mapping[str, bytes]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Export:
-    """What an export writes: its parts, then small files that sum them up. `notes` say what is not kept."""
+    """What an export writes: parts, then small files that summarize them. `notes` tell what is not preserved."""
 
     parts: tuple[OutputPart, ...]
     notes: tuple[str, ...] = ()
     finish: Callable[[Sequence[PartReceipt]], Mapping[str, bytes]] = no_more_files
 
 
-class Format(Protocol):
-    """A layout module."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportResult:
+    """A finished export. `already_complete`: all files existed, with the right digests."""
 
-    SUMMARY: str
-    OPTIONS: frozenset[str]
-    NEEDS: frozenset[str]
-    WIDTHS: tuple[int, int]
+    output: str
+    layout: str
+    files: dict[str, Digest]
+    notes: tuple[str, ...]
+    already_complete: bool
+    seconds: float
 
-    def write(self, source: Dataset, options: Options) -> Export: ...
-    def read(self, path: str, hints: Hints) -> Dataset: ...
-
-
-def filled_splits(source: Dataset) -> dict[str, TokenSplit]:
-    """The splits that have tokens: no reader can map an empty file."""
-    return {name: source[name] for name in source.splits if source[name].num_tokens}
-
-
-def train_and_val(source: Dataset, layout: str) -> dict[str, TokenSplit]:
-    """The same of a layout that knows no other splits."""
-    splits = filled_splits(source)
-    if others := sorted(splits.keys() - {"train", "val"}):
-        raise RecipeError(f"{layout} has no place for the split {others[0]!r}", hint="it has train and val alone")
-    return splits
+    @property
+    def num_bytes(self) -> int:
+        return sum(digest.bytes for digest in self.files.values())
 
 
-def require_shard_size(size: int, *, most: int, layout: str, why: str) -> int:
-    """A shard size that the layout's readers can seek in."""
-    if not 1 <= size <= most:
-        raise RecipeError(f"{layout} cannot have shards of {size} tokens: {why}", hint=f"use at most {most}")
-    return size
+def parse_format(text: str) -> tuple[str, Options]:
+    """`templar:seq_len=2048,shard_size=1Gi` as the name of a format and its options."""
+    name, _, rest = text.partition(":")
+    load_format(name)
+    given: dict[str, object] = {}
+    for pair in filter(None, rest.split(",")):
+        option, equals, value = pair.partition("=")
+        option = option.strip().replace("-", "_")
+        if not equals or option not in Options.__dataclass_fields__ or option in given:
+            raise RecipeError(f"{text!r} is not a layout", hint="write it like templar:seq_len=2048,shard_size=1Gi")
+        given[option] = _parse_option(option, value.strip())
+    return name, check_options(name, Options(**given))  # type: ignore[arg-type]  # _parse_option checks each
 
 
-FORMATS = (
-    "catid",
-    "datatrove",
-    "huggingface",
-    "litdata",
-    "llmc",
-    "mds",
-    "megatron",
-    "nanogpt",
-    "olmo",
-    "templar",
-)
-SIZES = ("shard_size", "seq_len")
-MAX_FILES = 1_000_000
-
-
-def load_format(name: str) -> Format:
-    """The module of a layout."""
-    if name not in FORMATS:
-        raise RecipeError(f"there is no layout {name!r}", hint=f"there are {', '.join(FORMATS)}")
-    return cast("Format", importlib.import_module(f"tokenmill.formats.{name}"))
+def _parse_option(option: str, text: str) -> object:
+    if option in SIZES:
+        return parse_size(text, of="tokens")
+    if option == "templar_compat":
+        return text not in ("0", "false", "no")
+    if option == "seed":
+        if not text.isdecimal():
+            raise RecipeError(f"seed {text!r} is not a number", hint="use a whole number, 0 or more")
+        return int(text)
+    return text
 
 
 def check_options(name: str, options: Options) -> Options:
-    """Refuse what a layout would ignore."""
-    takes = load_format(name).OPTIONS
-    if unknown := sorted(options.given().keys() - takes):
+    """Refuse options that a format would ignore."""
+    accepted = load_format(name).OPTIONS
+    if unknown := sorted(options.given().keys() - accepted):
         flags = ", ".join(f"--{option.replace('_', '-')}" for option in unknown)
-        known = ", ".join(f"--{option.replace('_', '-')}" for option in sorted(takes)) or "none"
+        known = ", ".join(f"--{option.replace('_', '-')}" for option in sorted(accepted)) or "none"
         raise RecipeError(f"{flags} does not apply to {name}", hint=f"options of {name}: {known}")
     if options.seq_len is not None and options.seq_len < 1:
         raise RecipeError(f"seq_len is {options.seq_len}", hint="give a positive number of tokens")
     if options.order not in (None, "source", "shuffled"):
-        raise RecipeError(f"order {options.order!r} is not known", hint="use source or shuffled")
+        raise RecipeError(f"unknown order {options.order!r}", hint="use source or shuffled")
     if options.seed is not None and not 0 <= options.seed < 1 << 62:
-        raise RecipeError(f"seed {options.seed} is out of range", hint="use a number from 0 on")
+        raise RecipeError(f"seed {options.seed} is out of range", hint="use a whole number, 0 or more")
     return options
 
 
 def check_num_files(name: str, options: Options, num_tokens: Iterable[int]) -> None:
-    """Refuse a shard size that makes too many files of splits with so many tokens."""
+    """Refuse a shard size that gives too many files for splits of these sizes."""
     size, splits = options.shard_size, tuple(num_tokens)
     if size is not None and (count := sum(-(-split // size) for split in splits)) > MAX_FILES:
         raise RecipeError(
@@ -291,13 +314,8 @@ def check_num_files(name: str, options: Options, num_tokens: Iterable[int]) -> N
         )
 
 
-def format_bytes_of(name: str, dtype: str, num_tokens: int) -> int:
-    """About how many bytes so many tokens of a dataset have in a layout, at most."""
-    return load_format(name).WIDTHS[dtype != "uint16"] * num_tokens
-
-
 def check_needs(name: str, *, dtype: str, vocab_size: int, eot: str, where: str) -> None:
-    """Refuse tokens that a layout cannot hold."""
+    """Refuse tokens that a format cannot hold."""
     needs = load_format(name).NEEDS
     if "uint16" in needs and dtype != "uint16":
         wide = ", ".join(one for one in FORMATS if "uint16" not in load_format(one).NEEDS)
@@ -308,43 +326,39 @@ def check_needs(name: str, *, dtype: str, vocab_size: int, eot: str, where: str)
         )
     if "eot" in needs and eot == "none":
         raise RecipeError(
-            f"{name} marks documents by an end of text, and the documents of {where} have none",
+            f"{name} separates documents by an end of text, and the documents of {where} have none",
             hint="prepare the dataset with --eot append",
         )
 
 
-def parse_format(text: str) -> tuple[str, Options]:
-    """`templar:seq_len=2048,shard_size=1Gi` as a layout and its options."""
-    name, _, rest = text.partition(":")
-    load_format(name)
-    given: dict[str, object] = {}
-    for part in filter(None, rest.split(",")):
-        option, equals, value = part.partition("=")
-        option = option.strip().replace("-", "_")
-        if not equals or option not in Options.__dataclass_fields__ or option in given:
-            raise RecipeError(f"{text!r} is not a layout", hint="write it like templar:seq_len=2048,shard_size=1Gi")
-        given[option] = _value(option, value.strip())
-    return name, check_options(name, Options(**given))  # type: ignore[arg-type]  # each is checked by _value
+def format_bytes_of(name: str, dtype: str, num_tokens: int) -> int:
+    """An upper estimate of the size of this many tokens of a dataset in a format."""
+    return load_format(name).BYTES_PER_TOKEN[dtype != "uint16"] * num_tokens
 
 
-def _value(option: str, text: str) -> object:
-    if option in SIZES:
-        return parse_size(text, of="tokens")
-    if option == "templar_compat":
-        return text not in ("0", "false", "no")
-    if option == "seed":
-        if not text.isdecimal():
-            raise RecipeError(f"seed {text!r} is not a number", hint="use a number from 0 on")
-        return int(text)
-    return text
+def filled_splits(source: Dataset) -> dict[str, TokenSplit]:
+    """The splits that have tokens. An empty file cannot be mapped."""
+    return {name: source[name] for name in source.splits if source[name].num_tokens}
 
 
-_LOOK = 1 << 16
+def train_and_val(source: Dataset, layout: str) -> dict[str, TokenSplit]:
+    """The same, for a format without other splits."""
+    splits = filled_splits(source)
+    if others := sorted(splits.keys() - {"train", "val"}):
+        raise RecipeError(f"{layout} has no split {others[0]!r}", hint="it only has train and val")
+    return splits
+
+
+def require_shard_size(size: int, *, most: int, layout: str, why: str) -> int:
+    """Refuse a shard size that readers of the format cannot seek in."""
+    if not 1 <= size <= most:
+        raise RecipeError(f"{layout} cannot have shards of {size} tokens: {why}", hint=f"use at most {most}")
+    return size
 
 
 @dataclass(frozen=True, slots=True)
 class TokenStream:
-    """A split's tokens with the end of text where `eot` says; "" leaves it where it is."""
+    """A split's tokens with the end of text at the end that `eot` says; "" leaves it where it is."""
 
     split: TokenSplit
     eot: str = ""
@@ -359,16 +373,16 @@ class TokenStream:
 
     def blocks(self, start: int, stop: int) -> Iterator[Tokens]:
         """Tokens [start, stop), mapped block by block."""
-        turn = {("append", "prepend"): -1, ("prepend", "append"): 1}.get(
+        shift = {("append", "prepend"): -1, ("prepend", "append"): 1}.get(
             (self.split.eot, self.eot or self.split.eot), 0
         )
-        end: Any = np.array([self.split.eot_id or 0], numpy_dtype(self.split.dtype))
-        begin, last = start + turn, stop + turn
-        if begin < 0 and start < stop:
-            yield end
-        yield from self.split.blocks(max(begin, 0), min(last, self.num_tokens))
+        eot: Any = np.array([self.split.eot_id or 0], numpy_dtype(self.split.dtype))
+        first, last = start + shift, stop + shift
+        if first < 0 and start < stop:
+            yield eot
+        yield from self.split.blocks(max(first, 0), min(last, self.num_tokens))
         if last > self.num_tokens and start < stop:
-            yield end
+            yield eot
 
     def data(self, start: int, stop: int) -> Iterator[memoryview]:
         """The same as bytes."""
@@ -377,13 +391,13 @@ class TokenStream:
 
 
 def cut_anywhere(num_tokens: int, size: int) -> list[tuple[int, int]]:
-    """Ranges of exactly `size` tokens, but for the last."""
+    """Ranges of exactly `size` tokens, except the last."""
     return [(start, min(start + size, num_tokens)) for start in range(0, num_tokens, size)]
 
 
 def cut_at_documents(split: TokenSplit, size: int) -> list[tuple[int, int]]:
     """Ranges of whole documents: each ends with the first document that reaches the next multiple of `size`."""
-    split.document_ends(0, 1)  # does anybody know where documents end?
+    split.document_ends(0, 1)  # raises if document ends are unknown
     cuts = [0]
     for multiple in range(size, split.num_tokens, size):
         if multiple > cuts[-1]:
@@ -394,12 +408,12 @@ def cut_at_documents(split: TokenSplit, size: int) -> list[tuple[int, int]]:
 
 
 def document_lengths(split: TokenSplit, start: int, stop: int) -> Starts:
-    """Tokens of the documents that fill a range."""
+    """Tokens of the documents in a range that they fill."""
     return np.diff(split.document_ends(start, stop), prepend=start)
 
 
 def lengths_by_block(split: TokenSplit, start: int, stop: int, *, block_tokens: int = BLOCK_TOKENS) -> Iterator[Starts]:
-    """The same, some at a time: an index of any size takes little memory."""
+    """The same, in blocks: an index of any size takes little memory."""
     before = start
     for at in range(start, stop, block_tokens):
         ends = split.document_ends(at, min(at + block_tokens, stop))
@@ -409,61 +423,99 @@ def lengths_by_block(split: TokenSplit, start: int, stop: int, *, block_tokens: 
 
 
 def _first_end(split: TokenSplit, at: int) -> int:
-    """The first end of a document that is not before a token."""
-    look = _LOOK
+    """The first end of a document at a token or behind it."""
+    search_tokens = _FIRST_SEARCH_TOKENS
     while True:
-        found = split.document_ends(at - 1, min(at - 1 + look, split.num_tokens))
+        found = split.document_ends(at - 1, min(at - 1 + search_tokens, split.num_tokens))
         if len(found):
             return int(found[0])
-        if at - 1 + look >= split.num_tokens:
+        if at - 1 + search_tokens >= split.num_tokens:
             return split.num_tokens
-        look *= 4
+        search_tokens *= 4
+
+
+def map_token_file(file: TokenFile, dtype: str) -> Tokens:
+    """The tokens of a file, mapped."""
+    kind = numpy_dtype(dtype)
+    try:
+        if os.path.getsize(file.path) < file.offset + file.num_tokens * kind.itemsize:
+            raise DatasetError(f"{file.path} has become shorter", hint="is it still being written?")
+        return memory_maps.map_file(file.path, kind, offset=file.offset, count=file.num_tokens)
+    except OSError as error:
+        raise DatasetError(f"{file.path} cannot be read: {error.strerror}", hint="check the path") from None
+
+
+def fitting_dtype(size: int, table: npt.NDArray[np.int64] | None) -> str | None:
+    """The dtype with which this many bytes hold the tokens of a table of document ends."""
+    count = int(table[-1]) if table is not None else 0
+    return {2 * count: "uint16", 4 * count: "int32"}.get(size) if count else None
+
+
+def eot_policy(
+    files: dict[str, list[TokenFile]],
+    dtype: str,
+    eot_id: int | None,
+    inner_ends: dict[str, list[Any]],
+    units_per_token: int,
+) -> str:
+    """Where the end of text is in the first document of each split, if all agree."""
+    if eot_id is None:
+        return "none"
+    seen = set()
+    for split, found in files.items():
+        first = inner_ends[split][0]
+        end = int(first[0]) // units_per_token if len(first) else found[0].num_tokens
+        document = map_token_file(found[0], dtype)[:end]
+        seen.add("append" if document[-1] == eot_id else "prepend" if document[0] == eot_id else "none")
+    return seen.pop() if len(seen) == 1 else "none"
 
 
 def groups_by_name(paths: Sequence[str]) -> dict[str, list[str]]:
-    """Files by split, as their names tell it: `val` in a name is validation, `test` a test, all else is training."""
+    """Files by split: `val` or `test` as a word of the name, everything else is train."""
     groups: dict[str, list[str]] = {}
     for path in sorted(paths):
-        parts = re.split(r"[_.-]", os.path.basename(path))
-        groups.setdefault(next((part for part in parts if part in ("val", "test")), "train"), []).append(path)
+        words = re.split(r"[_.-]", os.path.basename(path))
+        groups.setdefault(next((word for word in words if word in ("val", "test")), "train"), []).append(path)
     return groups
 
 
-def files_by_folder(path: str, ending: str, beside: str) -> dict[str, list[str]]:
-    """A file, the files of a folder, or those of the folders in it, which are splits then.
+def files_by_folder(path: str, suffix: str, index_suffix: str) -> dict[str, list[str]]:
+    """A file, the files of a folder, or those of its folders, which are splits then.
 
-    `beside` is how the file ends that says where the documents of another are.
+    `index_suffix` is that of the file beside each that stores where its documents end.
     """
     if os.path.isfile(path):
-        return {"train": [path]} if path.endswith(ending) else {}
+        return {"train": [path]} if path.endswith(suffix) else {}
     folders = {"train": path}
-    if not any(name.endswith(ending) for name in names_in(path)):
+    if not any(name.endswith(suffix) for name in names_in(path)):
         folders = {name: f"{path}/{name}" for name in names_in(path) if name.isidentifier()}
     found = {}
     for split, folder in folders.items():
-        inside = [f"{folder}/{name}" for name in names_in(folder) if name.endswith(ending)]
-        if inside or any(name.endswith(beside) for name in names_in(folder)):
+        inside = [f"{folder}/{name}" for name in names_in(folder) if name.endswith(suffix)]
+        if inside or any(name.endswith(index_suffix) for name in names_in(folder)):
             found[split] = inside
     if any(found.values()):
         for split in found:
-            check_pairs(folders[split], beside, ending)
+            check_pairs(folders[split], index_suffix, suffix)
     return {split: inside for split, inside in found.items() if inside}
 
 
-def check_pairs(folder: str, ending: str, other: str) -> None:
-    """Refuse a file whose other half is missing: its tokens would be left out without a word."""
+def check_pairs(folder: str, suffix: str, other_suffix: str) -> None:
+    """Refuse a file without the other file of its pair: its tokens would be left out silently."""
     names = set(names_in(folder))
     for name in sorted(names):
-        if name.endswith(ending) and (missing := f"{name.removesuffix(ending)}{other}") not in names:
-            raise DatasetError(f"{folder} has {name} without {missing}", hint="is a file missing? else move it away")
+        if name.endswith(suffix) and (missing := f"{name.removesuffix(suffix)}{other_suffix}") not in names:
+            raise DatasetError(
+                f"{folder} has {name} without {missing}", hint="is a file missing? Otherwise move it away"
+            )
 
 
 def check_numbers(paths: Sequence[str]) -> None:
-    """Refuse to close a gap between numbered files: a document may go on from one to the next."""
+    """Refuse a gap in numbered files: a document may continue from one to the next."""
     numbers = [int(found[-1]) for path in paths if (found := re.findall(r"\d+", os.path.basename(path)))]
     for before, number, path in zip(numbers, numbers[1:], paths[1:], strict=False):
         if number != before + 1:
-            raise DatasetError(f"{path} comes after number {before}", hint="is a file missing between them?")
+            raise DatasetError(f"{path} follows number {before}", hint="is a file missing between them?")
 
 
 def names_in(folder: str) -> list[str]:
@@ -492,4 +544,4 @@ def mapped(path: str, kind: str, offset: int = 0, count: int | None = None) -> n
     try:
         return map_file(path, kind, offset=offset, count=count)
     except (OSError, ValueError) as error:
-        raise DatasetError(f"{path} cannot be mapped: {error}", hint="is it whole?") from None
+        raise DatasetError(f"{path} cannot be mapped: {error}", hint="is the file complete?") from None

@@ -1,20 +1,16 @@
 """catid's dataloader, version 14 of its format: `{split}/data_0.bin`, `index_0.bin`, `index.yaml`, `args.yml`.
 
-    data    a zstd frame a document, over its tokens as four planes of bytes, the lowest first; u8 14; u8 4; u64 hash
-    index   u32 place and u32 tokens of every document; u32 bytes of all frames; u8 14; u8 4; u64 hash
+    data    a zstd frame for each document, over its tokens as four planes of bytes, lowest first; u8 14; u8 4; u64 hash
+    index   u32 offset and u32 tokens of every document; u32 bytes of all frames; u8 14; u8 4; u64 hash
 
-A hash is the XOR of the CityHash64 of every frame or record, and of what stands before it in the trailer. The end of
-text is not stored: its loader separates documents by padding.
+A hash is the XOR of the CityHash64 of every frame or record, and of the trailer before it. The end of text is not
+stored: catid's loader separates documents by padding. An import checks the hashes before anything else, and
+decompresses frames where they are needed.
 
-Reading catid's files: frames are decompressed where they are asked for; hashes are checked before anything else.
-
-CityHash64 of many strings at once: each step is done for all strings that are as long, as arrays of numbers.
-
-Strings of up to 64 bytes have a formula for their length. Longer ones go in steps of 64 bytes with a state of seven
-numbers; those with the most steps stand first, so that the ones still at work are always the first so many. When few
-are left, a step on plain numbers is quicker than one on arrays; the formulas are the same.
-
-The function is Geoff Pike's and Jyrki Alakuijala's, of Google, version 1.1. Numbers are 64 bits wide, and wrap.
+CityHash64 (of Geoff Pike and Jyrki Alakuijala, Google, version 1.1) is computed for many strings at once, each step for
+all strings of similar length as arrays of 64-bit numbers, which wrap. Strings of up to 64 bytes have a formula for
+their length. Longer ones are processed in steps of 64 bytes with a state of seven numbers, those with the most steps
+first, so that the active ones are always a prefix. When only a few are left, plain numbers are faster than arrays.
 """
 
 from __future__ import annotations
@@ -34,14 +30,14 @@ from tokenmill.dataset.manifest import check_name
 from tokenmill.errors import DatasetError, RecipeError
 from tokenmill.formats.base import Export, Facts, Files, Hints, Options, OutputPart, PartReceipt, require_shard_size
 from tokenmill.formats.rows import (
-    StoredDataset,
+    RowsDataset,
     TokenRows,
     cut_by_size,
     find_indexes,
     interleave,
+    known_fields,
     map_bytes,
     map_file_bytes,
-    picked,
     rows_of,
 )
 from tokenmill.records import convert
@@ -49,16 +45,32 @@ from tokenmill.records import convert
 SUMMARY = "compressed documents with indexes and hashes for catid's dataloader"
 OPTIONS = frozenset({"shard_size"})
 NEEDS: frozenset[str] = frozenset()
-WIDTHS = (4, 4)
+BYTES_PER_TOKEN = (4, 4)
 
 SHARD_TOKENS = 1 << 25
+VERSION = 14
 TOKEN_BYTES = 4
-# Its reader counts bytes of a file in signed 32 bits, and its writer keeps this far from their end.
+# catid's reader counts bytes of a file in signed 32 bits, and its writer keeps this margin.
 _MAX_BYTES = (1 << 31) - 1 - 1_000_000
 _WHY = "its reader counts the bytes of a file in 31 bits"
-# Compressing is quicker near the core, hashing the more documents there are at once.
+# Compression is fastest in blocks that fit into the CPU's cache, hashing with many documents at once.
 _BLOCK_TOKENS = 1 << 20
 _HASHED_TOKENS = 1 << 23
+_HASH_BYTES = 1 << 26
+_INDEX_END = struct.Struct("<IBBQ")
+_DATA_END = struct.Struct("<BBQ")
+_DAMAGED = "the file is damaged: export it again"
+
+Hashes = npt.NDArray[np.uint64]
+N = TypeVar("N", Hashes, int)
+State = tuple[N, N, N, N, N, N, N]
+
+_K0 = 0xC3A5C85C97CB3127
+_K1 = 0xB492B66FBE98F273
+_K2 = 0x9AE16A3B2F90404F
+_MUL = 0x9DDFEA08EB382D69
+_MASK = (1 << 64) - 1
+_FEW = 12
 
 
 def write(source: Dataset, options: Options) -> Export:
@@ -69,11 +81,11 @@ def write(source: Dataset, options: Options) -> Export:
     notes = []
     for name, rows in splits.items():
         if left_out := _check(name, rows):
-            notes.append(f"{left_out:,} documents of {name} have no tokens but the end of text, and are left out")
+            notes.append(f"{left_out:,} documents of {name} have only the end of text, and are left out")
         ranges = cut_by_size(rows, TOKEN_BYTES * size, partial(_frame_bytes, rows.split))
         parts += [_part(name, number, rows, bounds) for number, bounds in enumerate(ranges)]
     if source.manifest.identity.get("eot", "none") != "none":
-        notes.append("catid does not store the end of text: an import puts it back if it is told the id")
+        notes.append("catid does not store the end of text: an import adds it again if the id is given")
     about = source.manifest.tokenizer
     return Export(parts=tuple(parts), notes=tuple(notes), finish=lambda receipts: _indexes(about, receipts))
 
@@ -83,18 +95,18 @@ def read(path: str, hints: Hints) -> Dataset:
 
 
 def _counts(split: TokenSplit, lengths: Starts) -> Starts:
-    """Tokens of documents without the end of text."""
+    """The lengths of documents without the end of text."""
     return lengths - (split.eot != "none")
 
 
 def _frame_bytes(split: TokenSplit, lengths: Starts) -> Starts:
-    """Bytes that frames of documents have at most; one without tokens has no frame."""
+    """An upper bound on the bytes of frames. Documents without tokens have no frame."""
     size = TOKEN_BYTES * _counts(split, lengths)
     return np.where(size > 0, size + (size >> 8) + 64, 0)
 
 
 def _check(name: str, rows: TokenRows) -> int:
-    """How many documents have no tokens. Refuses a split that has no others, and documents that are too long."""
+    """The number of documents without tokens. Refuses documents that are too long, and splits without tokens."""
     empty, total = 0, 0
     for lengths in rows.lengths(0, rows.num_tokens):
         counts = _counts(rows.split, lengths)
@@ -104,7 +116,7 @@ def _check(name: str, rows: TokenRows) -> int:
                 f"catid cannot hold a document of {counts.max()} tokens: {_WHY}", hint="use another layout"
             )
     if empty == total:
-        raise RecipeError(f"{name} has no tokens but ends of text", hint="catid stores none of them")
+        raise RecipeError(f"{name} has only ends of text", hint="catid does not store them")
     return empty
 
 
@@ -137,7 +149,7 @@ def _part(split_name: str, number: int, rows: TokenRows, bounds: tuple[int, int]
 
 
 def _frames(rows: TokenRows, start: int, stop: int) -> Iterator[Any]:
-    """The frames of documents that fill a range."""
+    """The frames of the documents of a range."""
     compress = compressor()
     for tokens, lengths in replace(rows, block_tokens=_BLOCK_TOKENS).blocks(start, stop):
         counts = _counts(rows.split, lengths)
@@ -147,9 +159,9 @@ def _frames(rows: TokenRows, start: int, stop: int) -> Iterator[Any]:
 
 
 def byte_planes(tokens: Tokens, begins: Starts, counts: Starts) -> memoryview:
-    """Documents as planes of bytes, each where it would begin if all tokens had four bytes.
+    """Documents as planes of bytes, each at the offset that it would have if all tokens had four bytes.
 
-    Planes of the whole block are made first, and cut at documents and at what lies between them.
+    The planes of the whole block are made first, then cut at the documents and at the gaps between them.
     """
     edges = np.stack((begins, begins + counts), axis=1).ravel()
     sizes = np.diff(edges, prepend=0, append=len(tokens))
@@ -160,7 +172,7 @@ def byte_planes(tokens: Tokens, begins: Starts, counts: Starts) -> memoryview:
 
 
 def compressor(threads: int = 1) -> Callable[[memoryview, Starts, Starts], Sequence[Any]]:
-    """A function that makes a zstd frame of each of some strings in the data, all in one call."""
+    """A function that compresses strings of the data into a zstd frame each, all in one call."""
     import zstandard
 
     zstd = zstandard.ZstdCompressor(level=1)
@@ -168,8 +180,8 @@ def compressor(threads: int = 1) -> Callable[[memoryview, Starts, Starts], Seque
     def compress(data: memoryview, begins: Starts, sizes: Starts) -> Sequence[Any]:
         if not len(sizes):
             return ()
-        places = np.stack((begins, sizes), axis=1).astype("<u8")
-        strings = zstandard.BufferWithSegments(data, places.tobytes())
+        segments = np.stack((begins, sizes), axis=1).astype("<u8")
+        strings = zstandard.BufferWithSegments(data, segments.tobytes())
         frames = zstd.multi_compress_to_buffer(strings, threads=threads)
         return [frames[number] for number in range(len(frames))]
 
@@ -177,13 +189,13 @@ def compressor(threads: int = 1) -> Callable[[memoryview, Starts, Starts], Seque
 
 
 def _hash_all(data: bytes, sizes: Starts) -> int:
-    """The XOR of the hashes of strings that lie end to end."""
+    """The XOR of the hashes of contiguous strings."""
     hashes = cityhash64(np.frombuffer(data, np.uint8), np.cumsum(sizes) - sizes, sizes)
     return int(np.bitwise_xor.reduce(hashes))
 
 
 def _indexes(about: dict[str, Any], receipts: Sequence[PartReceipt]) -> Mapping[str, bytes]:
-    """index.yaml of every split, and what the loader's users look up beside it."""
+    """index.yaml of every split, and args.yml, which users of the loader read."""
     tokens: dict[str, list[int]] = {}
     for receipt in receipts:
         tokens.setdefault(receipt.part.partition("/")[0], []).append(receipt.facts["tokens"])
@@ -197,16 +209,9 @@ def _indexes(about: dict[str, Any], receipts: Sequence[PartReceipt]) -> Mapping[
     return files
 
 
-VERSION = 14
-_HASH_BYTES = 1 << 26
-_INDEX_END = struct.Struct("<IBBQ")
-_DATA_END = struct.Struct("<BBQ")
-_DAMAGED = "the file is damaged: make it again"
-
-
 @dataclass(frozen=True, kw_only=True)
 class CatidFile:
-    """Documents of one data file. With an `eot_id`, each is given its end of text back."""
+    """The documents of one data file. With an `eot_id`, the end of text is added to each."""
 
     path: str
     index_path: str
@@ -240,7 +245,7 @@ class CatidFile:
             try:
                 planes = np.frombuffer(codec.decompress(data[begin:end], width * count), np.uint8)
             except (pa.ArrowException, OSError, ValueError) as error:
-                raise DatasetError(f"{self.path}: the frame at {begin} is broken: {error}", hint=_DAMAGED) from None
+                raise DatasetError(f"{self.path}: the frame at {begin} is damaged: {error}", hint=_DAMAGED) from None
             raw[at : at + count] = 0
             raw[at : at + count, :width] = planes.reshape(width, count).T
             at += count + marks
@@ -248,34 +253,34 @@ class CatidFile:
 
     @cached_property
     def _records(self) -> npt.NDArray[np.uint32]:
-        """Place and tokens of every document, checked."""
+        """Offset and number of tokens of every document, checked."""
         data = map_file_bytes(self.index_path)
         count, rest = divmod(len(data) - _INDEX_END.size, 8)
         if count < 0 or rest:
-            raise DatasetError(f"{self.index_path}: {len(data)} bytes are no index", hint=_DAMAGED)
+            raise DatasetError(f"{self.index_path}: {len(data)} bytes are not an index", hint=_DAMAGED)
         end = bytes(data[8 * count :])
         _, version, token_bytes, total = _INDEX_END.unpack(end)
         self._check_kind(self.index_path, version, token_bytes)
         hashes = cityhash64(data, np.arange(count) * 8, np.full(count, 8))
         if int(np.bitwise_xor.reduce(hashes)) ^ hash_one(end[:-8]) != total:
-            raise DatasetError(f"{self.index_path}: its hash does not fit", hint=_DAMAGED)
+            raise DatasetError(f"{self.index_path}: its hash does not match", hint=_DAMAGED)
         records = data[: 8 * count].view("<u4").reshape(count, 2)
         if count and (records[0, 0] != 0 or records[:, 1].min() < 1):
-            raise DatasetError(f"{self.index_path}: its documents do not lie end to end", hint=_DAMAGED)
+            raise DatasetError(f"{self.index_path}: its documents are not contiguous", hint=_DAMAGED)
         return records
 
     @cached_property
     def _bounds(self) -> Starts:
-        """Where frames begin, and the last one ends."""
+        """The offsets of frames, and the end of the last one."""
         end = _INDEX_END.unpack(bytes(map_file_bytes(self.index_path)[-_INDEX_END.size :]))[0]
         bounds = np.append(self._records[:, 0].astype(np.int64), end)
         if (np.diff(bounds) < 1).any():
-            raise DatasetError(f"{self.index_path}: its documents do not lie end to end", hint=_DAMAGED)
+            raise DatasetError(f"{self.index_path}: its documents are not contiguous", hint=_DAMAGED)
         return bounds
 
     @cached_property
     def _data(self) -> npt.NDArray[np.uint8]:
-        """The data file, mapped, when its hash is found right: once, some megabytes at a time."""
+        """The data file, mapped. Its hash is checked once, some megabytes at a time."""
         bounds = self._bounds
         data = map_bytes(self.path, int(bounds[-1]) + _DATA_END.size)
         end = bytes(data[-_DATA_END.size :])
@@ -287,19 +292,19 @@ class CatidFile:
             hashes = cityhash64(data, bounds[low:high], np.diff(bounds[low : high + 1]))
             found ^= int(np.bitwise_xor.reduce(hashes))
         if found != total:
-            raise DatasetError(f"{self.path}: its hash does not fit", hint=_DAMAGED)
+            raise DatasetError(f"{self.path}: its hash does not match", hint=_DAMAGED)
         return data
 
     def _check_kind(self, path: str, version: int, token_bytes: int) -> None:
         if (version, token_bytes) != (VERSION, self.token_bytes):
             raise DatasetError(
                 f"{path}: version {version} with {token_bytes} bytes a token, not {VERSION} with {self.token_bytes}",
-                hint="files of one version belong together",
+                hint="all files of a dataset have the same version",
             )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Index:
+class _CatidIndex:
     """index.yaml."""
 
     version: int
@@ -309,20 +314,22 @@ class _Index:
     index_files: tuple[str, ...]
 
 
-def open_catid(path: str, hints: Hints) -> StoredDataset:
-    """A folder with an index.yaml, or a folder of such folders, which are splits then."""
-    indexes = find_indexes(path, "index.yaml", "catid", ending=".bin")
+def open_catid(path: str, hints: Hints) -> RowsDataset:
+    """A folder with an index.yaml, or a folder of such folders, which are splits."""
+    indexes = find_indexes(path, "index.yaml", "catid", suffix=".bin")
     files = {split: _files(folder, index, hints.eot_id) for split, (folder, index) in indexes.items()}
     notes = (
-        () if hints.eot_id is None else (f"catid stores no end of text: {hints.eot_id} is put behind every document",)
+        ()
+        if hints.eot_id is None
+        else (f"catid does not store the end of text: {hints.eot_id} is added to every document",)
     )
     eot = "none" if hints.eot_id is None else "append"
-    return StoredDataset(path, "catid", files, hints, dtype="int32", packed=False, eot=eot, notes=notes)
+    return RowsDataset(path, "catid", files, hints, dtype="int32", packed=False, eot=eot, notes=notes)
 
 
 def _files(folder: str, index: Any, eot_id: int | None) -> list[CatidFile]:
     where = f"{folder}/index.yaml"
-    found = convert(_Index, picked(_Index, index), where=where)
+    found = convert(_CatidIndex, known_fields(_CatidIndex, index), where=where)
     if found.version != VERSION or found.token_bytes not in range(1, 5):
         raise DatasetError(
             f"{where}: version {found.version} with {found.token_bytes} bytes a token",
@@ -345,20 +352,8 @@ def _files(folder: str, index: Any, eot_id: int | None) -> list[CatidFile]:
     return files
 
 
-Hashes = npt.NDArray[np.uint64]
-N = TypeVar("N", Hashes, int)
-State = tuple[N, N, N, N, N, N, N]
-
-_K0 = 0xC3A5C85C97CB3127
-_K1 = 0xB492B66FBE98F273
-_K2 = 0x9AE16A3B2F90404F
-_MUL = 0x9DDFEA08EB382D69
-_MASK = (1 << 64) - 1
-_FEW = 12
-
-
 def cityhash64(data: npt.NDArray[np.uint8], starts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64]) -> Hashes:
-    """The hashes of the strings that lie at `starts` in some bytes."""
+    """The hashes of the strings at `starts` in the data."""
     found = np.empty(len(starts), np.uint64)
     classes: list[tuple[int, int, Callable[..., Any]]] = [
         (0, 0, lambda _, at, size: np.full(len(at), _K2, np.uint64)),
@@ -391,7 +386,7 @@ def _narrow(value: int) -> int:
 
 
 def _fetch(data: npt.NDArray[np.uint8], at: npt.NDArray[np.int64], size: int = 8) -> Any:
-    """Words of eight bytes at some places, one after the other: an array for each."""
+    """Consecutive words of eight bytes at some offsets: an array for each word."""
     words = _strings(data, at, size).view("<u8")
     return np.ascontiguousarray(words.reshape(len(at), -1).T) if size > 8 else words
 
@@ -401,7 +396,7 @@ def _fetch32(data: npt.NDArray[np.uint8], at: npt.NDArray[np.int64]) -> Any:
 
 
 def _strings(data: npt.NDArray[np.uint8], at: npt.NDArray[np.int64], size: int) -> npt.NDArray[np.void]:
-    """As many bytes from each of some places, copied as if they were one item."""
+    """`size` bytes at each of some offsets, copied as if they were one item."""
     every = np.ndarray(len(data) - size + 1, f"V{size}", data, strides=(1,))
     return every[at]
 
@@ -487,7 +482,7 @@ def _longer(data: npt.NDArray[np.uint8], at: npt.NDArray[np.int64], size: npt.ND
 
 
 def _finish(data: npt.NDArray[np.uint8], at: int, step: int, last: int, state: list[int]) -> State[int]:
-    """The rest of the steps of one long string, on plain numbers."""
+    """The remaining steps of one long string, on plain numbers."""
     words = data[at + 64 * step : at + 64 * last].tobytes()
     found: State[int] = tuple(state)  # type: ignore[assignment]  # seven numbers
     for row in np.frombuffer(words, "<u8").reshape(-1, 8).tolist():
@@ -504,7 +499,7 @@ def _weak(p: N, q: N, r: N, s: N, a: N, b: N, wrap: Callable[[N], N]) -> tuple[N
 
 
 def _step(state: State[N], words: Any, wrap: Callable[[N], N]) -> State[N]:
-    """Eight words into the state."""
+    """Mix eight words into the state."""
     x, y, z, v, second, w, fourth = state
     x = wrap(_rotate(wrap(x + y + v + words[1]), 37, wrap) * _K1)
     y = wrap(_rotate(wrap(y + second + words[6]), 42, wrap) * _K1)

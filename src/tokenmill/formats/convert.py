@@ -1,21 +1,20 @@
-"""export: a dataset's tokens as the files of a layout.
+"""Export and import: a dataset as the files of another format, and back.
 
-import: the files of a layout as a dataset.
+    export   dataset -> parts of the format, each with its receipt -> files that summarize them
+    import   files -> splits -> ranges of whole documents -> shards, each with its receipt -> manifest
 
-    files -> splits -> ranges of whole documents -> shards, each with its receipt -> manifest
+An import puts the end of text behind every document, wherever the format has it. Document ends are read from the
+format, or found by the end-of-text id; they are never guessed.
 
-The end of text comes to stand last in every document, whatever the layout does. Where documents end is read from the
-layout, or told by the end-of-text id; it is never guessed.
-
-The fingerprint of documents and tokens, whatever layout they stand in and whatever dtype they have.
+An imported dataset has the fingerprint of its documents and tokens, whatever format and dtype they were stored in:
 
     splits, in order of name -> ranges of whole documents, of about 2^27 tokens each
-    a range -> SHA-256 over its tokens as 32-bit numbers, the end of text last, then its documents' lengths
+    a range -> SHA-256 over its tokens as 32-bit numbers, the end of text last, then its document lengths
 
-It is the fingerprint of an imported dataset, so that the same documents have the same one from wherever they
-were imported, and the loader gives them in the same order. A prepared dataset has another, that of its recipe.
+So the same documents have the same fingerprint, and the loader gives them in the same order, from wherever they were
+imported. A prepared dataset has another fingerprint, that of its recipe.
 
-prepare --layout: the files of a layout beside the dataset, in a folder of the layout's name inside it.
+`prepare --layout` exports into a folder of the format's name inside the dataset.
 """
 
 from __future__ import annotations
@@ -39,6 +38,7 @@ from tokenmill.dataset.manifest import Manifest, Shard, Split
 from tokenmill.errors import DatasetError, RecipeError, TokenmillError, from_record, to_record
 from tokenmill.formats.base import (
     SIZES,
+    ExpectedFile,
     ExportResult,
     Facts,
     Files,
@@ -54,14 +54,15 @@ from tokenmill.formats.base import (
     document_lengths,
     filled_splits,
     format_bytes_of,
+    load_checked_format,
     load_format,
+    load_in_place_format,
     parse_format,
 )
 from tokenmill.formats.open import InPlaceDataset
 from tokenmill.formats.open import open as open_dataset
-from tokenmill.formats.resumable import Watcher, check_free, make_request, start_over, transfer
-from tokenmill.formats.rows import StoredDataset
-from tokenmill.formats.templar import Expected, compare
+from tokenmill.formats.resumable import Watcher, check_output, make_request, run_conversion, start_over
+from tokenmill.formats.rows import RowsDataset
 from tokenmill.recipe import Recipe
 from tokenmill.resources import resolve_workers
 from tokenmill.sizes import parse_size
@@ -71,11 +72,14 @@ from tokenmill.storage.output import Digest
 from tokenmill.tokenizers.spec import resolve
 
 RECORD = ".build/export.json"
+# Of the content fingerprint.
+FORMAT = 1
+RANGE_TOKENS = 1 << 27
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportRecord:
-    """What an export is, written last: where its tokens came from, and what every file must hash to."""
+    """The record of an export, written last: its dataset, and what every file must hash to."""
 
     layout: str
     options: dict[str, Any]
@@ -93,13 +97,13 @@ def export(
     scratch: str | os.PathLike[str] | None = None,
     restart: bool = False,
     watch: Watcher | None = None,
-    expected: Mapping[str, Expected] | None = None,
+    expected: Mapping[str, ExpectedFile] | None = None,
     **options: Any,
 ) -> ExportResult:
-    """Write a dataset as the files of the layout `to`. Called again, it goes on where it stopped.
+    """Write a dataset as the files of the layout `to`. Called again after an interruption, it resumes.
 
-    `dataset` may also be token files of another layout. `options` are those of the layout: `shard_size` (tokens),
-    `seq_len`, `order`, `seed`, `name`, ... `expected` are checksums that Templar's files must have.
+    `dataset` may also be files of another layout. `options` are those of the layout: `shard_size` (tokens), `seq_len`,
+    `order`, `seed`, `name`, ... `expected` are known checksums of its files, for layouts that have some.
     """
     begin = time.monotonic()
     arguments.text("to", to, hint="name a layout, like nanogpt")
@@ -115,20 +119,22 @@ def export(
         eot=manifest.identity.get("eot", "none"),
         where=source.path,
     )
-    if expected and (to != "templar" or "train" not in source.splits):
-        raise RecipeError(f"{to} has no tokens.bin to compare", hint="checksums are expected of templar's alone")
     check_num_files(to, wanted, (source[name].num_tokens for name in source.splits))
     planned = layout.write(source, wanted)
     if not planned.parts:
         raise RecipeError(f"{source.path} has no tokens to export", hint="check the dataset")
+    checked = load_checked_format(to) if expected else None
+    for name in expected or {}:
+        if checked is not None and checked.EXPECTED_FILES.get(name) not in {part.name for part in planned.parts}:
+            raise RecipeError(f"this export has no file {name!r} to compare", hint="drop the expected checksums")
     request = make_request(layout=to, options=wanted.given(), dataset=manifest.fingerprint, **source.pins())
     if restart:
         start_over(folder)
-    check_free(folder, request, what="export")
+    check_output(folder, request, what="export")
     if watch is not None:
         for note in planned.notes:
             watch({"kind": "note", "message": note})
-    done = transfer(
+    done = run_conversion(
         folder,
         request,
         planned.parts,
@@ -145,15 +151,16 @@ def export(
         files=done.files,
     )
     sealed = records.seal(record)
-    stood = folder.exists(RECORD) and folder.read(RECORD) == sealed
+    was_complete = folder.exists(RECORD) and folder.read(RECORD) == sealed
     folder.write(RECORD, sealed)
-    compare(done.files, expected or {}, manifest.dtype)
+    if checked is not None and expected:
+        checked.check_expected(done.files, expected, manifest.dtype)
     return ExportResult(
         output=folder.path,
         layout=to,
         files=done.files,
         notes=planned.notes,
-        already_complete=stood and done.num_kept == len(planned.parts),
+        already_complete=was_complete and done.num_kept == len(planned.parts),
         seconds=time.monotonic() - begin,
     )
 
@@ -161,7 +168,7 @@ def export(
 def _options(given: dict[str, Any]) -> Options:
     known = Options.__dataclass_fields__
     if unknown := sorted(given.keys() - known.keys()):
-        raise RecipeError(f"there is no option {unknown[0]!r}", hint=f"there are {', '.join(known)}")
+        raise RecipeError(f"unknown option {unknown[0]!r}", hint=f"choose from {', '.join(known)}")
     wanted = {name: value for name, value in given.items() if value is not None}
     readers: dict[str, Callable[[Any], Any]] = {name: partial(parse_size, name=name, of="tokens") for name in SIZES}
     readers |= {name: partial(arguments.text, name) for name in ("name", "order")}
@@ -171,7 +178,7 @@ def _options(given: dict[str, Any]) -> Options:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportResult:
-    """A dataset that was imported. `notes` say what was found and what could not be kept."""
+    """A finished import. `notes` tell what was detected, and what could not be preserved."""
 
     output: str
     layout: str
@@ -182,8 +189,8 @@ class ImportResult:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Target:
-    """What the shards of an import share."""
+class _ImportTarget:
+    """What all shards of an import have in common."""
 
     dtype: str
     vocab_size: int
@@ -205,10 +212,10 @@ def import_(
     restart: bool = False,
     watch: Watcher | None = None,
 ) -> ImportResult:
-    """Make a dataset of the files of a layout. Called again, it goes on where it stopped.
+    """Make a dataset of the files of a layout. Called again after an interruption, it resumes.
 
-    `tokenizer` names the one that made the tokens, so that they can be decoded; it also tells the end of text, which
-    `eot_id` tells otherwise where the files do not.
+    `tokenizer` names the tokenizer of the tokens, so that they can be decoded. It also determines the end of text;
+    otherwise give `eot_id` if the files do not record it.
     """
     begin = time.monotonic()
     arguments.text("layout", layout, hint="name a layout, like nanogpt")
@@ -219,7 +226,7 @@ def import_(
     folder = local_folder(output, name="output")
     target = _target(tokenizer, eot_id)
     source = load_format(layout).read(local_folder(path).path, Hints(layout=layout, dtype=dtype, eot_id=target.eot_id))
-    target = _settled(target, source)
+    target = _complete_target(target, source)
     splits = filled_splits(source)
     for name in splits:
         manifests.check_split_name(name, where=source.path)
@@ -241,7 +248,7 @@ def import_(
     )
     if restart:
         start_over(folder)
-    check_free(folder, request, what="import")
+    check_output(folder, request, what="import")
     notes = list(_notes(source, target))
     if watch is not None:
         for note in notes:
@@ -253,8 +260,8 @@ def import_(
         files = {} if target.tokenizer_file is None else {target.tokenizer["file"]: target.tokenizer_file}
         return {**files, manifests.MANIFEST: manifests.seal_manifest(manifest[0])}
 
-    stood = folder.exists(manifests.MANIFEST)
-    done = transfer(
+    was_complete = folder.exists(manifests.MANIFEST)
+    done = run_conversion(
         folder,
         request,
         parts,
@@ -268,15 +275,15 @@ def import_(
         layout=layout,
         manifest=manifest[0],
         notes=tuple(notes),
-        already_complete=stood and done.num_kept == len(parts),
+        already_complete=was_complete and done.num_kept == len(parts),
         seconds=time.monotonic() - begin,
     )
 
 
-def _target(tokenizer: str | None, eot_id: int | None) -> _Target:
-    """What is known of the tokens before the files are looked at."""
+def _target(tokenizer: str | None, eot_id: int | None) -> _ImportTarget:
+    """What is known about the tokens before the files are opened."""
     if tokenizer is None:
-        return _Target(
+        return _ImportTarget(
             dtype="",
             vocab_size=0,
             eot_id=eot_id,
@@ -287,9 +294,11 @@ def _target(tokenizer: str | None, eot_id: int | None) -> _Target:
 
     spec = resolve(tokenizer)
     if spec.kind == "char":
-        raise RecipeError("char has no vocabulary before its texts are read", hint="leave the tokenizer out")
+        raise RecipeError(
+            "the char tokenizer has no vocabulary before its texts are read", hint="leave the tokenizer out"
+        )
     found = spec.eot_id if eot_id is None else eot_id
-    return _Target(
+    return _ImportTarget(
         dtype=dtype_for(spec.vocab_size),
         vocab_size=spec.vocab_size,
         eot_id=found,
@@ -298,11 +307,11 @@ def _target(tokenizer: str | None, eot_id: int | None) -> _Target:
     )
 
 
-def _settled(target: _Target, source: Dataset) -> _Target:
-    """The same with what the files told: an end of text, and a dtype where no tokenizer decides it."""
+def _complete_target(target: _ImportTarget, source: Dataset) -> _ImportTarget:
+    """The target with what the files record: an end of text, and a dtype if no tokenizer determines it."""
     eot_id = source.manifest.tokenizer["eot_id"] if target.eot_id is None else target.eot_id
     dtype = target.dtype or source.manifest.dtype
-    return _Target(
+    return _ImportTarget(
         dtype=dtype,
         vocab_size=target.vocab_size or 1 << (16 if dtype == "uint16" else 31),
         eot_id=eot_id,
@@ -311,14 +320,14 @@ def _settled(target: _Target, source: Dataset) -> _Target:
     )
 
 
-def _part(name: str, split: TokenSplit, bounds: tuple[int, int], target: _Target) -> OutputPart:
+def _part(name: str, split: TokenSplit, bounds: tuple[int, int], target: _ImportTarget) -> OutputPart:
     start, stop = bounds
     size = (stop - start) * numpy_dtype(target.dtype).itemsize
 
     def write(files: Files) -> Facts:
         lengths = document_lengths(split, start, stop)
         if (lengths < 0).any() or int(lengths.sum()) != stop - start:
-            raise DatasetError(f"{name}: its documents do not lie end to end", hint="is the index of the files whole?")
+            raise DatasetError(f"{name}: its documents are not contiguous", hint="is the index of the files complete?")
         lengths = lengths[lengths > 0]
         if int(lengths.max()) > MAX_DOCUMENT_TOKENS:
             raise DatasetError(f"{name}: a document has 2^31 tokens or more", hint="is the end-of-text id right?")
@@ -339,8 +348,8 @@ def _part(name: str, split: TokenSplit, bounds: tuple[int, int], target: _Target
             at += len(tokens)
         if split.eot == "prepend" and not num_eots == num_ended == len(lengths):
             raise DatasetError(
-                f"{name}: the end of text {target.eot_id} does not stand first in every document, and nowhere else",
-                hint="import without --eot-id or --tokenizer: then documents are as the layout has them",
+                f"{name}: the end of text {target.eot_id} does not begin every document, or occurs elsewhere",
+                hint="import without --eot-id and --tokenizer: then documents are those that the layout stores",
             )
         writer.outputs()
         return {
@@ -355,7 +364,7 @@ def _part(name: str, split: TokenSplit, bounds: tuple[int, int], target: _Target
     return OutputPart(name=name, num_bytes=size + index_bytes(0), write=write)
 
 
-def _check_range(largest: int, target: _Target, *, where: str) -> None:
+def _check_range(largest: int, target: _ImportTarget, *, where: str) -> None:
     if largest >= target.vocab_size:
         raise DatasetError(
             f"{where}: id {largest} is beyond the vocabulary of {target.vocab_size}",
@@ -363,11 +372,13 @@ def _check_range(largest: int, target: _Target, *, where: str) -> None:
         )
 
 
-def _manifest(source: Dataset, target: _Target, receipts: Sequence[PartReceipt], notes: list[str]) -> Manifest:
+def _manifest(source: Dataset, target: _ImportTarget, receipts: Sequence[PartReceipt], notes: list[str]) -> Manifest:
     facts = [receipt.facts for receipt in receipts]
     marked = target.eot_id is not None and all(one["eots"] == one["ended"] == one["documents"] for one in facts)
     if target.eot_id is not None and not marked:
-        notes.append(f"not every document ends with {target.eot_id}, or some have it inside: only the index tells ends")
+        notes.append(
+            f"not every document ends with {target.eot_id}, or some contain it: only the index tells where they end"
+        )
     shards: dict[str, list[Shard]] = {}
     contents: dict[str, list[str]] = {}
     for receipt in receipts:
@@ -410,7 +421,7 @@ def _manifest(source: Dataset, target: _Target, receipts: Sequence[PartReceipt],
     )
 
 
-def _tokenizer_digest(target: _Target) -> dict[str, Digest]:
+def _tokenizer_digest(target: _ImportTarget) -> dict[str, Digest]:
     if target.tokenizer_file is None:
         return {}
     sha = hashlib.sha256(target.tokenizer_file).hexdigest()
@@ -418,48 +429,44 @@ def _tokenizer_digest(target: _Target) -> dict[str, Digest]:
 
 
 def _files(source: Dataset) -> dict[str, int]:
-    """The files that tokens came from, with how many each has."""
-    if isinstance(source, StoredDataset):
+    """The number of tokens of each file that was imported."""
+    if isinstance(source, RowsDataset):
         return source.tokens_by_file
     if not isinstance(source, InPlaceDataset):
         return {}
     return {
         f"{split}/{os.path.basename(file.path)}": file.num_tokens
-        for split, files in source.found.files.items()
+        for split, files in source.detected.files.items()
         for file in files
     }
 
 
-def _notes(source: Dataset, target: _Target) -> list[str]:
-    notes = list(source.notes) if isinstance(source, StoredDataset) else []
+def _notes(source: Dataset, target: _ImportTarget) -> list[str]:
+    notes = list(source.notes) if isinstance(source, RowsDataset) else []
     if isinstance(source, InPlaceDataset):
-        if source.found.inner is None:
+        if source.detected.inner_ends is None:
             notes.append(
-                f"{source.found.layout} does not store where documents end: they are recovered from the end-of-text id "
-                f"{target.eot_id}"
+                f"{source.detected.layout} does not store where documents end: they are recovered from the end-of-text "
+                f"id {target.eot_id}"
             )
-        if source.found.eot == "prepend":
-            notes.append("the end of text stands first in the files, and last in the dataset")
+        if source.detected.eot == "prepend":
+            notes.append("the end of text is first in the documents of the files, and last in those of the dataset")
         notes += _short_shards(source)
     if target.eot_id is None:
-        notes.append("no end-of-text id is known, so the dataset has its documents by the index alone")
+        notes.append("no end-of-text id is known: only the index of the dataset tells where documents end")
     return notes
 
 
 def _short_shards(source: InPlaceDataset) -> list[str]:
-    """Shards of llm.c and Templar have one size, but for the last: others that are short may have changed places."""
-    if source.found.layout not in ("llmc", "templar"):
+    """If all shards but the last should have the same size, shorter ones may be out of order."""
+    if not load_in_place_format(source.detected.layout).EQUAL_SHARDS:
         return []
     return [
-        f"{file.path} is not the last of its shards, and has only {file.num_tokens} tokens: are they in their order?"
-        for files in source.found.files.values()
+        f"{file.path} is not the last shard, and has only {file.num_tokens} tokens: are the shards in order?"
+        for files in source.detected.files.values()
         for file in files[:-1]
         if file.num_tokens < max(one.num_tokens for one in files)
     ]
-
-
-FORMAT = 1
-RANGE_TOKENS = 1 << 27
 
 
 class ContentHash:
@@ -482,7 +489,7 @@ def combine(splits: Mapping[str, Sequence[str]]) -> str:
 
 
 def content_fingerprint(dataset: Dataset) -> str:
-    """The fingerprint that the dataset's documents and tokens have, read from beginning to end."""
+    """The fingerprint of a dataset's documents and tokens. Reads all of them."""
     found: dict[str, list[str]] = {}
     for name in dataset.splits:
         split = dataset[name]
@@ -497,41 +504,39 @@ def content_fingerprint(dataset: Dataset) -> str:
 
 
 def max_id(tokens: Tokens) -> int:
-    """The largest id, where a 32-bit number that looks negative is one beyond all vocabularies."""
+    """The largest id. 32-bit ids are read as unsigned: a negative one is beyond every vocabulary."""
     return int(tokens.view(np.uint32 if tokens.itemsize == 4 else np.uint16).max())
 
 
 def check_layout(text: str, recipe: Recipe) -> None:
-    """Refuse now what the export would refuse after the build."""
+    """Refuse before the build what the export would refuse after it."""
     name, _ = parse_format(text)
     if name in recipe.splits:
         raise RecipeError(
-            f"the layout {name} would be written to a folder of that name, which is the split's",
+            f"the layout {name} would be written to a folder of that name, which a split uses",
             hint=f"give the split another name, or export afterwards: tokenmill export OUT --to {name} DIR",
         )
     spec = resolve(recipe.tokenizer, eot_token=recipe.eot_token)
-    check_needs(
-        name, dtype=dtype_for(spec.vocab_size), vocab_size=spec.vocab_size, eot=recipe.eot, where="what is asked for"
-    )
+    check_needs(name, dtype=dtype_for(spec.vocab_size), vocab_size=spec.vocab_size, eot=recipe.eot, where="this recipe")
 
 
 def bytes_beside(folder: Folder, text: str, dtype: str, num_tokens: int) -> int:
-    """How many bytes an export of so many tokens will still write beside the dataset, on the same disk.
+    """The bytes that an export of this many tokens will still write, if it is on the dataset's disk.
 
-    What it would refuse because of their number it refuses now.
+    Refuses what the export would refuse, and too little space on another disk.
     """
     name, options = parse_format(text)
     check_num_files(name, options, [num_tokens])
-    place = Folder(folder.at(name), folder.fs)
-    if not same_disk(place, folder):
-        require_space(place, format_bytes_of(name, dtype, num_tokens) - _bytes_in(place))
+    target = Folder(folder.at(name), folder.fs)
+    if not same_disk(target, folder):
+        require_space(target, format_bytes_of(name, dtype, num_tokens) - _bytes_in(target))
         return 0
-    return max(0, format_bytes_of(name, dtype, num_tokens) - _bytes_in(place))
+    return max(0, format_bytes_of(name, dtype, num_tokens) - _bytes_in(target))
 
 
-def _bytes_in(place: Folder) -> int:
-    parents = [name for name in place.names() if name != ".build" and place.size_of(name) is None]
-    return sum(sum(place.sizes(parent).values()) for parent in ("", *parents))
+def _bytes_in(folder: Folder) -> int:
+    parents = [name for name in folder.names() if name != ".build" and folder.size_of(name) is None]
+    return sum(sum(folder.sizes(parent).values()) for parent in ("", *parents))
 
 
 def export_beside(
@@ -543,13 +548,13 @@ def export_beside(
     restart: bool,
     watch: Watcher | None,
 ) -> ExportResult:
-    """Export the dataset at `output`, into it."""
+    """Export the dataset at `output` into a folder inside it."""
     name, options = parse_format(text)
-    place = os.path.join(output, name)
+    target = os.path.join(output, name)
     try:
         return export(
             output,
-            place,
+            target,
             to=name,
             workers=workers,
             scratch=scratch,
@@ -558,13 +563,13 @@ def export_beside(
             **options.given(),
         )
     except TokenmillError as error:
-        line = ["tokenmill", "export", output, place, "--to", name, *_as_flags(options)]
-        done = f"the dataset at {output} is finished and complete, but its export to {name} is not"
-        told = {
+        line = ["tokenmill", "export", output, target, "--to", name, *_as_flags(options)]
+        done = f"the dataset at {output} is complete, but its export to {name} is not"
+        replaced = {
             "message": f"{done}: {error.message}",
-            "hint": f"{error.hint}; to resume the export alone: {shlex.join(line)}",
+            "hint": f"{error.hint}; to resume only the export: {shlex.join(line)}",
         }
-        raise from_record({**to_record(error), **told}) from None
+        raise from_record({**to_record(error), **replaced}) from None
 
 
 def _as_flags(options: Options) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""datatrove: `{split}/00000_tokens.ds` of raw tokens, its `.ds.index` of document ends, its `.ds.metadata`."""
+"""datatrove: `{split}/00000_tokens.ds` of raw tokens, `.ds.index` with the document ends, `.ds.metadata`."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import numpy as np
 from tokenmill.dataset.dataset import Dataset, TokenSplit
 from tokenmill.errors import DatasetError
 from tokenmill.formats.base import (
+    DetectedFiles,
     Export,
     Facts,
     Files,
-    FoundFiles,
     Hints,
     Options,
     OutputPart,
@@ -29,14 +29,22 @@ from tokenmill.formats.base import (
 )
 from tokenmill.formats.open import open_in_place
 
+SUMMARY = ".ds files of raw tokens with an index of documents"
+OPTIONS = frozenset({"name", "shard_size"})
+NEEDS: frozenset[str] = frozenset()
+BYTES_PER_TOKEN = (2, 4)
+EQUAL_SHARDS = False
 
-def detect(path: str, hints: Hints) -> FoundFiles | None:
-    """.ds files with their index, one of them or a folder; folders in it are splits."""
+SHARD_TOKENS = 1 << 28
+
+
+def detect(path: str, hints: Hints) -> DetectedFiles | None:
+    """.ds files with their index: a file, or a folder. Folders in it are splits."""
     groups = files_by_folder(path, ".ds", ".ds.index")
     if not groups:
         return None
     files: dict[str, list[TokenFile]] = {}
-    inner: dict[str, list[Any]] = {}
+    inner_ends: dict[str, list[Any]] = {}
     dtype = None
     for split, paths in groups.items():
         for one in paths:
@@ -44,24 +52,20 @@ def detect(path: str, hints: Hints) -> FoundFiles | None:
             count = int(ends[-1]) if len(ends) else 0
             size = size_of(one)
             if not count or size not in (2 * count, 4 * count):
-                raise DatasetError(f"{one}: {size} bytes, but its index has {count} tokens", hint="is it whole?")
+                raise DatasetError(
+                    f"{one}: {size} bytes, but its index has {count} tokens", hint="is the file complete?"
+                )
             mine = "uint16" if size == 2 * count else "int32"
             if dtype not in (None, mine):
                 raise DatasetError(f"{path}: files of different dtypes", hint="open one of them")
             dtype = mine
             files.setdefault(split, []).append(TokenFile(path=one, offset=0, num_tokens=count))
-            inner.setdefault(split, []).append(ends[:-1])
+            inner_ends.setdefault(split, []).append(ends[:-1])
     assert dtype is not None, "there is a file"
-    eot = eot_policy(files, dtype, hints.eot_id, inner, 1)
-    return FoundFiles(layout="datatrove", dtype=dtype, eot=eot, eot_id=hints.eot_id, files=files, inner=inner)
-
-
-SUMMARY = ".ds files of raw tokens with an index of documents"
-OPTIONS = frozenset({"name", "shard_size"})
-NEEDS: frozenset[str] = frozenset()
-WIDTHS = (2, 4)
-
-SHARD_TOKENS = 1 << 28
+    eot = eot_policy(files, dtype, hints.eot_id, inner_ends, 1)
+    return DetectedFiles(
+        layout="datatrove", dtype=dtype, eot=eot, eot_id=hints.eot_id, files=files, inner_ends=inner_ends
+    )
 
 
 def write(source: Dataset, options: Options) -> Export:
@@ -95,13 +99,13 @@ def _part(name: str, split: TokenSplit, bounds: tuple[int, int], tokenizer: str)
             index.write(ends.astype("<u8").tobytes())
             end = int(ends[-1])
         about = files.create(f"{name}.metadata")
-        about.write(f"{tokenizer}|{stream.itemsize}\n{stop - start}\n{_for_people(stop - start)}".encode())
+        about.write(f"{tokenizer}|{stream.itemsize}\n{stop - start}\n{_short_count(stop - start)}".encode())
         return {}
 
     return OutputPart(name=name, num_bytes=(stop - start) * stream.itemsize, write=write)
 
 
-def _for_people(num_tokens: int) -> str:
-    """Three digits and a prefix, as datatrove writes them: `1.23 MT`."""
+def _short_count(num_tokens: int) -> str:
+    """Three digits and a unit, as datatrove writes them: `1.23 MT`."""
     power = len(str(num_tokens)) - 1
     return f"{num_tokens / 10 ** (power // 3 * 3):.{2 - power % 3}f} {('', 'k', 'M', 'G', 'T')[power // 3]}T"

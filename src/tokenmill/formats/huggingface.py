@@ -1,12 +1,8 @@
-"""Hugging Face: `data/{split}-00000-of-00001.parquet` with a column `input_ids`, a row a document or packed rows.
+"""Hugging Face: `data/{split}-00000-of-00001.parquet` with a column `input_ids`. A row is a document, or packed.
 
-`load_dataset(folder)` finds the splits by these names. Imports also take what `save_to_disk` writes, and other
-parquet with such a column. The bytes of the files are those that the installed pyarrow writes.
-
-Reading `input_ids` from parquet, and from the Arrow files of `save_to_disk`.
-
-A row group, or a record batch, is decoded at once; memory is that of the largest one. Rows without ids are no
-documents.
+`load_dataset(folder)` finds the splits by these names. An import also reads the Arrow files of `save_to_disk`, and
+other Parquet files with such a column. It decodes one row group, or one record batch, at a time. Rows without ids are
+not documents. The bytes of exported files depend on the version of pyarrow.
 """
 
 from __future__ import annotations
@@ -27,7 +23,7 @@ from tokenmill.errors import DatasetError
 from tokenmill.formats.base import Export, Facts, Files, Hints, Options, OutputPart
 from tokenmill.formats.rows import (
     ROWS_NOTE,
-    StoredDataset,
+    RowsDataset,
     TokenRows,
     are_packed,
     cut_by_size,
@@ -41,13 +37,18 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-SUMMARY = "parquet with a column input_ids, a row a document or packed rows"
+SUMMARY = "parquet with a column input_ids: a row is a document, or packed"
 OPTIONS = frozenset({"shard_size", "seq_len"})
 NEEDS: frozenset[str] = frozenset()
-WIDTHS = (4, 4)
+BYTES_PER_TOKEN = (4, 4)
 
 SHARD_TOKENS = 1 << 25
 GROUP_TOKENS = 1 << 20
+COLUMN = "input_ids"
+# The metadata key with which exported files record what a row is.
+ROW_KIND = b"tokenmill"
+ROW_KINDS = {"packed": b"packed rows", "documents": b"a row is a document"}
+_SHARDED = re.compile(r"([A-Za-z_]\w*)-(\d{5})-of-(\d{5})\.(?:parquet|arrow)")
 
 
 def write(source: Dataset, options: Options) -> Export:
@@ -76,10 +77,10 @@ def _part(name: str, rows: TokenRows, bounds: tuple[int, int]) -> OutputPart:
 
         schema = pa.schema(
             [pa.field(COLUMN, pa.list_(pa.field("element", pa.int32(), nullable=False)), nullable=False)],
-            metadata={MARK: MARKS["packed" if rows.seq_len else "documents"]},
+            metadata={ROW_KIND: ROW_KINDS["packed" if rows.seq_len else "documents"]},
         )
-        sink = _Sink(files.create(name))
-        # Ids repeat too little for a dictionary, and nobody searches by their range.
+        sink = _ParquetSink(files.create(name))
+        # Ids repeat too rarely for a dictionary, and statistics of ids are useless.
         with pq.ParquetWriter(
             sink, schema, compression="none", use_dictionary=False, write_statistics=False, store_schema=False
         ) as writer:
@@ -91,7 +92,7 @@ def _part(name: str, rows: TokenRows, bounds: tuple[int, int]) -> OutputPart:
 
 
 def _batches(rows: TokenRows, start: int, stop: int, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
-    """A block of rows each, which becomes a row group."""
+    """Record batches, each of which becomes a row group."""
     import pyarrow as pa
 
     for tokens, lengths in replace(rows, block_tokens=GROUP_TOKENS).blocks(start, stop):
@@ -100,8 +101,8 @@ def _batches(rows: TokenRows, start: int, stop: int, schema: pa.Schema) -> Itera
         yield pa.record_batch([pa.ListArray.from_arrays(edges, values, type=schema.field(0).type)], schema=schema)
 
 
-class _Sink:
-    """An output as the kind of file that pyarrow writes to. Whoever made the output publishes it."""
+class _ParquetSink:
+    """An output as a file for pyarrow. Closing it does not publish the output."""
 
     def __init__(self, output: Output) -> None:
         self._output = output
@@ -117,16 +118,9 @@ class _Sink:
         self.closed = True
 
 
-COLUMN = "input_ids"
-# The key under which files of ours say what a row is.
-MARK = b"tokenmill"
-MARKS = {"packed": b"packed rows", "documents": b"a row is a document"}
-_SHARDED = re.compile(r"([A-Za-z_]\w*)-(\d{5})-of-(\d{5})\.(?:parquet|arrow)")
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowGroup:
-    """Rows that are decoded at once: those of a row group, or of a record batch."""
+    """Rows that are decoded together: those of a row group, or of a record batch."""
 
     path: str
     num_tokens: int
@@ -136,7 +130,7 @@ class RowGroup:
         ends = np.cumsum(lengths_of(self.load()))
         if (found := int(ends[-1]) if len(ends) else 0) != self.num_tokens:
             raise DatasetError(
-                f"{self.path}: rows of {found} ids, of which {self.num_tokens} are not null", hint="drop those rows"
+                f"{self.path}: rows of {found} ids, of which {self.num_tokens} are not null", hint="remove those rows"
             )
         return ends
 
@@ -144,26 +138,26 @@ class RowGroup:
         yield narrowed(values_of(self.load().slice(first, last - first), self.path), where=self.path)
 
 
-def open_rows(path: str, hints: Hints) -> StoredDataset:
-    """Parquet or Arrow files, one of them or a folder; names like `train-00000-of-00001` tell splits, and folders."""
+def open_rows(path: str, hints: Hints) -> RowsDataset:
+    """A Parquet or Arrow file, or a folder. Splits are told by names like `train-00000-of-00001`, or by folders."""
     import pyarrow as pa
 
     files: dict[str, list[RowGroup]] = {}
-    kinds, marks = set(), set()
+    kinds, row_kinds = set(), set()
     for split, paths in _paths(path).items():
         for one in paths:
             try:
-                kind, mark, groups = _parquet(one) if one.endswith(".parquet") else _arrow(one)
+                kind, row_kind, groups = _parquet(one) if one.endswith(".parquet") else _arrow(one)
             except (pa.ArrowException, OSError) as error:
-                raise DatasetError(f"{one} cannot be read: {error}", hint="is it whole?") from None
+                raise DatasetError(f"{one} cannot be read: {error}", hint="is the file complete?") from None
             files.setdefault(split, []).extend(groups)
             kinds.add(kind)
-            marks.add(mark)
+            row_kinds.add(row_kind)
     if not files:
-        raise DatasetError(f"{path} holds nothing of layout huggingface", hint="parquet or Arrow files are read")
-    told = marks == {MARKS["packed"]} or marks == {MARKS["documents"]}
-    packed = marks == {MARKS["packed"]} if told else are_packed(files)
-    return StoredDataset(
+        raise DatasetError(f"{path} has no files of layout huggingface", hint="parquet or Arrow files are read")
+    recorded = row_kinds == {ROW_KINDS["packed"]} or row_kinds == {ROW_KINDS["documents"]}
+    packed = row_kinds == {ROW_KINDS["packed"]} if recorded else are_packed(files)
+    return RowsDataset(
         path,
         "huggingface",
         files,
@@ -175,7 +169,7 @@ def open_rows(path: str, hints: Hints) -> StoredDataset:
 
 
 def lengths_of(rows: pa.ChunkedArray) -> npt.NDArray[np.int64]:
-    """Tokens of every row."""
+    """The number of tokens of every row."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -189,7 +183,7 @@ def values_of(rows: pa.ChunkedArray, where: str) -> npt.NDArray[Any]:
 
     values = pc.list_flatten(rows)
     if values.null_count:
-        raise DatasetError(f"{where}: {values.null_count} ids are null", hint="drop those rows")
+        raise DatasetError(f"{where}: {values.null_count} ids are null", hint="remove those rows")
     return np.asarray(values.to_numpy())
 
 
@@ -212,7 +206,7 @@ def _paths(path: str) -> dict[str, list[str]]:
 
 
 def _check_numbers(folder: str, names: list[str]) -> None:
-    """Refuse files of which some are missing, by what their names say."""
+    """Refuse a folder with missing files. Their names tell how many there should be."""
     wanted: dict[tuple[str, int], set[int]] = {}
     for sharded in filter(None, map(_SHARDED.fullmatch, names)):
         wanted.setdefault((sharded[1], int(sharded[3])), set()).add(int(sharded[2]))
@@ -220,12 +214,12 @@ def _check_numbers(folder: str, names: list[str]) -> None:
         if missing := sorted(set(range(count)) - numbers):
             raise DatasetError(
                 f"{folder} has {len(numbers)} of {count} files of {split}: number {missing[0]} is missing",
-                hint="fetch the others, or give the files one by one",
+                hint="download the missing files, or import files one by one",
             )
 
 
 def _check(schema: pa.Schema, path: str) -> str:
-    """The name of the type that ids have."""
+    """The integer type of the ids."""
     import pyarrow as pa
 
     number = schema.get_field_index(COLUMN)
@@ -243,7 +237,7 @@ def _parquet(path: str) -> tuple[str, bytes | None, list[RowGroup]]:
     with pq.ParquetFile(path) as file:
         metadata, schema = file.metadata, file.schema_arrow
     kind = _check(schema, path)
-    mark = (schema.metadata or {}).get(MARK)
+    row_kind = (schema.metadata or {}).get(ROW_KIND)
     leaf = next(n for n in range(metadata.num_columns) if metadata.schema.column(n).path.split(".")[0] == COLUMN)
 
     def group(number: int) -> RowGroup:
@@ -253,7 +247,7 @@ def _parquet(path: str) -> tuple[str, bytes | None, list[RowGroup]]:
 
         about = metadata.row_group(number).column(leaf)
         stats = about.statistics
-        if mark is not None:
+        if row_kind is not None:
             count = about.num_values
         elif stats is not None and stats.has_null_count:  # a row without ids counts as a null here
             count = about.num_values - stats.null_count
@@ -261,11 +255,11 @@ def _parquet(path: str) -> tuple[str, bytes | None, list[RowGroup]]:
             count = int(lengths_of(load()).sum())
         return RowGroup(path=path, num_tokens=count, load=load)
 
-    return kind, mark, [group(number) for number in range(metadata.num_row_groups)]
+    return kind, row_kind, [group(number) for number in range(metadata.num_row_groups)]
 
 
 def _arrow(path: str) -> tuple[str, bytes | None, list[RowGroup]]:
-    """A stream of record batches, mapped: nothing is copied before it is asked for."""
+    """The record batches of an Arrow stream, mapped: nothing is copied before it is needed."""
     import pyarrow as pa
 
     with pa.memory_map(path) as source, pa.ipc.open_stream(source) as reader:

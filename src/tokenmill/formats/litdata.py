@@ -1,10 +1,10 @@
 """litData: `{split}/chunk-0-0.bin` and `{split}/index.json`, for its TokensLoader.
 
-    u32 n; u32[n + 1] offsets from the beginning of the file; the tokens of n documents, end to end
+    u32 n; u32[n + 1] offsets from the start of the file; the tokens of n documents, end to end
 
-The chunks are those that `optimize()` makes of the same documents with one worker and `chunk_size` tokens, byte for
-byte. Its index has the time of writing, which caches compare; ours has a digest of the chunks in its place, so that
-the same tokens are the same bytes.
+The chunks equal those that `optimize()` makes of the same documents with one worker and `chunk_size` tokens, byte for
+byte. litData's index has the time of writing, which caches compare; this one has a digest of the chunks instead, so
+that the same tokens give the same bytes.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from tokenmill.errors import DatasetError, RecipeError
 from tokenmill.formats.base import Export, Facts, Files, Hints, Options, OutputPart, PartReceipt, require_shard_size
 from tokenmill.formats.rows import (
     ROWS_NOTE,
-    StoredDataset,
+    RowsDataset,
     TokenRows,
     are_packed,
     cut_by_size,
     find_indexes,
+    known_fields,
     map_bytes,
     narrowed,
     packed_note,
-    picked,
     rows_of,
 )
 from tokenmill.records import convert
@@ -41,12 +41,12 @@ from tokenmill.records import convert
 SUMMARY = "chunks of raw tokens for litData's TokensLoader"
 OPTIONS = frozenset({"shard_size"})
 NEEDS: frozenset[str] = frozenset()
-WIDTHS = (2, 4)
+BYTES_PER_TOKEN = (2, 4)
 
 SHARD_TOKENS = 1 << 24
 _MAX_BYTES = (1 << 32) - 1
-_WHY = "offsets have 32 bits, and a chunk less than 4 GiB"
-# What its serialisers call dtypes: numbers in lists of torch's, and of numpy's.
+_WHY = "offsets have 32 bits, so a chunk has less than 4 GiB"
+# The codes of its serializers: numbers in its lists of torch's dtypes, and of numpy's.
 _CODES = {"uint16": 20, "int32": 16}
 _TENSORS = {20: "<u2", 15: "<i4", 16: "<i4", 17: "<i8", 18: "<i8"}
 _ARRAYS = {5: "<u2", 2: "<i4", 6: "<u4", 3: "<i8", 7: "<u8"}
@@ -54,8 +54,8 @@ _FORMATS = {
     **{f"no_header_tensor:{code}": dtype for code, dtype in _TENSORS.items()},
     **{f"no_header_numpy:{code}": dtype for code, dtype in _ARRAYS.items()},
 }
-_WHOLE = "is it whole?"
-# What torch's pytree says of a single tensor.
+_COMPLETE = "is the file complete?"
+# The description of a single tensor by torch's pytree.
 _LEAF = '[1, {"type": null, "context": null, "children_spec": []}]'
 
 
@@ -74,12 +74,12 @@ def write(source: Dataset, options: Options) -> Export:
 
 
 def read(path: str, hints: Hints) -> Dataset:
-    """A folder with an index.json, or a folder of such folders, which are splits then."""
-    indexes = find_indexes(path, "index.json", "litdata", ending=".bin")
+    """A folder with an index.json, or a folder of such folders, which are splits."""
+    indexes = find_indexes(path, "index.json", "litdata", suffix=".bin")
     files = {split: _chunks(folder, index) for split, (folder, index) in indexes.items()}
     packed = are_packed(files)
     narrow = all(chunk.dtype == "<u2" for found in files.values() for chunk in found)
-    return StoredDataset(
+    return RowsDataset(
         path,
         "litdata",
         files,
@@ -98,7 +98,7 @@ def _cut(rows: TokenRows, size: int, most: int) -> list[tuple[int, int]]:
 
 
 def _about(dtype: str, size: int) -> dict[str, Any]:
-    """What litData's writer says of chunks of tokens."""
+    """The configuration that litData's writer stores for chunks of tokens."""
     return {
         "chunk_bytes": None,
         "chunk_size": size,
@@ -121,12 +121,12 @@ def _part(name: str, rows: TokenRows, bounds: tuple[int, int]) -> OutputPart:
     def write(files: Files) -> Facts:
         output = files.create(name)
         count = sum(map(len, rows.lengths(start, stop)))
-        place = 4 * (count + 2)
-        output.write(np.array([count, place], "<u4").tobytes())
+        offset = 4 * (count + 2)
+        output.write(np.array([count, offset], "<u4").tobytes())
         for lengths in rows.lengths(start, stop):
-            places = np.cumsum(lengths) * itemsize + place
-            output.write(places.astype("<u4").tobytes())
-            place = int(places[-1])
+            offsets = np.cumsum(lengths) * itemsize + offset
+            output.write(offsets.astype("<u4").tobytes())
+            offset = int(offsets[-1])
         for data in rows.stream.data(start, stop):
             output.write(data)
         return {"items": count, "tokens": stop - start}
@@ -171,7 +171,7 @@ class Chunk:
         offsets = self._map()[4 : self._begin].view("<u4").astype(np.int64)
         ends, rest = np.divmod(offsets - self._begin, np.dtype(self.dtype).itemsize)
         if ends[0] != 0 or rest.any() or (np.diff(ends) < 0).any() or int(ends[-1]) != self.num_tokens:
-            raise DatasetError(f"{self.path}: its items do not fill it", hint=_WHOLE)
+            raise DatasetError(f"{self.path}: its items do not fill it", hint=_COMPLETE)
         return ends[1:]
 
     def blocks(self, first: int, last: int) -> Iterator[Tokens]:
@@ -191,8 +191,8 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Entry:
-    """What is taken from an entry of the index."""
+class _ChunkEntry:
+    """The fields of an index entry that are used."""
 
     chunk_bytes: int
     chunk_size: int
@@ -204,23 +204,23 @@ def _chunks(folder: str, index: Any) -> list[Chunk]:
     where = f"{folder}/index.json"
     config, entries = (index.get("config"), index.get("chunks")) if isinstance(index, dict) else (None, None)
     if not isinstance(config, dict) or not isinstance(entries, list):
-        raise DatasetError(f"{where}: not an index of litData's", hint="check the path")
+        raise DatasetError(f"{where}: not an index of litData", hint="check the path")
     loader, formats = config.get("item_loader"), config.get("data_format")
     if loader != "TokensLoader" or not isinstance(formats, list) or len(formats) != 1 or formats[0] not in _FORMATS:
         raise DatasetError(
             f"{where}: {formats} for {loader}",
-            hint="chunks for the TokensLoader are read, with one row of integers an item",
+            hint="chunks for the TokensLoader are read, with one row of integers in each item",
         )
     if config.get("compression") or config.get("encryption"):
-        raise DatasetError(f"{where}: its chunks are compressed or encrypted", hint="write them without")
+        raise DatasetError(f"{where}: its chunks are compressed or encrypted", hint="write them without both")
     dtype = _FORMATS[formats[0]]
     return [_chunk(folder, entry, dtype, f"{where}, chunk {number}") for number, entry in enumerate(entries)]
 
 
 def _chunk(folder: str, entry: Any, dtype: str, where: str) -> Chunk:
-    found = convert(_Entry, picked(_Entry, entry), where=where)
+    found = convert(_ChunkEntry, known_fields(_ChunkEntry, entry), where=where)
     check_name(found.filename, where=where)
     size = 4 * (found.chunk_size + 2) + found.dim * np.dtype(dtype).itemsize
     if min(found.chunk_size, found.dim) < 0 or size != found.chunk_bytes:
-        raise DatasetError(f"{where}: {found.chunk_bytes} bytes, but its tokens need {size}", hint=_WHOLE)
+        raise DatasetError(f"{where}: {found.chunk_bytes} bytes, but its tokens need {size}", hint=_COMPLETE)
     return Chunk(path=f"{folder}/{found.filename}", num_items=found.chunk_size, num_tokens=found.dim, dtype=dtype)

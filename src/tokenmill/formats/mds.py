@@ -1,17 +1,17 @@
 """Mosaic streaming: `{split}/shard.00000.mds` and `{split}/index.json`, samples with a column of tokens.
 
-    u32 n; u32[n + 1] offsets from the beginning of the file; a description as JSON; n samples
+    u32 n; u32[n + 1] offsets from the start of the file; a description as JSON; n samples
     a sample of any length   u32 size; u8 4 | log2 w; its length in w bytes; int32 tokens
-    a packed one             int32 tokens: the description has their number
+    a packed sample          int32 tokens: the description has their number
 
-A sample is a document, or with `--seq-len` that many tokens. The files are those that MDSWriter makes of the same
-samples with `hashes=["sha256"]` and a size limit of four bytes a token, byte for byte.
+A sample is a document, or with `--seq-len` that many tokens. The files are equal to those that MDSWriter makes of the
+same samples with `hashes=["sha256"]` and a size limit of four bytes a token, byte for byte.
 
-Reading Mosaic's shards: where the tokens of each sample lie, found for all samples of a shard at once.
+An import finds the tokens of all samples of a shard at once:
 
-    a sample   u32 size of every column that has no fixed one; then the columns, in the order of their names
+    a sample   u32 size of every column without a fixed size; then the columns, in the order of their names
 
-Other columns are passed over. A column of tokens has a dtype; its shape is fixed, or stands before its values.
+Other columns are skipped. A column of tokens has a dtype; its shape is fixed, or stored before its values.
 """
 
 from __future__ import annotations
@@ -34,28 +34,33 @@ from tokenmill.errors import DatasetError, RecipeError
 from tokenmill.formats.base import Export, Facts, Files, Hints, Options, OutputPart, PartReceipt, require_shard_size
 from tokenmill.formats.rows import (
     ROWS_NOTE,
-    StoredDataset,
+    RowsDataset,
     TokenRows,
     are_packed,
     cut_by_size,
     find_indexes,
     interleave,
+    known_fields,
     map_bytes,
     narrowed,
     packed_note,
-    picked,
     rows_of,
 )
 from tokenmill.records import convert
 
-SUMMARY = "shards of Mosaic's streaming datasets, a sample a document or packed ones"
+SUMMARY = "shards of Mosaic's streaming datasets: a sample is a document, or packed"
 OPTIONS = frozenset({"shard_size", "seq_len"})
 NEEDS: frozenset[str] = frozenset()
-WIDTHS = (4, 4)
+BYTES_PER_TOKEN = (4, 4)
 
 SHARD_TOKENS = 1 << 24
 _MAX_BYTES = (1 << 32) - 1
 _WHY = "offsets have 32 bits"
+COLUMNS = ("tokens", "input_ids")
+_DTYPES = {"uint16": "<u2", "int32": "<i4", "uint32": "<u4", "int64": "<i8", "uint64": "<u8"}
+# Hashes of Mosaic that Python has too. Others are not checked.
+_HASHES = {name for name in hashlib.algorithms_guaranteed if not name.startswith("shake")}
+_COMPLETE = "is the file complete?"
 
 
 def write(source: Dataset, options: Options) -> Export:
@@ -76,7 +81,7 @@ def read(path: str, hints: Hints) -> Dataset:
 
 
 def _about(seq_len: int | None, size_limit: int) -> dict[str, Any]:
-    """What Mosaic's writer says of a shard, in the shard and in the index."""
+    """The description of a shard, as Mosaic's writer stores it in the shard and in the index."""
     return {
         "version": 2,
         "format": "mds",
@@ -118,17 +123,17 @@ def _part(name: str, rows: TokenRows, bounds: tuple[int, int], config: bytes) ->
 
 
 def sample_bytes(lengths: Starts, seq_len: int | None) -> Starts:
-    """Bytes of samples of so many tokens."""
+    """Bytes of samples with these numbers of tokens."""
     return 4 * lengths if seq_len else 4 * lengths + 5 + _width(lengths)
 
 
 def _width(lengths: Starts) -> Starts:
-    """Bytes in which a length is written."""
+    """Bytes of a stored length."""
     return 1 + (lengths >= 1 << 8) + 2 * (lengths >= 1 << 16)
 
 
 def _samples(values: Tokens, lengths: Starts) -> memoryview:
-    """Samples of any length, end to end: what stands before each one's tokens is computed for all at once."""
+    """Samples of any length, end to end. The headers of all samples are computed at once."""
     width = _width(lengths)
     heads = np.zeros((len(lengths), 9), np.uint8)
     heads[:, :4] = (sample_bytes(lengths, None) - 4).astype("<u4").view(np.uint8).reshape(-1, 4)
@@ -154,16 +159,9 @@ def _indexes(about: dict[str, Any], receipts: Sequence[PartReceipt]) -> Mapping[
     }
 
 
-COLUMNS = ("tokens", "input_ids")
-_DTYPES = {"uint16": "<u2", "int32": "<i4", "uint32": "<u4", "int64": "<i8", "uint64": "<u8"}
-# Those of Mosaic's that Python has; its others are left alone.
-_HASHES = {name for name in hashlib.algorithms_guaranteed if not name.startswith("shake")}
-_WHOLE = "is it whole?"
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Column:
-    """What a shard says of its tokens. `length` is that of packed samples."""
+class TokenColumn:
+    """The column of tokens, as a shard describes it. `length` is that of packed samples."""
 
     number: int
     dtype: str
@@ -179,7 +177,7 @@ class MdsShard:
     num_samples: int
     num_bytes: int
     hashes: tuple[tuple[str, str], ...]
-    column: Column
+    column: TokenColumn
 
     @cached_property
     def num_tokens(self) -> int:
@@ -190,13 +188,13 @@ class MdsShard:
     def ends(self) -> Starts:
         if self.column.length is not None:
             return np.arange(1, self.num_samples + 1) * self.column.length
-        begins, stops = self._places(0, self.num_samples)
+        begins, stops = self._token_bytes(0, self.num_samples)
         return np.cumsum(stops - begins) // np.dtype(self.column.dtype).itemsize
 
     def blocks(self, first: int, last: int) -> Iterator[Tokens]:
         itemsize = np.dtype(self.column.dtype).itemsize
         data = self._checked.data
-        begins, stops = self._places(first, last)
+        begins, stops = self._token_bytes(first, last)
         edges = np.searchsorted(
             np.cumsum(stops - begins), np.arange(0, (stops - begins).sum(), BLOCK_TOKENS * itemsize)
         )
@@ -210,22 +208,22 @@ class MdsShard:
 
     @cached_property
     def _checked(self) -> npt.NDArray[np.uint8]:
-        """The shard, mapped, when the hashes that its index has are found right: once, before any token is taken."""
+        """The shard, mapped. Its hashes are compared with the index once, before any token is read."""
         data = self._map()
         for kind, wanted in self.hashes:
             if kind in _HASHES and (found := hashlib.new(kind, data.data).hexdigest()) != wanted:
-                raise DatasetError(f"{self.path}: its {kind} is {found}, the index says {wanted}", hint=_WHOLE)
+                raise DatasetError(f"{self.path}: its {kind} is {found}, the index says {wanted}", hint=_COMPLETE)
         return data
 
-    def _places(self, first: int, last: int) -> tuple[Starts, Starts]:
+    def _token_bytes(self, first: int, last: int) -> tuple[Starts, Starts]:
         """Where the tokens of samples begin and end, in bytes of the file."""
         data, floor = self._map(), 4 * (self.num_samples + 2)
         if len(data) < floor:
-            raise DatasetError(f"{self.path}: too short for {self.num_samples} samples", hint=_WHOLE)
+            raise DatasetError(f"{self.path}: too short for {self.num_samples} samples", hint=_COMPLETE)
         offsets = data[:floor].view("<u4").astype(np.int64)
         bounds = (int(offsets[0]), int(offsets[-1]))
         if bounds != (self.num_samples, len(data)) or offsets[1] < floor or (np.diff(offsets[1:]) < 0).any():
-            raise DatasetError(f"{self.path}: its samples do not fill it", hint=_WHOLE)
+            raise DatasetError(f"{self.path}: its samples do not fill it", hint=_COMPLETE)
         begins, limits = offsets[1 + first : 1 + last], offsets[2 + first : 2 + last]
         variable = [number for number, size in enumerate(self.column.sizes) if size is None]
         at = begins + 4 * len(variable)
@@ -236,16 +234,16 @@ class MdsShard:
             else:
                 at = begin + size
         if self.column.length is None:
-            begin = self._behind_shape(data, begin, at)
+            begin = self._skip_shape(data, begin, at)
         if (at > limits).any() or (begin > at).any() or ((at - begin) % np.dtype(self.column.dtype).itemsize).any():
-            raise DatasetError(f"{self.path}: a sample does not hold its tokens", hint=_WHOLE)
+            raise DatasetError(f"{self.path}: a sample does not hold its tokens", hint=_COMPLETE)
         return begin, at
 
-    def _behind_shape(self, data: npt.NDArray[np.uint8], begin: Starts, end: Starts) -> Starts:
-        """Where values begin, behind the shape that stands before them."""
+    def _skip_shape(self, data: npt.NDArray[np.uint8], begin: Starts, end: Starts) -> Starts:
+        """Where values begin, behind their shape."""
         kind = self._numbers(data, begin, "u1", end)
         if (kind >> 2 != 1).any() or (kind & 3 == 3).any():
-            raise DatasetError(f"{self.path}: a sample is no row of tokens", hint="arrays of one dimension are read")
+            raise DatasetError(f"{self.path}: a sample is not a row of tokens", hint="arrays of one dimension are read")
         width = np.int64(1) << (kind & 3)
         lengths = np.zeros(len(begin), np.int64)
         for size in (1, 2, 4):
@@ -253,28 +251,28 @@ class MdsShard:
             lengths[mine] = self._numbers(data, begin[mine] + 1, f"<u{size}", end[mine])
         first = begin + 1 + width
         if (first + lengths * np.dtype(self.column.dtype).itemsize != end).any():
-            raise DatasetError(f"{self.path}: a sample has another length than it says", hint=_WHOLE)
+            raise DatasetError(f"{self.path}: a sample does not have its stored length", hint=_COMPLETE)
         return first
 
     def _numbers(self, data: npt.NDArray[np.uint8], at: Starts, kind: str, limits: Starts) -> Starts:
-        """Numbers at any places of the file."""
+        """Numbers at any offsets of the file."""
         size = np.dtype(kind).itemsize
         if len(at) and (at + size > limits).any():
-            raise DatasetError(f"{self.path}: a sample is too short", hint=_WHOLE)
+            raise DatasetError(f"{self.path}: a sample is too short", hint=_COMPLETE)
         rows: npt.NDArray[Any] = data[at[:, None] + np.arange(size)]
         return rows.view(kind).astype(np.int64).reshape(len(at))
 
 
-def open_mds(path: str, hints: Hints) -> StoredDataset:
-    """A folder with an index.json, or a folder of such folders, which are splits then."""
-    indexes = find_indexes(path, "index.json", "mds", ending=".mds")
+def open_mds(path: str, hints: Hints) -> RowsDataset:
+    """A folder with an index.json, or a folder of such folders, which are splits."""
+    indexes = find_indexes(path, "index.json", "mds", suffix=".mds")
     files = {split: _shards(folder, index) for split, (folder, index) in indexes.items()}
     columns = {shard.column for found in files.values() for shard in found}
     if len(columns) != 1:
         raise DatasetError(f"{path}: shards of {len(columns)} kinds", hint="open a folder whose shards are of one kind")
     (column,) = columns
     packed = column.length is not None or are_packed(files)
-    return StoredDataset(
+    return RowsDataset(
         path,
         "mds",
         files,
@@ -293,8 +291,8 @@ class _RawData:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Entry:
-    """What is taken from an entry of the index."""
+class _ShardEntry:
+    """The fields of an index entry that are used."""
 
     version: int
     format: str
@@ -316,8 +314,8 @@ def _shards(folder: str, index: Any) -> list[MdsShard]:
 
 def _shard(folder: str, entry: Any, where: str) -> MdsShard:
     if isinstance(entry, dict):
-        entry = {**entry, "raw_data": picked(_RawData, entry.get("raw_data"))}
-    found = convert(_Entry, picked(_Entry, entry), where=where)
+        entry = {**entry, "raw_data": known_fields(_RawData, entry.get("raw_data"))}
+    found = convert(_ShardEntry, known_fields(_ShardEntry, entry), where=where)
     if found.version != 2 or found.format != "mds":
         raise DatasetError(
             f"{where}: format {found.format!r}, version {found.version}", hint="mds of version 2 is read"
@@ -326,8 +324,8 @@ def _shard(folder: str, entry: Any, where: str) -> MdsShard:
     path = f"{folder}/{found.raw_data.basename}"
     if found.compression is not None and not os.path.isfile(path):
         raise DatasetError(
-            f"{where}: compressed with {found.compression}, which is not read",
-            hint="decompress the shards beside themselves, or write them without compression",
+            f"{where}: compressed with {found.compression}, which is not supported",
+            hint="decompress the shards in their folder, or write them without compression",
         )
     return MdsShard(
         path=path,
@@ -338,12 +336,12 @@ def _shard(folder: str, entry: Any, where: str) -> MdsShard:
     )
 
 
-def _column(entry: _Entry, where: str) -> Column:
-    """Which column has the tokens, and how."""
+def _column(entry: _ShardEntry, where: str) -> TokenColumn:
+    """The column of tokens: the first of `COLUMNS` that the shard has."""
     names = entry.column_names
     number = next((names.index(name) for name in COLUMNS if name in names), None)
     if number is None or not len(names) == len(entry.column_encodings) == len(entry.column_sizes):
-        raise DatasetError(f"{where}: columns {', '.join(names)}", hint=f"tokens stand in {' or '.join(COLUMNS)}")
+        raise DatasetError(f"{where}: columns {', '.join(names)}", hint=f"tokens are read from {' or '.join(COLUMNS)}")
     kind, _, rest = entry.column_encodings[number].partition(":")
     dtype, _, shape = rest.partition(":")
     size = entry.column_sizes[number]
@@ -355,7 +353,7 @@ def _column(entry: _Entry, where: str) -> Column:
     length = int(shape) if shape else None
     counts = [one for one in (*entry.column_sizes, length) if one is not None]
     if size != (None if length is None else length * np.dtype(dtype).itemsize) or min([1, *counts]) < 1:
-        raise DatasetError(f"{where}: {size} bytes are not {length} tokens of {dtype}", hint=_WHOLE)
+        raise DatasetError(f"{where}: {size} bytes are not {length} tokens of {dtype}", hint=_COMPLETE)
     if entry.samples < 0:
-        raise DatasetError(f"{where}: {entry.samples} samples", hint=_WHOLE)
-    return Column(number=number, dtype=_DTYPES[dtype], length=length, sizes=entry.column_sizes)
+        raise DatasetError(f"{where}: {entry.samples} samples", hint=_COMPLETE)
+    return TokenColumn(number=number, dtype=_DTYPES[dtype], length=length, sizes=entry.column_sizes)

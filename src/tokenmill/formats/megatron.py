@@ -1,6 +1,7 @@
-"""Megatron-LM: pairs `{split}_text_document.bin` and `.idx`, one a split or several.
+"""Megatron-LM: pairs `{split}_text_document.bin` and `.idx`, one or several for a split.
 
-A dataset's own shards are such pairs already; this gives them the names that Megatron's tools expect, and joins them.
+A dataset's own shards are such pairs; an export gives them the names that Megatron's tools expect, and joins them.
+In the files of others a document may have several sequences, and an index need not be as regular as tokenmill's.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from tokenmill.dataset.bin_idx import CODES, HEADER, MAGIC, NAMES, numpy_dtype
 from tokenmill.dataset.dataset import Dataset, Starts, TokenSplit
 from tokenmill.errors import DatasetError
 from tokenmill.formats.base import (
+    DetectedFiles,
     Export,
     Facts,
     Files,
-    FoundFiles,
     Hints,
     Options,
     OutputPart,
@@ -39,9 +40,17 @@ from tokenmill.formats.base import (
 )
 from tokenmill.formats.open import open_in_place
 
+SUMMARY = "pairs of .bin and .idx with the names of Megatron-LM's tools"
+OPTIONS = frozenset({"name", "shard_size"})
+NEEDS: frozenset[str] = frozenset()
+BYTES_PER_TOKEN = (2, 4)
+EQUAL_SHARDS = False
 
-def detect(path: str, hints: Hints) -> FoundFiles | None:
-    """Pairs of .bin and .idx: given by prefix, by one of the two, or a folder of them."""
+_CHUNK_DOCUMENTS = 1 << 18
+
+
+def detect(path: str, hints: Hints) -> DetectedFiles | None:
+    """Pairs of .bin and .idx, given by their prefix, by one of the files, or as a folder of pairs."""
     prefix = path.removesuffix(".idx").removesuffix(".bin")
     if os.path.isfile(f"{prefix}.idx") and not os.path.isdir(path):
         groups = {"train": [prefix]}
@@ -52,64 +61,58 @@ def detect(path: str, hints: Hints) -> FoundFiles | None:
     if not groups:
         return None
     files: dict[str, list[TokenFile]] = {}
-    inner: dict[str, list[Any]] = {}
+    inner_ends: dict[str, list[Any]] = {}
     kinds = set()
     for split, prefixes in groups.items():
         for one in prefixes:
-            dtype, file, ends = _megatron_pair(one)
+            dtype, file, ends = _read_pair(one)
             kinds.add(dtype)
             files.setdefault(split, []).append(file)
-            inner.setdefault(split, []).append(ends)
+            inner_ends.setdefault(split, []).append(ends)
     if len(kinds) > 1:
         raise DatasetError(f"{path}: pairs of different dtypes: {', '.join(sorted(kinds))}", hint="open one of them")
     (dtype,) = kinds
-    eot = eot_policy(files, dtype, hints.eot_id, inner, numpy_dtype(dtype).itemsize)
-    return FoundFiles(
+    eot = eot_policy(files, dtype, hints.eot_id, inner_ends, numpy_dtype(dtype).itemsize)
+    return DetectedFiles(
         layout="megatron",
         dtype=dtype,
         eot=eot,
         eot_id=hints.eot_id,
         files=files,
-        inner=inner,
-        unit=numpy_dtype(dtype).itemsize,
+        inner_ends=inner_ends,
+        units_per_token=numpy_dtype(dtype).itemsize,
     )
 
 
-def _megatron_pair(prefix: str) -> tuple[str, TokenFile, npt.NDArray[np.int64]]:
-    """Dtype, tokens, and where documents begin (in bytes) but for the first."""
+def _read_pair(prefix: str) -> tuple[str, TokenFile, npt.NDArray[np.int64]]:
+    """Dtype, tokens, and the byte offsets of all documents except the first, which are the ends of the others."""
     where = f"{prefix}.idx"
     head = head_of(where, HEADER.size)
     if len(head) < HEADER.size:
-        raise DatasetError(f"{where}: too short for an index", hint="is it whole?")
+        raise DatasetError(f"{where}: too short for an index", hint="is the file complete?")
     magic, version, code, num_sequences, num_bounds = HEADER.unpack(head)
     if magic != MAGIC or version != 1 or code not in NAMES:
         raise DatasetError(
             f"{where}: magic {magic!r}, version {version}, dtype code {code}",
-            hint="an index of Megatron's with tokens of uint16 or int32 can be read",
+            hint="Megatron indexes of uint16 or int32 tokens are read",
         )
     if size_of(where) != HEADER.size + 12 * num_sequences + 8 * num_bounds:
-        raise DatasetError(f"{where}: its size does not fit {num_sequences} sequences", hint="is it whole?")
+        raise DatasetError(f"{where}: its size does not match {num_sequences} sequences", hint="is the file complete?")
     size, itemsize = size_of(f"{prefix}.bin"), numpy_dtype(NAMES[code]).itemsize
     starts = mapped(where, "<i8", HEADER.size + 4 * num_sequences, num_sequences)
     bounds = mapped(where, "<i8", HEADER.size + 12 * num_sequences, num_bounds)
     lengths = mapped(where, "<i4", HEADER.size, num_sequences)
     if not size or not num_sequences or int(starts[-1]) + int(lengths[-1]) * itemsize != size or starts[0] != 0:
-        raise DatasetError(f"{where}: its sequences do not fill {prefix}.bin of {size} bytes", hint="is it whole?")
+        raise DatasetError(
+            f"{where}: its sequences do not fill {prefix}.bin of {size} bytes", hint="is the file complete?"
+        )
     if num_bounds == num_sequences + 1:
-        inner = starts[1:]  # a sequence is a document
+        inner_ends = starts[1:]  # every sequence is a document
     elif len(bounds) and bounds[0] == 0 and bounds[-1] == num_sequences:
-        inner = starts[bounds[1:-1]]
+        inner_ends = starts[bounds[1:-1]]
     else:
-        raise DatasetError(f"{where}: its documents do not fit its sequences", hint="is it whole?")
-    return NAMES[code], TokenFile(path=f"{prefix}.bin", offset=0, num_tokens=size // itemsize), inner
-
-
-SUMMARY = "pairs of .bin and .idx with the names of Megatron-LM's tools"
-OPTIONS = frozenset({"name", "shard_size"})
-NEEDS: frozenset[str] = frozenset()
-WIDTHS = (2, 4)
-
-_CHUNK = 1 << 18
+        raise DatasetError(f"{where}: its documents do not match its sequences", hint="is the file complete?")
+    return NAMES[code], TokenFile(path=f"{prefix}.bin", offset=0, num_tokens=size // itemsize), inner_ends
 
 
 def write(source: Dataset, options: Options) -> Export:
@@ -129,7 +132,7 @@ def read(path: str, hints: Hints) -> Dataset:
 
 def _notes(vocab_size: int) -> tuple[str, ...]:
     if 65_500 <= vocab_size <= 65_536:
-        return (f"a vocabulary of {vocab_size} is read as uint16 by some of Megatron's tools and as int32 by others",)
+        return (f"some of Megatron's tools read a vocabulary of {vocab_size} as uint16, others as int32",)
     return ()
 
 
@@ -141,24 +144,24 @@ def _part(name: str, split: TokenSplit, bounds: tuple[int, int]) -> OutputPart:
         for data in TokenStream(split).data(start, stop):
             output.write(data)
         index = files.create(f"{name}.idx")
-        for block in index_stream(split.dtype, lambda: lengths_by_block(split, start, stop)):
+        for block in index_blocks(split.dtype, lambda: lengths_by_block(split, start, stop)):
             index.write(block)
         return {}
 
     return OutputPart(name=name, num_bytes=(stop - start) * numpy_dtype(split.dtype).itemsize, write=write)
 
 
-def index_stream(dtype: str, lengths: Callable[[], Iterator[Starts]]) -> Iterator[bytes]:
-    """The .idx of documents whose lengths can be gone through again and again, so that none need be kept."""
+def index_blocks(dtype: str, lengths: Callable[[], Iterator[Starts]]) -> Iterator[bytes]:
+    """The .idx of documents. `lengths()` can be iterated several times, so that they need not be in memory."""
     count = sum(map(len, lengths()))
     itemsize = numpy_dtype(dtype).itemsize
     yield HEADER.pack(MAGIC, 1, CODES[dtype], count, count + 1)
-    for some in lengths():
-        yield some.astype("<i4").tobytes()
+    for block in lengths():
+        yield block.astype("<i4").tobytes()
     offset = 0
-    for some in lengths():
-        ends = np.cumsum(some) * itemsize + offset
+    for block in lengths():
+        ends = np.cumsum(block) * itemsize + offset
         yield np.concatenate(([offset], ends[:-1])).astype("<i8").tobytes()
         offset = int(ends[-1])
-    for start in range(0, count + 1, _CHUNK):
-        yield np.arange(start, min(start + _CHUNK, count + 1), dtype="<i8").tobytes()
+    for start in range(0, count + 1, _CHUNK_DOCUMENTS):
+        yield np.arange(start, min(start + _CHUNK_DOCUMENTS, count + 1), dtype="<i8").tobytes()

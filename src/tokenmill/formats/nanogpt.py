@@ -1,11 +1,10 @@
 """nanoGPT: `train.bin` and `val.bin`, raw uint16 tokens, every document followed by the end of text.
 
-A dataset that was prepared with `--split nanogpt` comes out in the order of the original's own script, byte for byte.
-A character-level dataset has `meta.pkl` beside it, as nanoGPT reads it, and the same as `meta.json`.
+A dataset that was prepared with `--split nanogpt` is exported in the order of nanoGPT's own script, byte for byte. A
+character-level dataset gets `meta.pkl` beside it, as nanoGPT reads it, and the same content as `meta.json`.
 
-Documents in another order: gathered from the maps, run by run, never one token at a time.
-
-The ends of a split's documents are held in memory, eight bytes each; its tokens are not.
+Documents in another order are gathered from the maps, chunk by chunk. Their ends are held in memory, eight bytes a
+document; the tokens are not.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from tokenmill.errors import DatasetError, RecipeError
 from tokenmill.formats.base import (
     DTYPE_HINT,
     GPT2_EOT,
+    DetectedFiles,
     Export,
-    FoundFiles,
     Hints,
     Options,
     TokenFile,
@@ -41,9 +40,20 @@ from tokenmill.formats.open import open_in_place
 from tokenmill.permutation import make_key, permute
 from tokenmill.storage.local import Folder
 
+SUMMARY = "train.bin and val.bin of raw uint16 tokens"
+OPTIONS = frozenset({"order", "seed"})
+NEEDS = frozenset({"eot", "uint16"})
+BYTES_PER_TOKEN = (2, 4)
+EQUAL_SHARDS = False
 
-def detect(path: str, hints: Hints) -> FoundFiles | None:
-    """A raw .bin, or a folder with train.bin, val.bin or others."""
+CHUNK_DOCUMENTS = 1 << 14
+# From nanoGPT's script: the share of validation documents, and the seed with which they are selected.
+TEST_SIZE = 0.0005
+SEED = 2357
+
+
+def detect(path: str, hints: Hints) -> DetectedFiles | None:
+    """A raw .bin, or a folder with train.bin or val.bin, and perhaps others."""
     if os.path.isfile(path):
         paths = {"train": path} if path.endswith(".bin") else {}
     else:
@@ -56,7 +66,7 @@ def detect(path: str, hints: Hints) -> FoundFiles | None:
         size = size_of(one)
         count, rest = divmod(size, numpy_dtype(dtype).itemsize)
         if rest or not count:
-            raise DatasetError(f"{one}: {size} bytes are no tokens of {dtype}", hint=DTYPE_HINT)
+            raise DatasetError(f"{one}: {size} bytes are not tokens of {dtype}", hint=DTYPE_HINT)
         files[split] = [TokenFile(path=one, offset=0, num_tokens=count)]
     if not files:
         return None
@@ -65,18 +75,12 @@ def detect(path: str, hints: Hints) -> FoundFiles | None:
         last = {int(map_token_file(parts[0], dtype)[-1]) for parts in files.values()}
         eot_id = GPT2_EOT if last == {GPT2_EOT} else None
     eot = "none" if eot_id is None else "append"
-    return FoundFiles(layout="nanogpt", dtype=dtype, eot=eot, eot_id=eot_id, files=files)
-
-
-SUMMARY = "train.bin and val.bin of raw uint16 tokens"
-OPTIONS = frozenset({"order", "seed"})
-NEEDS = frozenset({"eot", "uint16"})
-WIDTHS = (2, 4)
+    return DetectedFiles(layout="nanogpt", dtype=dtype, eot=eot, eot_id=eot_id, files=files)
 
 
 def write(source: Dataset, options: Options) -> Export:
     if options.seed is not None and options.order != "shuffled":
-        raise RecipeError("a seed is for --order shuffled", hint="add it, or drop --seed")
+        raise RecipeError("a seed needs --order shuffled", hint="add it, or drop --seed")
     return Export(
         parts=tuple(
             file_part(f"{name}.bin", 2 * split.num_tokens, _reading(source, name, options))
@@ -91,7 +95,7 @@ def read(path: str, hints: Hints) -> Dataset:
 
 
 def _reading(source: Dataset, name: str, options: Options) -> Callable[[], Iterator[memoryview]]:
-    """How the tokens of a split are read: as they stand, drawn by a seed, or as the original draws them."""
+    """How the tokens of a split are read: in order, shuffled by a seed, or in the order of nanoGPT's script."""
     split = source[name]
     if options.order == "shuffled":
         key = make_key("nanogpt", source.manifest.fingerprint, name, options.seed or 0)
@@ -103,7 +107,7 @@ def _reading(source: Dataset, name: str, options: Options) -> Callable[[], Itera
 
 
 def _meta(source: Dataset) -> Mapping[str, bytes]:
-    """What nanoGPT's character-level scripts want to know."""
+    """The vocabulary, for nanoGPT's character-level scripts."""
     about = source.manifest.tokenizer
     if about["kind"] != "char":
         return {}
@@ -119,14 +123,8 @@ def _meta(source: Dataset) -> Mapping[str, bytes]:
     }
 
 
-CHUNK_DOCUMENTS = 1 << 14
-# nanoGPT's own script: this share for validation, drawn with this seed.
-TEST_SIZE = 0.0005
-SEED = 2357
-
-
 def shuffled(split: TokenSplit, order: Iterator[Starts]) -> Iterator[memoryview]:
-    """The tokens of a split's documents in some order, as bytes; each document ends with the end of text."""
+    """The tokens of a split's documents in some order, as bytes. Each document ends with the end of text."""
     ends = split.document_ends(0, split.num_tokens)
     starts = np.concatenate(([0], ends[:-1]))
     for chunk in order:
@@ -136,35 +134,35 @@ def shuffled(split: TokenSplit, order: Iterator[Starts]) -> Iterator[memoryview]
 
 
 def keyed_order(split: TokenSplit, key: bytes) -> Iterator[Starts]:
-    """Every document once, in an order that a key decides."""
+    """Every document once, in an order that depends on a key."""
     count = len(split.document_ends(0, split.num_tokens))
     for at in range(0, count, CHUNK_DOCUMENTS):
         yield permute(np.arange(at, min(at + CHUNK_DOCUMENTS, count)), count, key)
 
 
 def num_validation(num_documents: int) -> int:
-    """How many documents the original holds out."""
+    """How many documents nanoGPT's script holds out."""
     return int(np.ceil(TEST_SIZE * num_documents))
 
 
 def original_permutation(num_documents: int) -> Starts:
-    """The original's order of all documents: the first `num_validation` are for validation, the others for training."""
+    """The order of nanoGPT's script. The first `num_validation` documents are for validation."""
     return np.random.default_rng(SEED).permutation(num_documents)
 
 
 def original_orders(source: Dataset) -> dict[str, Starts]:
-    """For each split of a dataset that was prepared with `--split nanogpt`: its documents in the original's order.
+    """The documents of each split of a dataset prepared with `--split nanogpt`, in the order of nanoGPT's script.
 
-    The splits hold their documents in the order of the sources; the number of all of them tells the rest.
+    Splits have their documents in the order of the sources, so the total number of documents determines the order.
     """
     kept = _kept(source)
     order = original_permutation(len(kept))
-    held = num_validation(len(order))
-    return {"val": _ranks(order[:held], kept), "train": _ranks(order[held:], kept)}
+    num_val = num_validation(len(order))
+    return {"val": _ranks(order[:num_val], kept), "train": _ranks(order[num_val:], kept)}
 
 
 def _kept(source: Dataset) -> npt.NDArray[np.bool_]:
-    """Which of the documents that were read are in the dataset; the provenance has all of them, in order."""
+    """Which of the documents read are in the dataset. The provenance lists all of them, in order."""
     manifest = source.manifest
     if not manifest.dropped:
         return np.ones(manifest.documents_read, np.bool_)
@@ -176,7 +174,7 @@ def _kept(source: Dataset) -> npt.NDArray[np.bool_]:
 
 
 def _ranks(chosen: Starts, kept: npt.NDArray[np.bool_]) -> Starts:
-    """The place of each document that is kept among the chosen ones, were they in order."""
+    """The rank of each kept document among all kept ones of `chosen`, sorted by number."""
     chosen = chosen[kept[chosen]]
     ranks = np.empty(len(chosen), np.int64)
     ranks[np.argsort(chosen)] = np.arange(len(chosen))
@@ -184,18 +182,18 @@ def _ranks(chosen: Starts, kept: npt.NDArray[np.bool_]) -> Starts:
 
 
 def _gather(split: TokenSplit, starts: Starts, ends: Starts) -> bytes:
-    """Documents end to end. Joining slices of maps copies each byte once."""
+    """Documents, joined. Joining slices of maps copies each byte once."""
     itemsize = numpy_dtype(split.dtype).itemsize
     edges = np.array(split.token_ends)
     numbers = np.searchsorted(edges, starts, side="right")
     firsts = np.concatenate(([0], edges[:-1]))[numbers]
-    turn = split.eot == "prepend"
-    begins, stops = (starts - firsts + turn) * itemsize, (ends - firsts) * itemsize
+    eot_first = split.eot == "prepend"
+    begins, stops = (starts - firsts + eot_first) * itemsize, (ends - firsts) * itemsize
     maps = {number: split.shard_bytes(number) for number in set(numbers.tolist())}
     slices = list(map(lambda number, a, b: maps[number][a:b], numbers.tolist(), begins.tolist(), stops.tolist()))
-    for at in np.flatnonzero(ends > edges[numbers]).tolist():  # it goes on in the next file
-        slices[at] = split.tokens(int(starts[at]) + turn, int(ends[at])).data.cast("B")
-    if turn:
-        end = np.array([split.eot_id], numpy_dtype(split.dtype)).tobytes()
-        return end.join(slices) + end
+    for at in np.flatnonzero(ends > edges[numbers]).tolist():  # it continues in the next file
+        slices[at] = split.tokens(int(starts[at]) + eot_first, int(ends[at])).data.cast("B")
+    if eot_first:
+        eot = np.array([split.eot_id], numpy_dtype(split.dtype)).tobytes()
+        return eot.join(slices) + eot
     return b"".join(slices)

@@ -1,11 +1,11 @@
-"""A transfer: parts written by threads, each durable, under a record of what was asked for.
+"""Resumable conversions, for exports and imports: durable parts, written by threads, and a record of the request.
 
-    OUT/.build/request.json   what was asked for; the same request goes on, another one is refused
-        .build/receipts/      one a part: its files, their digests, what it said of itself
-        .build/lock           one writer at a time, most of the time
+    OUT/.build/request.json   what was asked for; the same request resumes, another one is refused
+        .build/receipts/      one for each part: its files, their digests, its facts
+        .build/lock           one writer at a time; correctness does not depend on it
 
-Copying, hashing and compressing leave the interpreter free for other threads, so threads are enough. A part that was
-being written when the process died is written again; one with a receipt is hashed again and kept if it holds.
+Copying, hashing and compressing release the interpreter lock, so threads are enough. A part that was being written
+when the process died is written again. A part with a receipt is hashed again, and kept if the digests match.
 """
 
 from __future__ import annotations
@@ -36,9 +36,10 @@ REQUEST = ".build/request.json"
 RECEIPTS = ".build/receipts"
 FORMAT = 1
 LAST = "last"
-# What a request says of the content that it is made from: `Dataset.pins`.
+# Keys of a request that identify the content it reads: those of `Dataset.pins`.
 PINS = ("content", "files")
-_TELL_SECONDS = 0.1
+_PROGRESS_SECONDS = 0.1
+_RESUME_HINT = "run the same command again to resume"
 
 T = TypeVar("T")
 Watcher = Callable[[dict[str, Any]], None]
@@ -47,7 +48,7 @@ Finish = Callable[[Sequence[PartReceipt]], Mapping[str, bytes]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConversionRequest:
-    """What was asked for: everything that decides the files."""
+    """Everything that determines the files of a conversion."""
 
     format: int
     about: dict[str, Any]
@@ -58,8 +59,8 @@ class ConversionRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Transfer:
-    """What a transfer wrote, and how many of its parts stood already."""
+class Conversion:
+    """The receipts of a finished conversion, and how many of its parts were already complete."""
 
     receipts: tuple[PartReceipt, ...]
     num_kept: int
@@ -73,49 +74,49 @@ def make_request(**about: Any) -> ConversionRequest:
     return ConversionRequest(format=FORMAT, about=about)
 
 
-def check_free(folder: Folder, request: ConversionRequest, *, what: str, beside: Collection[str] = ()) -> None:
-    """Refuse a folder that holds the files of another request, or something else that is not in `beside`."""
+def check_output(folder: Folder, request: ConversionRequest, *, what: str, ignore: Collection[str] = ()) -> None:
+    """Refuse a folder that has the files of another request, or other files that are not in `ignore`."""
     found = folder.stat("")
     if found is not None and not found.is_folder:
         raise OutputError(f"{folder.path} is not a folder", hint="choose another output")
-    names = [name for name in folder.names() if name not in beside and not is_temp(name)]
-    begun = names == [".build"] and _has_begun(folder)  # looked at first: another process may say what it wants now
+    names = [name for name in folder.names() if name not in ignore and not is_temp(name)]
+    begun = names == [".build"] and _has_begun(folder)  # before the request, which another process may write now
     if folder.exists(REQUEST):
         before = records.unseal(ConversionRequest, folder.read(REQUEST, max_bytes=1 << 26), where=folder.at(REQUEST))
         if before != request:
             lines = few(_differences(before.about, request.about), "\n  ") or f"format: was {before.format}"
-            of = f"the {what} of other content" if _is_same_but_content(before, request) else f"another {what}"
+            kind = f"the {what} of other content" if _same_except_content(before, request) else f"another {what}"
             raise OutputError(
-                f"{folder.path} holds {of}:\n  {lines}",
-                hint="choose another output, or start this one over with --restart",
+                f"{folder.path} has {kind}:\n  {lines}",
+                hint="choose another output, or start over with --restart",
             )
     elif names and not begun:
         raise OutputError(
-            f"{folder.path} holds something else: {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}",
+            f"{folder.path} has other files: {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}",
             hint="choose an output that is empty or does not exist",
         )
 
 
 def _has_begun(folder: Folder) -> bool:
-    """Whether nothing is there but what a transfer writes before it says what was asked for."""
+    """Whether .build has only what a conversion writes before its request."""
     return all(name in ("lock", "receipts", "quarantine") or is_temp(name) for name in folder.names(".build"))
 
 
 def is_of_other_content(folder: Folder, request: ConversionRequest) -> bool:
-    """Whether the folder holds the files of this request, made when what they are made from was something else."""
+    """Whether the folder has the files of this request, made from other content."""
     if not folder.exists(REQUEST):
         return False
     before = records.unseal(ConversionRequest, folder.read(REQUEST, max_bytes=1 << 26), where=folder.at(REQUEST))
-    return before != request and _is_same_but_content(before, request)
+    return before != request and _same_except_content(before, request)
 
 
 def start_over(folder: Folder) -> None:
-    """Remove what an earlier transfer wrote here, and nothing else. One that still runs is a `LockedError`."""
+    """Remove what an earlier conversion wrote here, and nothing else. `LockedError` if it is still running."""
     if not folder.exists(REQUEST):
         return
     folder.check_no_links(folder.names())
     with locked(folder):
-        # What sums the parts up goes first, and for good: without it, what a power cut leaves is no dataset.
+        # The summary files are removed first, durably: without them, what a power cut leaves is not a dataset.
         _remove_files(folder, _receipt_name(LAST))
         folder.sync("")
         for name in folder.names(RECEIPTS):
@@ -135,7 +136,7 @@ def _remove_files(folder: Folder, receipt_name: str) -> None:
             _remove_empty(folder, os.path.dirname(file))
 
 
-def transfer(
+def run_conversion(
     folder: Folder,
     request: ConversionRequest,
     parts: Sequence[OutputPart],
@@ -144,14 +145,14 @@ def transfer(
     threads: int,
     scratch: str | None,
     watch: Watcher | None,
-) -> Transfer:
-    """Write the parts that are not there yet, then the files that sum them up.
+) -> Conversion:
+    """Write the parts that are missing, then the files that summarize them.
 
-    If it is the source that cannot be transferred, what was begun here is taken back: there is nothing to go on with.
+    If the source cannot be converted, everything written here is removed: there is nothing to resume.
     """
     is_new, was_there = not folder.exists(REQUEST), folder.exists("")
     try:
-        return _transfer(folder, request, parts, finish, threads, scratch_corner(scratch, folder), watch)
+        return _convert(folder, request, parts, finish, threads, scratch_corner(scratch, folder), watch)
     except (DatasetError, RecipeError):
         if is_new:
             start_over(folder)
@@ -162,7 +163,7 @@ def transfer(
         raise
 
 
-def _transfer(
+def _convert(
     folder: Folder,
     request: ConversionRequest,
     parts: Sequence[OutputPart],
@@ -170,7 +171,7 @@ def _transfer(
     threads: int,
     local: Folder | None,
     watch: Watcher | None,
-) -> Transfer:
+) -> Conversion:
     folder.check_no_links(folder.names())
     folder.make(RECEIPTS)
     tell = watch or (lambda _: None)
@@ -178,19 +179,19 @@ def _transfer(
         _sweep(folder)
         local = make_corner(local)
         folder.write(REQUEST, records.seal(request))
-        run = _Run(folder, local, request.fingerprint, watch)
+        run = _ConversionRun(folder, local, request.fingerprint, watch)
         try:
             receipts, num_kept = run.all_parts(parts, threads)
-            last = run.sum_up(finish(receipts))
+            last = run.summarize(finish(receipts))
         finally:
             _sweep(folder)
             if local is not None:
                 leave_corner(local)
-    return Transfer(receipts=(*receipts, last), num_kept=num_kept)
+    return Conversion(receipts=(*receipts, last), num_kept=num_kept)
 
 
-class _Run:
-    """The state of a transfer while its threads are at work."""
+class _ConversionRun:
+    """A conversion while its threads are running."""
 
     def __init__(self, folder: Folder, local: Folder | None, fingerprint: str, watch: Watcher | None) -> None:
         self.folder, self.local = folder, local
@@ -202,14 +203,14 @@ class _Run:
         self._bytes = 0
 
     def all_parts(self, parts: Sequence[OutputPart], threads: int) -> tuple[list[PartReceipt], int]:
-        """Receipts of all parts, in order, and how many of them stood already."""
+        """The receipts of all parts, in order, and how many were already complete."""
         for part in parts:
             check_name(part.name, where="a part")
         known = self._gather(lambda part: self._load(part.name), parts, threads)
         kept = {name: receipt for name, receipt in known.items() if receipt is not None}
-        # The largest first, so that no thread is left alone with a large one at the end.
+        # The largest first, so that no thread is still writing a large one when the others are done.
         missing = sorted((part for part in parts if part.name not in kept), key=lambda part: -part.num_bytes)
-        # A scratch folder on the same disk has what the threads are at, once more.
+        # A scratch folder on the same disk has a second copy of the parts being written.
         twice = threads if self.local is not None and same_disk(self.local, self.folder) else 0
         require_space(self.folder, sum(part.num_bytes for part in (*missing, *missing[:twice])))
         if kept and missing:
@@ -220,7 +221,7 @@ class _Run:
         found = {**kept, **fresh}
         return [found[part.name] for part in parts], len(kept)
 
-    def sum_up(self, files: Mapping[str, bytes]) -> PartReceipt:
+    def summarize(self, files: Mapping[str, bytes]) -> PartReceipt:
         """Write the small files that come last."""
 
         def write(outputs: Files) -> dict[str, Any]:
@@ -238,8 +239,8 @@ class _Run:
     def _gather(
         self, work: Callable[[OutputPart], T], parts: Sequence[OutputPart], threads: int, **about: int
     ) -> dict[str, T]:
-        """What comes of all parts, telling of progress if there is something to say of it. The first error ends it."""
-        begin = told = time.monotonic()
+        """The results of all parts, by name. Reports progress if `about` has totals. Stops at the first error."""
+        begin = reported = time.monotonic()
         found: dict[str, T] = {}
         try:
             with contextlib.closing(as_done(work, parts, threads, stop=self._stop)) as results:
@@ -248,18 +249,18 @@ class _Run:
                         found[done[0].name] = done[1]
                         self._fallback.look()
                     now = time.monotonic()
-                    if about and (now - told >= _TELL_SECONDS or len(found) == len(parts)):
-                        told = now
+                    if about and (now - reported >= _PROGRESS_SECONDS or len(found) == len(parts)):
+                        reported = now
                         self._watch(_progress(self._bytes, now - begin, units=len(found), **about))
         except KeyboardInterrupt:
-            raise Interrupted("stopped; what is done is kept", hint=_GO_ON) from None
+            raise Interrupted("interrupted; finished parts are saved", hint=_RESUME_HINT) from None
         return found
 
     def _stop(self) -> None:
         self._is_stopped = True
 
     def _write(self, part: OutputPart) -> PartReceipt:
-        files = _Files(self)
+        files = _PartFiles(self)
         try:
             facts = part.write(files)
             name = _receipt_name(part.name)
@@ -272,7 +273,7 @@ class _Run:
         return receipt
 
     def _load(self, part: str) -> PartReceipt | None:
-        """The receipt of a part if it and its files hold. What does not is moved to quarantine."""
+        """The receipt of a part, if it and its files are intact. Damaged files are moved to quarantine."""
         name = _receipt_name(part)
         if not self.folder.exists(name):
             return None
@@ -282,7 +283,7 @@ class _Run:
                 raise DatasetError(f"{name} belongs to another part")
             for file in receipt.files:
                 check_name(file, where=name)
-            bad = [file for file, digest in receipt.files.items() if not self._holds(file, digest)]
+            bad = [file for file, digest in receipt.files.items() if not self._is_intact(file, digest)]
         except DatasetError:
             self.folder.quarantine(name)
             return None
@@ -291,9 +292,9 @@ class _Run:
                 self.folder.quarantine(file)
         return None if bad else receipt
 
-    def _holds(self, name: str, digest: Digest) -> bool:
+    def _is_intact(self, name: str, digest: Digest) -> bool:
         if self._is_stopped:
-            raise Interrupted("stopped", hint=_GO_ON)
+            raise Interrupted("interrupted", hint=_RESUME_HINT)
         found = self.folder.stat(name)
         if found is None or not found.is_file or found.size != digest.bytes:
             return False
@@ -301,16 +302,16 @@ class _Run:
 
     def count(self, size: int) -> None:
         if self._is_stopped:
-            raise Interrupted("stopped", hint=_GO_ON)
+            raise Interrupted("interrupted", hint=_RESUME_HINT)
         with self._lock:
             self._bytes += size
 
 
 @dataclass(slots=True)
-class _Files:
-    """The files of one part, while it is written."""
+class _PartFiles:
+    """The files of one part while it is written."""
 
-    run: _Run
+    run: _ConversionRun
     outputs: list[Output] = field(default_factory=list)
 
     def create(self, name: str) -> Output:
@@ -318,7 +319,7 @@ class _Files:
         folder, local = self.run.folder, self.run.local
         if os.path.dirname(name):
             folder.make(os.path.dirname(name))
-        output = _Counted(ScratchOutput(local, folder, name) if local else folder.create(name), self.run)
+        output = _CountedOutput(ScratchOutput(local, folder, name) if local else folder.create(name), self.run)
         self.outputs.append(output)
         return output
 
@@ -327,10 +328,10 @@ class _Files:
             output.discard()
 
 
-class _Counted:
-    """An output that tells how much was written, and ends when the transfer is to stop."""
+class _CountedOutput:
+    """An output that counts its bytes, and raises when the conversion is to stop."""
 
-    def __init__(self, output: Output, run: _Run) -> None:
+    def __init__(self, output: Output, run: _ConversionRun) -> None:
         self.name = output.name
         self._output = output
         self._run = run
@@ -346,18 +347,15 @@ class _Counted:
         self._output.discard()
 
 
-_GO_ON = "run the same command again: it goes on from there"
-
-
 def _receipt_name(part: str) -> str:
     return f"{RECEIPTS}/{part.replace('/', '-')}.json"
 
 
 def _sweep(folder: Folder) -> None:
-    """Remove the temp files of a writer that was stopped."""
-    for place in _places(folder):
+    """Remove the temp files of an interrupted writer."""
+    for name in _written_folders(folder):
         with contextlib.suppress(TokenmillError):
-            folder.sweep(place)
+            folder.sweep(name)
 
 
 def _remove_empty(folder: Folder, name: str) -> None:
@@ -365,7 +363,7 @@ def _remove_empty(folder: Folder, name: str) -> None:
         folder.remove_empty(name)
 
 
-def _places(folder: Folder) -> Iterator[str]:
+def _written_folders(folder: Folder) -> Iterator[str]:
     yield from ("", ".build", RECEIPTS)
     for name in folder.names():
         found = folder.stat(name)
@@ -385,18 +383,18 @@ def _progress(size: int, seconds: float, **about: int) -> dict[str, Any]:
     }
 
 
-def _is_same_but_content(before: ConversionRequest, now: ConversionRequest) -> bool:
+def _same_except_content(before: ConversionRequest, now: ConversionRequest) -> bool:
     plain = [{key: value for key, value in one.about.items() if key not in PINS} for one in (before, now)]
     return plain[0] == plain[1] and before.format == now.format
 
 
 def _differences(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
-    """What differs, a line each. Where files differ, each of them has a line."""
+    """The differences, one in a line; of files, one line for each file."""
     lines = []
     for key in sorted(before.keys() | now.keys()):
         was, found = before.get(key), now.get(key)
         if key in PINS and was is None:
-            lines.append(f"{key}: not recorded by the tokenmill that wrote it")
+            lines.append(f"{key}: not recorded by the version of tokenmill that wrote it")
         elif key in PINS and isinstance(was, dict) and isinstance(found, dict):
             lines += [f"{key}: {line}" for line in _differences(was, found)]
         elif was != found:

@@ -1,19 +1,17 @@
-"""Rows: what layouts store that know samples rather than tokens. A row is a document, or `seq_len` tokens.
+"""Rows, for formats that store samples rather than one run of tokens. A row is a document, or `seq_len` tokens.
 
     documents   d d E | d d d E | d E        as long as they are, with the end of text as the dataset has it
-    packed      d d E d | d d E d |          all of one length; what does not fill the last row is left out
+    packed      d d E d | d d E d |          all of one length; an incomplete last row is left out
 
-Files hold whole rows. They are filled in order, each with as many rows as fit.
+An export reads `TokenRows` and fills its files in order, each with as many whole rows as fit. An import opens files of
+rows as a dataset. They are decoded where they are needed, never as a whole:
 
-Files that store rows, opened for import: decoded where they are asked for, and never whole.
+    RowsFile      rows of tokens in a file, or in a part of one that is decoded at once
+    RowsSplit     such files, end to end, as tokens with documents
+    RowsDataset   what an import reads
 
-    StoredFile      rows of tokens in a file, or in a part of one that is decoded at once
-    StoredSplit     such files end to end, as tokens with documents
-    StoredDataset   what an import takes
-
-A row is a document, unless all have one length: then they may be packed, and the end-of-text id tells documents.
-
-Files that other programs wrote: found, mapped and parsed with nothing believed.
+A row is a document, unless all rows have one length: then they may be packed, and the end-of-text id tells documents.
+Nothing in an index or a file of another program is used before it was checked.
 """
 
 from __future__ import annotations
@@ -31,22 +29,26 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill import records
-from tokenmill.dataset import manifest
+from tokenmill.dataset import manifest as manifests
 from tokenmill.dataset.bin_idx import Tokens, numpy_dtype
-from tokenmill.dataset.dataset import Dataset, Starts, TokenSplit
-from tokenmill.dataset.manifest import Manifest, Split
+from tokenmill.dataset.dataset import Dataset, Decoder, Starts, TokenSplit
 from tokenmill.errors import DatasetError, RecipeError
 from tokenmill.formats.base import Hints, TokenStream, filled_splits, lengths_by_block
-from tokenmill.formats.open import EotEnds, NoEnds, look_at, pin_files
+from tokenmill.formats.open import EotEnds, UnknownEnds, describe_splits, pin_files, sample_file
 from tokenmill.storage.memory_maps import map_file
 
-# Rows are copied more than once on their way: a block of them should stay near the core.
+# Rows are copied more than once, so a block of them should fit into the CPU's cache.
 BLOCK_TOKENS = 1 << 18
+ROWS_NOTE = "every row is taken as a document"
+# Files whose row ends stay in memory.
+_CACHED_ENDS = 64
+_MAX_INDEX_BYTES = 1 << 30
+_COMPLETE = "is the file complete?"
 
 
 @dataclass(frozen=True, slots=True)
 class TokenRows:
-    """The rows of a split, in order, given in blocks of about so many tokens."""
+    """The rows of a split, in order, in blocks of about `block_tokens` tokens."""
 
     split: TokenSplit
     seq_len: int | None = None
@@ -54,16 +56,16 @@ class TokenRows:
 
     @property
     def stream(self) -> TokenStream:
-        """Packed rows end documents by the end of text alone, so it stands where readers look for it: last."""
+        """Only the end of text separates documents in packed rows, so it is last, where readers expect it."""
         return TokenStream(self.split, "append" if self.seq_len else "")
 
     @property
     def num_tokens(self) -> int:
-        """Tokens that are in rows."""
+        """Tokens in rows."""
         return self.split.num_tokens - self.split.num_tokens % (self.seq_len or 1)
 
     def lengths(self, start: int, stop: int) -> Iterator[Starts]:
-        """Tokens of the rows that fill a range, some rows at a time."""
+        """The lengths of the rows of a range that they fill, block by block."""
         if self.seq_len is None:
             for lengths in lengths_by_block(self.split, start, stop, block_tokens=self.block_tokens):
                 if len(filled := lengths[lengths > 0]):
@@ -75,7 +77,7 @@ class TokenRows:
             yield np.full(min(step, count - first), self.seq_len, np.int64)
 
     def blocks(self, start: int, stop: int) -> Iterator[tuple[Tokens, Starts]]:
-        """The same with the tokens themselves. A block is as long as its longest row, or some megabytes."""
+        """Tokens and lengths of the rows of a range, block by block."""
         for lengths in self.lengths(start, stop):
             end = start + int(lengths.sum())
             parts: list[Any] = list(self.stream.blocks(start, end))
@@ -84,20 +86,20 @@ class TokenRows:
 
 
 def rows_of(source: Dataset, layout: str, seq_len: int | None) -> tuple[dict[str, TokenRows], tuple[str, ...]]:
-    """The rows of every split, and what is not kept of it."""
+    """The rows of every split, and notes on what is left out."""
     found = {name: TokenRows(split, seq_len) for name, split in filled_splits(source).items()}
     if seq_len is None:
         return found, ()
     if source.manifest.identity.get("eot", "none") == "none":
         raise RecipeError(
-            f"packed rows of {layout} tell documents by an end of text, and those of {source.path} have none",
-            hint="drop --seq-len for a row a document, or prepare the dataset with --eot append",
+            f"packed rows of {layout} need an end of text after every document, and {source.path} has none",
+            hint="drop --seq-len to write a document in a row, or prepare the dataset with --eot append",
         )
     notes = []
     for name, rows in found.items():
         if not rows.num_tokens:
             raise RecipeError(
-                f"{name} has {rows.split.num_tokens} tokens, which fill no row of {seq_len}",
+                f"{name} has {rows.split.num_tokens} tokens, which do not fill a row of {seq_len}",
                 hint="use a smaller --seq-len",
             )
         if left := rows.split.num_tokens - rows.num_tokens:
@@ -106,9 +108,9 @@ def rows_of(source: Dataset, layout: str, seq_len: int | None) -> tuple[dict[str
 
 
 def cut_by_size(rows: TokenRows, limit: int, cost: Callable[[Starts], Starts]) -> list[tuple[int, int]]:
-    """Ranges of tokens for files: each has as many rows as cost no more than `limit` together, and one at least."""
+    """Ranges of tokens for files: each has as many rows as fit into `limit` by their `cost`, and at least one."""
     cuts = [0]
-    end, spent = 0, 0  # of the file that is being filled: tokens up to here, and what its rows cost
+    end, spent = 0, 0  # of the current file: the tokens up to here, and the cost of its rows
     for lengths in rows.lengths(0, rows.num_tokens):
         ends = np.cumsum(lengths) + end
         costs = np.cumsum(cost(lengths))
@@ -127,7 +129,7 @@ def cut_by_size(rows: TokenRows, limit: int, cost: Callable[[Starts], Starts]) -
 
 
 def interleave(*columns: tuple[npt.NDArray[Any], Starts]) -> memoryview:
-    """Row after row, what each column has for it. A column is an array, and how many of its bytes each row has."""
+    """The bytes of all columns, row by row. A column is an array, and the number of its bytes for each row."""
     import pyarrow as pa
     import pyarrow.compute as pc
 
@@ -142,10 +144,7 @@ def interleave(*columns: tuple[npt.NDArray[Any], Starts]) -> memoryview:
     return memoryview(joined.buffers()[2])
 
 
-_KEPT_ENDS = 64
-
-
-class StoredFile(Protocol):
+class RowsFile(Protocol):
     """Rows of tokens."""
 
     @property
@@ -155,7 +154,7 @@ class StoredFile(Protocol):
     def num_tokens(self) -> int: ...
 
     def ends(self) -> Starts:
-        """Where its rows end, in its tokens."""
+        """Where rows end, in tokens of the file."""
         ...
 
     def blocks(self, first: int, last: int) -> Iterator[Tokens]:
@@ -163,14 +162,14 @@ class StoredFile(Protocol):
         ...
 
 
-class StoredDataset(Dataset):
-    """Stored rows as splits. `notes` say what was found, and are passed on by an import."""
+class RowsDataset(Dataset):
+    """Files of rows as splits. An import passes on the `notes`."""
 
     def __init__(
         self,
         path: str,
         layout: str,
-        files: Mapping[str, Sequence[StoredFile]],
+        files: Mapping[str, Sequence[RowsFile]],
         hints: Hints,
         *,
         dtype: str,
@@ -181,18 +180,35 @@ class StoredDataset(Dataset):
         self.path = path
         self.notes = tuple(notes)
         self._files = files
-        splits = {name: StoredSplit(found, dtype, hints.eot_id, packed) for name, found in files.items()}
+        splits = {name: RowsSplit(found, dtype, hints.eot_id, packed) for name, found in files.items()}
         policies = {split.find_policy() for split in splits.values()} if eot is None else {eot}
         policy = policies.pop() if len(policies) == 1 else "none"
         for split in splits.values():
             split.eot = policy
         self._splits = {name: split for name, split in splits.items() if split.num_tokens}
+        self._decoder = Decoder(path, {**manifests.UNKNOWN_TOKENIZER, "eot_id": hints.eot_id})
         self.tokens_by_file: dict[str, int] = {}
         for name, found in files.items():
             for file in found:
                 key = f"{name}/{os.path.basename(file.path)}"
                 self.tokens_by_file[key] = self.tokens_by_file.get(key, 0) + file.num_tokens
-        self.manifest = self._describe(layout, dtype, policy, hints.eot_id, {f.path for g in files.values() for f in g})
+        paths = {file.path for found in files.values() for file in found}
+        about = {
+            "layout": layout,
+            "dtype": dtype,
+            "eot": policy,
+            "eot_id": hints.eot_id,
+            "tokens": self.tokens_by_file,
+            "files": {os.path.relpath(one, path): sample_file(one) for one in sorted(paths)},
+        }
+        self.manifest = describe_splits(
+            {name: split.num_tokens for name, split in self._splits.items()},
+            fingerprint=records.digest(about),
+            layout=layout,
+            dtype=dtype,
+            eot=policy,
+            eot_id=hints.eot_id,
+        )
 
     def content(self, split: str) -> str:
         return self.manifest.fingerprint
@@ -202,50 +218,28 @@ class StoredDataset(Dataset):
         paths = {path for file in files for path in (file.path, getattr(file, "index_path", file.path))}
         return {"content": self.manifest.fingerprint, "files": pin_files(paths)}
 
-    def _describe(self, layout: str, dtype: str, eot: str, eot_id: int | None, paths: set[str]) -> Manifest:
-        about = {
-            "layout": layout,
-            "dtype": dtype,
-            "eot": eot,
-            "eot_id": eot_id,
-            "tokens": self.tokens_by_file,
-            "files": {os.path.relpath(path, self.path): look_at(path) for path in sorted(paths)},
-        }
-        return Manifest(
-            format=manifest.FORMAT,
-            fingerprint=records.digest(about),
-            identity={"layout": layout, "eot": eot},
-            tokenizer={**manifest.UNKNOWN_TOKENIZER, "eot_id": eot_id},
-            parity={},
-            dtype=dtype,
-            splits={
-                name: Split(tokens=split.num_tokens, documents=0, shards=()) for name, split in self._splits.items()
-            },
-            documents_read=0,
-            dropped={},
-            text_sum="",
-            sources=(),
-            files={},
-        )
 
-
-class StoredSplit(TokenSplit):
+class RowsSplit(TokenSplit):
     """The tokens of some files, end to end."""
 
-    def __init__(self, files: Sequence[StoredFile], dtype: str, eot_id: int | None, packed: bool) -> None:
+    def __init__(self, files: Sequence[RowsFile], dtype: str, eot_id: int | None, packed: bool) -> None:
         self.dtype = dtype
         self.eot, self.eot_id = "none", eot_id
         self.files = tuple(files)
         self.packed = packed
         self.token_ends = list(accumulate(file.num_tokens for file in files))
-        self._ends_of = lru_cache(_KEPT_ENDS)(lambda number: self.files[number].ends())
+        self._ends_of = lru_cache(_CACHED_ENDS)(lambda number: self.files[number].ends())
 
     @property
     def num_tokens(self) -> int:
         return self.token_ends[-1] if self.files else 0
 
+    def summary(self) -> str:
+        """Documents are not counted: that may decode all rows."""
+        return f"{self.num_tokens:,} tokens"
+
     def blocks(self, start: int, stop: int) -> Iterator[Tokens]:
-        for number, begin, low, high in self._overlaps(start, stop):
+        for number, _, low, high in self._overlaps(start, stop):
             ends = self._ends_of(number)
             first = int(np.searchsorted(ends, low, side="right"))
             last = int(np.searchsorted(ends, high, side="left")) + 1
@@ -257,14 +251,14 @@ class StoredSplit(TokenSplit):
                     yield part.astype(numpy_dtype(self.dtype), order="C", copy=False)
             if at < high:
                 raise DatasetError(
-                    f"{self.files[number].path}: {begin + high} tokens should be there, {begin + at} are",
-                    hint="is it whole?",
+                    f"{self.files[number].path}: it has {at} tokens, expected {high} or more",
+                    hint=_COMPLETE,
                 )
 
     def document_ends(self, start: int, stop: int) -> Starts:
         if self.packed:
             if self.eot_id is None:
-                return NoEnds(self.files[0].path).between(start, stop)
+                return UnknownEnds(self.files[0].path).between(start, stop)
             return EotEnds(self.blocks, self.num_tokens, self.eot_id, self.eot == "prepend").between(start, stop)
         found = [np.zeros(0, np.int64)]
         for number, begin, low, high in self._overlaps(start, stop):
@@ -274,7 +268,7 @@ class StoredSplit(TokenSplit):
         return np.concatenate(found)
 
     def find_policy(self) -> str:
-        """Where the end of text stands in the first document. Packed rows end documents with it."""
+        """Where the end of text is in the first document. Packed rows have it after every document."""
         if self.eot_id is None or not self.num_tokens:
             return "none"
         if self.packed:
@@ -286,7 +280,7 @@ class StoredSplit(TokenSplit):
         return "append" if document[-1] == self.eot_id else "prepend" if document[0] == self.eot_id else "none"
 
     def _overlaps(self, start: int, stop: int) -> Iterator[tuple[int, int, int, int]]:
-        """Files that hold a range: number, first token, and the part of the range in tokens of the file."""
+        """The files that overlap a range: number, first token, and the overlap in tokens of the file."""
         first = int(np.searchsorted(self.token_ends, start, side="right"))
         for number in range(first, len(self.files)):
             begin, end = self.token_ends[number - 1] if number else 0, self.token_ends[number]
@@ -296,8 +290,8 @@ class StoredSplit(TokenSplit):
                 yield number, begin, max(start - begin, 0), min(stop, end) - begin
 
 
-def are_packed(files: Mapping[str, Sequence[StoredFile]]) -> bool:
-    """Have all rows one length, but for the last of a split? Stops at the first that has another."""
+def are_packed(files: Mapping[str, Sequence[RowsFile]]) -> bool:
+    """Whether all rows but the last of a split have one length. Stops at the first row with another length."""
     length, num_rows = None, 0
     for found in files.values():
         filled = [file for file in found if file.num_tokens]
@@ -312,11 +306,11 @@ def are_packed(files: Mapping[str, Sequence[StoredFile]]) -> bool:
 
 
 def narrowed(values: npt.NDArray[Any], *, where: str) -> Tokens:
-    """Ids of any integer type as ours, which are checked before they are narrowed."""
+    """Ids of any integer type as uint16 or int32. They are checked before they are narrowed."""
     if values.dtype in (np.dtype("<u2"), np.dtype("<i4")):
         return values
     if values.dtype.kind not in "iu":
-        raise DatasetError(f"{where}: {values.dtype} are no ids", hint="ids are integers")
+        raise DatasetError(f"{where}: {values.dtype} values are not ids", hint="ids are integers")
     if len(values) and not (int(values.min()) >= 0 and int(values.max()) < 1 << 31):
         raise DatasetError(f"{where}: ids from {values.min()} to {values.max()}", hint="ids must be below 2^31")
     return values.astype("<i4")
@@ -324,44 +318,39 @@ def narrowed(values: npt.NDArray[Any], *, where: str) -> Tokens:
 
 def packed_note(layout: str, eot_id: int | None) -> str:
     return (
-        f"all rows of {layout} have one length, so they are taken for packed ones: documents are recovered from the "
+        f"all rows of {layout} have one length, so they are taken as packed: documents are recovered from the "
         f"end-of-text id {eot_id}"
     )
 
 
-ROWS_NOTE = "a row is taken for a document"
+def find_indexes(path: str, name: str, layout: str, *, suffix: str) -> dict[str, tuple[str, Any]]:
+    """By split, a folder with an index file, and the content of the index. Folders in a folder are splits.
 
-
-_MAX_INDEX_BYTES = 1 << 30
-_WHOLE = "is it whole?"
-
-
-def find_indexes(path: str, name: str, layout: str, *, ending: str) -> dict[str, tuple[str, Any]]:
-    """By split: a folder with an index of some name, and what the index says. Folders in a folder are splits.
-
-    One that has files with this ending and no index is a split that has lost it.
+    A folder that has files with this `suffix` but no index is an error.
     """
     folders = {"train": path}
     if not os.path.isfile(f"{path}/{name}"):
         names = [one for one in sorted(os.listdir(path)) if one.isidentifier()] if os.path.isdir(path) else []
         folders = {one: f"{path}/{one}" for one in names if os.path.isfile(f"{path}/{one}/{name}")}
         for one in names:
-            if folders and one not in folders and _has_files(f"{path}/{one}", ending):
-                raise DatasetError(f"{path}/{one} has no {name}", hint=f"{_WHOLE} else move the folder away")
+            if folders and one not in folders and _has_files(f"{path}/{one}", suffix):
+                raise DatasetError(
+                    f"{path}/{one} has no {name}", hint="is the index missing? Otherwise move the folder away"
+                )
     if not folders:
-        raise DatasetError(f"{path} holds nothing of layout {layout}", hint=f"give the folder that has the {name}")
+        raise DatasetError(f"{path} has no files of layout {layout}", hint=f"give the folder that contains {name}")
     return {split: (folder, read_index(f"{folder}/{name}")) for split, folder in folders.items()}
 
 
-def _has_files(folder: str, ending: str) -> bool:
-    return os.path.isdir(folder) and any(name.endswith(ending) for name in os.listdir(folder))
+def _has_files(folder: str, suffix: str) -> bool:
+    return os.path.isdir(folder) and any(name.endswith(suffix) for name in os.listdir(folder))
 
 
 def read_index(path: str) -> Any:
-    """A small file of JSON, or of YAML if its name says so."""
+    """An index in JSON, or in YAML if its name ends with .yaml."""
     try:
         if os.path.getsize(path) > _MAX_INDEX_BYTES:
-            raise DatasetError(f"{path} is too large for an index", hint=_WHOLE)
+            raise DatasetError(f"{path} is too large for an index", hint=_COMPLETE)
         with open(path, "rb") as file:
             data = file.read()
     except OSError as error:
@@ -370,27 +359,27 @@ def read_index(path: str) -> Any:
         if not path.endswith(".yaml"):
             return json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise DatasetError(f"{path} is no JSON: {error}", hint=_WHOLE) from None
+        raise DatasetError(f"{path} is not valid JSON: {error}", hint=_COMPLETE) from None
     import yaml
 
     try:
         return yaml.safe_load(data)
     except (yaml.YAMLError, ValueError, RecursionError) as error:
-        raise DatasetError(f"{path} is no YAML: {error}", hint=_WHOLE) from None
+        raise DatasetError(f"{path} is not valid YAML: {error}", hint=_COMPLETE) from None
 
 
-def picked(kind: Any, record: Any) -> Any:
-    """A record without the keys that a dataclass has no field for."""
+def known_fields(kind: Any, record: Any) -> Any:
+    """A record without the keys that are not fields of a dataclass."""
     if not isinstance(record, dict):
         return record
     return {name: record[name] for name in kind.__dataclass_fields__ if name in record}
 
 
 def map_bytes(path: str, size: int) -> npt.NDArray[np.uint8]:
-    """The bytes of a file that must have so many, mapped."""
+    """The bytes of a file, mapped. It must have `size` bytes."""
     data = map_file_bytes(path)
     if len(data) != size:
-        raise DatasetError(f"{path}: {len(data)} bytes, the index says {size}", hint=_WHOLE)
+        raise DatasetError(f"{path}: {len(data)} bytes, expected {size} by the index", hint=_COMPLETE)
     return data
 
 

@@ -1,18 +1,16 @@
 """Templar: `train_000000.npy` shards of an exact size, `tokens.bin` of all of them, `sample_ids.bin`.
 
-Sample i is tokens [i * T, (i + 1) * T) of the training split, and its id eight bytes of BLAKE2b over them. The
-original looked at uint16 tokens as if they were 32 bits wide: its ids stand for two samples each, and those of the
-second half for nothing. `templar_compat` writes the same ones. Validation has a folder of its own, with shards alone.
+    train_000000.npy | train_000001.npy | ...      the training split; validation has a folder of its own
+    tokens.bin                                     the same tokens in one file, without headers
+    sample_ids.bin                                 8 bytes for each sample of T tokens: BLAKE2b over them
 
-consolidate: Templar's shards, wherever they came from, joined to tokens.bin with the ids of their samples.
+Sample i is tokens [i * T, (i + 1) * T): samples do not share tokens. Templar's own script reads uint16 tokens as if
+they had 32 bits: each of its ids covers two samples, and those of the second half cover nothing. `templar_compat`
+writes the same ids.
 
-Its users then delete the shards. Called without them, it checks what it wrote when they were there.
-
-What Templar's users expect of their files: SHA-256 and number of elements, given by hand or in a file.
-
-What Templar's miners and validators agree upon: ids of samples, who trains on which, receipts.
-
-Its samples have no token in common: sample i is tokens [i * T, (i + 1) * T).
+`consolidate` writes tokens.bin and sample_ids.bin from shards of any origin. Users then delete the shards; called
+without them, it checks what it wrote before. Users know the checksums that these files should have (`read_expected`).
+`sample_ids`, `draw_samples` and `make_receipt` compute what miners and validators agree on.
 """
 
 from __future__ import annotations
@@ -24,7 +22,7 @@ import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,11 +35,12 @@ from tokenmill.dataset.dataset import Dataset, TokenSplit
 from tokenmill.errors import DatasetError, RecipeError
 from tokenmill.formats.base import (
     NPY_MAGIC,
+    DetectedFiles,
+    ExpectedFile,
     Export,
     ExportResult,
     Facts,
     Files,
-    FoundFiles,
     Hints,
     Options,
     OutputPart,
@@ -52,6 +51,7 @@ from tokenmill.formats.base import (
     file_part,
     head_of,
     names_in,
+    no_more_files,
     size_of,
     train_and_val,
 )
@@ -61,11 +61,11 @@ from tokenmill.formats.resumable import (
     REQUEST,
     ConversionRequest,
     Watcher,
-    check_free,
+    check_output,
     is_of_other_content,
     make_request,
+    run_conversion,
     start_over,
-    transfer,
 )
 from tokenmill.resources import resolve_workers
 from tokenmill.sizes import parse_size
@@ -73,16 +73,32 @@ from tokenmill.storage.base import local_folder
 from tokenmill.storage.local import Folder
 from tokenmill.storage.output import Digest
 
+SUMMARY = ".npy shards of an exact size, tokens.bin and sample_ids.bin"
+OPTIONS = frozenset({"shard_size", "seq_len", "templar_compat"})
+NEEDS = frozenset({"eot"})
+BYTES_PER_TOKEN = (4, 8)
+EQUAL_SHARDS = True
 
-def detect(path: str, hints: Hints) -> FoundFiles | None:
-    """`train_000000.npy` shards, or tokens.bin where there are none. A folder `val` beside them is another split."""
+SHARD_TOKENS = 1 << 30
+SEQ_LEN = 2048
+_BLOCK_SAMPLES = 256
+# By the names that users know them by.
+EXPECTED_FILES = {"tokens": "tokens.bin", "sample_ids": "sample_ids.bin"}
+_FILE_HINT = 'write it like {"tokens": {"sha256": "4c53...", "elements": 161061273600}}'
+
+Numbers = npt.NDArray[np.int64]
+Ids = npt.NDArray[np.uint64]
+
+
+def detect(path: str, hints: Hints) -> DetectedFiles | None:
+    """`train_000000.npy` shards, or tokens.bin if there are none. A folder `val` beside them is another split."""
     if os.path.isfile(path):
         head = head_of(path, len(NPY_MAGIC))
         paths = {"train": [path]} if head == NPY_MAGIC or os.path.basename(path) == "tokens.bin" else {}
     else:
-        train = _templar_shards(path, hints.layout == "templar")
-        paths = {"train": train, "val": _templar_shards(f"{path}/val", bool(train))}
-    shards = {split: [_templar_file(one, hints) for one in found] for split, found in paths.items() if found}
+        train = _find_shards(path, hints.layout == "templar")
+        paths = {"train": train, "val": _find_shards(f"{path}/val", bool(train))}
+    shards = {split: [_read_file(one, hints) for one in found] for split, found in paths.items() if found}
     if not shards:
         return None
     kinds = {dtype for found in shards.values() for dtype, _ in found}
@@ -90,20 +106,20 @@ def detect(path: str, hints: Hints) -> FoundFiles | None:
         raise DatasetError(f"{path}: shards of different dtypes: {', '.join(sorted(kinds))}", hint="open one of them")
     files = {split: [file for _, file in found] for split, found in shards.items()}
     eot = "none" if hints.eot_id is None else "append"
-    return FoundFiles(layout="templar", dtype=kinds.pop(), eot=eot, eot_id=hints.eot_id, files=files)
+    return DetectedFiles(layout="templar", dtype=kinds.pop(), eot=eot, eot_id=hints.eot_id, files=files)
 
 
-def _templar_shards(folder: str, is_sure: bool) -> list[str]:
-    """Shards by their name; where nobody is sure that they are Templar's, the first one's content must tell as well."""
+def _find_shards(folder: str, is_given: bool) -> list[str]:
+    """Shards by their names. Unless the format was given, the first one must also be a real .npy file."""
     names = names_in(folder)
     shards = [f"{folder}/{name}" for name in names if re.fullmatch(r"train_\d{6,}\.npy", name)]
-    if shards and (is_sure or head_of(shards[0], len(NPY_MAGIC)) == NPY_MAGIC):
+    if shards and (is_given or head_of(shards[0], len(NPY_MAGIC)) == NPY_MAGIC):
         check_numbers(shards)
         return shards
     return [f"{folder}/tokens.bin"] if "tokens.bin" in names else []
 
 
-def _templar_file(path: str, hints: Hints) -> tuple[str, TokenFile]:
+def _read_file(path: str, hints: Hints) -> tuple[str, TokenFile]:
     if path.endswith(".bin"):
         dtype, offset, count = hints.stored_dtype(default="uint16", where=path), 0, None
     else:
@@ -111,12 +127,12 @@ def _templar_file(path: str, hints: Hints) -> tuple[str, TokenFile]:
     size = size_of(path)
     found, rest = divmod(size - offset, numpy_dtype(dtype).itemsize)
     if rest or not found or count not in (None, found):
-        raise DatasetError(f"{path}: {size} bytes do not hold its tokens", hint="is it whole?")
+        raise DatasetError(f"{path}: {size} bytes do not hold its tokens", hint="is the file complete?")
     return dtype, TokenFile(path=path, offset=offset, num_tokens=found)
 
 
 def _npy_header(path: str) -> tuple[str, int, int]:
-    """Dtype, offset of the tokens, and how many there are. No object is ever unpickled."""
+    """Dtype, offset and number of the tokens. Nothing is unpickled."""
     try:
         with open(path, "rb") as file:
             version = np.lib.format.read_magic(file)
@@ -124,21 +140,13 @@ def _npy_header(path: str) -> tuple[str, int, int]:
             shape, _, kind = read(file)
             offset = file.tell()
     except (OSError, ValueError) as error:
-        raise DatasetError(f"{path}: not a .npy file: {error}", hint="is it whole?") from None
+        raise DatasetError(f"{path}: not a .npy file: {error}", hint="is the file complete?") from None
     names = {"<u2": "uint16", "<i4": "int32", "<u4": "int32"}
     if kind.str not in names or len(shape) != 1 or offset % 4:
-        raise DatasetError(f"{path}: {kind} of shape {shape} are no tokens", hint="one row of uint16 or uint32 is read")
+        raise DatasetError(
+            f"{path}: {kind} of shape {shape} is not a row of tokens", hint="one row of uint16 or uint32 is read"
+        )
     return names[kind.str], offset, shape[0]
-
-
-SUMMARY = ".npy shards of an exact size, tokens.bin and sample_ids.bin"
-OPTIONS = frozenset({"shard_size", "seq_len", "templar_compat"})
-NEEDS = frozenset({"eot"})
-WIDTHS = (4, 8)
-
-SHARD_TOKENS = 1 << 30
-SEQ_LEN = 2048
-_SAMPLES = 256
 
 
 def write(source: Dataset, options: Options) -> Export:
@@ -159,25 +167,25 @@ def read(path: str, hints: Hints) -> Dataset:
 
 
 def shard_part(name: str, split: TokenSplit, bounds: tuple[int, int]) -> OutputPart:
-    """A real .npy file."""
+    """A .npy file with a header, which `numpy.load` reads."""
     start, stop = bounds
     stream = TokenStream(split, "append")
-    held = io.BytesIO()
+    buffer = io.BytesIO()
     about = {"descr": "<u2" if stream.itemsize == 2 else "<u4", "fortran_order": False, "shape": (stop - start,)}
-    np.lib.format.write_array_header_1_0(held, about)
-    head = held.getvalue()
+    np.lib.format.write_array_header_1_0(buffer, about)
+    head = buffer.getvalue()
     size = len(head) + (stop - start) * stream.itemsize
     return file_part(name, size, lambda: itertools.chain([head], stream.data(start, stop)))
 
 
 def consolidated(split: TokenSplit, seq_len: int, *, compat: bool) -> list[OutputPart]:
-    """All tokens end to end, and the ids of all samples."""
+    """tokens.bin, and the ids of all samples."""
     stream = TokenStream(split, "append" if split.eot != "none" else "")
     count = split.num_tokens // seq_len
     if not count:
         raise RecipeError(f"{split.num_tokens} tokens make no sample of {seq_len}", hint="use a smaller --seq-len")
     if compat and stream.itemsize != 2:
-        raise RecipeError("the original's ids are those of uint16 tokens", hint="drop --templar-compat")
+        raise RecipeError("Templar's own ids need uint16 tokens", hint="drop --templar-compat")
     size = split.num_tokens * stream.itemsize
     return [
         file_part("tokens.bin", size, lambda: stream.data(0, split.num_tokens)),
@@ -186,13 +194,13 @@ def consolidated(split: TokenSplit, seq_len: int, *, compat: bool) -> list[Outpu
 
 
 def write_sample_ids(stream: TokenStream, seq_len: int, *, compat: bool) -> Iterator[bytes]:
-    """The ids of all samples, some at a time."""
+    """The ids of all samples, block by block."""
     count = stream.num_tokens // seq_len
-    # What the original takes for a sample is twice as long; behind the end of the tokens it is empty.
+    # What Templar's script takes as a sample is twice as long, and empty behind the end of the tokens.
     tokens = 2 * seq_len if compat else seq_len
     whole = stream.num_tokens // 2 * 2 if compat else stream.num_tokens
-    for first in range(0, count, _SAMPLES):
-        last = min(first + _SAMPLES, count)
+    for first in range(0, count, _BLOCK_SAMPLES):
+        last = min(first + _BLOCK_SAMPLES, count)
         data = b"".join(stream.data(min(first * tokens, whole), min(last * tokens, whole)))
         size = tokens * stream.itemsize
         view = memoryview(data)
@@ -205,7 +213,7 @@ def consolidate(
     data_root: str | os.PathLike[str],
     seq_len: int = 2048,
     *,
-    expected: Mapping[str, Expected] | None = None,
+    expected: Mapping[str, ExpectedFile] | None = None,
     compat: bool = False,
     workers: int | None = None,
     watch: Watcher | None = None,
@@ -225,9 +233,11 @@ def consolidate(
         parts, about = _parts_without_shards(folder)
     request = make_request(layout="templar", options=options, **about)
     if shards and is_of_other_content(folder, request):
-        start_over(folder)  # shards that were fetched again may be others
-    check_free(folder, request, what="consolidation", beside=set(folder.names()) - {".build"})
-    done = transfer(folder, request, parts, lambda _: {}, threads=resolve_workers(workers), scratch=None, watch=watch)
+        start_over(folder)  # the shards were replaced since
+    check_output(folder, request, what="consolidation", ignore=set(folder.names()) - {".build"})
+    done = run_conversion(
+        folder, request, parts, no_more_files, threads=resolve_workers(workers), scratch=None, watch=watch
+    )
     result = ExportResult(
         output=folder.path,
         layout="templar",
@@ -236,94 +246,76 @@ def consolidate(
         already_complete=done.num_kept == len(parts),
         seconds=time.monotonic() - begin,
     )
-    compare(result.files, expected or {}, about["dtype"])
+    check_expected(result.files, expected or {}, about["dtype"])
     return result
 
 
 def _parts_without_shards(folder: Folder) -> tuple[list[OutputPart], dict[str, Any]]:
-    """The files that an earlier call wrote, to be checked and not written again, and what that call was about."""
+    """The files of an earlier call, which are checked and not written again, and the request of that call."""
     if not folder.exists(REQUEST):
         raise DatasetError(f"{folder.path} has no train_000000.npy", hint="give the folder with Templar's shards")
     before = records.unseal(ConversionRequest, folder.read(REQUEST, max_bytes=1 << 26), where=folder.at(REQUEST)).about
-    parts = [OutputPart(name=name, num_bytes=0, write=_refuse) for name in NAMES.values()]
+    parts = [OutputPart(name=name, num_bytes=0, write=_refuse) for name in EXPECTED_FILES.values()]
     pins = {name: before[name] for name in PINS if name in before}
     return parts, {"source": str(before.get("source")), "dtype": str(before.get("dtype", "uint16")), **pins}
 
 
 def _refuse(_: Files) -> Facts:
     raise DatasetError(
-        "tokens.bin or sample_ids.bin is not what was written, and the shards to write it from are gone",
+        "tokens.bin or sample_ids.bin has changed since it was written, and the shards are gone",
         hint="fetch the train_*.npy shards again, then run the same command",
     )
 
 
 def _check_numbers(shards: Sequence[str], where: str) -> None:
-    """Refuse to close a gap: all tokens behind it would be other samples."""
+    """Refuse a gap: all tokens behind it would be different samples."""
     for number, name in enumerate(shards):
         if name != f"train_{number:06d}.npy":
             raise DatasetError(f"{where} has {name} where train_{number:06d}.npy should be", hint="is a shard missing?")
 
 
-NAMES = {"tokens": "tokens.bin", "sample_ids": "sample_ids.bin"}
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
-    """What a file must be. `elements` are tokens or ids; -1 if it does not matter."""
-
-    sha256: str
-    elements: int = -1
-
-
-def read_expected(given: Sequence[str], checksums: str | os.PathLike[str] | None) -> dict[str, Expected]:
-    """What was expected on the command line and in a file, by name: tokens, sample_ids."""
-    expected: dict[str, Expected] = {}
+def read_expected(given: Sequence[str], checksums: str | os.PathLike[str] | None) -> dict[str, ExpectedFile]:
+    """Checksums from the command line and from a file, by name: tokens, sample_ids."""
+    expected: dict[str, ExpectedFile] = {}
     if checksums is not None:
         try:
             found = records.parse(Path(checksums).read_bytes(), where=str(checksums))
             expected = {
-                str(name): Expected(sha256=str(one["sha256"]), elements=int(one.get("elements", -1)))
+                str(name): ExpectedFile(sha256=str(one["sha256"]), elements=int(one.get("elements", -1)))
                 for name, one in found.items()
             }
         except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
-            raise RecipeError(f"{checksums} holds no checksums: {error}", hint=_FILE_HINT) from None
+            raise RecipeError(f"{checksums} is not a file of checksums: {error}", hint=_FILE_HINT) from None
     for text in given:
         name, _, rest = text.partition("=")
         sha, _, count = rest.partition(":")
         if count and not count.isdecimal():
-            raise RecipeError(f"{text!r} is nothing to expect", hint="write it like tokens=SHA256:COUNT")
-        expected[name] = Expected(sha256=sha, elements=int(count) if count else -1)
-    if unknown := sorted(expected.keys() - NAMES.keys()):
-        raise RecipeError(f"there is no {unknown[0]!r} to expect", hint=f"there are {', '.join(NAMES)}")
+            raise RecipeError(f"{text!r} is not a checksum", hint="write it like tokens=SHA256:COUNT")
+        expected[name] = ExpectedFile(sha256=sha, elements=int(count) if count else -1)
+    if unknown := sorted(expected.keys() - EXPECTED_FILES.keys()):
+        raise RecipeError(f"unknown file {unknown[0]!r}", hint=f"choose from {', '.join(EXPECTED_FILES)}")
     for name, one in expected.items():
         if not re.fullmatch(r"[0-9a-fA-F]{64}", one.sha256):
-            raise RecipeError(f"{one.sha256!r} is no SHA-256 of {name}", hint="it has 64 hexadecimal digits")
+            raise RecipeError(f"{one.sha256!r} is not a SHA-256 of {name}", hint="it has 64 hexadecimal digits")
     return expected
 
 
-def compare(files: Mapping[str, Digest], expected: Mapping[str, Expected], dtype: str) -> None:
-    """Refuse files that are not what was expected of them. `dtype` is that of the tokens."""
+def check_expected(files: Mapping[str, Digest], expected: Mapping[str, ExpectedFile], dtype: str) -> None:
+    """Raise `DatasetError` unless the files are as expected. `dtype` is that of the tokens."""
     sizes = {"tokens": numpy_dtype(dtype).itemsize, "sample_ids": 8}
     for name, wanted in expected.items():
-        found = files[NAMES[name]]
+        found = files[EXPECTED_FILES[name]]
         elements = found.bytes // sizes[name]
         if wanted.elements not in (-1, elements) or wanted.sha256.lower() != found.sha256:
             raise DatasetError(
-                f"{NAMES[name]} has {elements} elements and SHA-256 {found.sha256}, expected "
+                f"{EXPECTED_FILES[name]} has {elements} elements and SHA-256 {found.sha256}, expected "
                 f"{wanted.elements if wanted.elements >= 0 else 'any number of'} elements and {wanted.sha256}",
-                hint="are the shards whole, and is the length of samples right? --skip-validation does not compare",
+                hint="are the shards complete, and is the sequence length right? --skip-validation does not compare",
             )
 
 
-_FILE_HINT = 'write it like {"tokens": {"sha256": "4c53...", "elements": 161061273600}}'
-
-
-Numbers = npt.NDArray[np.int64]
-Ids = npt.NDArray[np.uint64]
-
-
 class SampleReceipt(NamedTuple):
-    """What stands for a set of samples, whatever their order."""
+    """A digest of a set of samples, which does not depend on their order."""
 
     digest: str
     num_samples: int
@@ -343,14 +335,14 @@ def sample_ids(split: TokenSplit, seq_len: int, samples: Iterable[int]) -> Ids:
 
 
 def draw_samples(uid: int, window: int, count: int, total: int, *, rank: int = 0, world_size: int = 1) -> Numbers:
-    """The samples that miner `uid` trains on in a window: `count` of `total`, and of these the rank's share."""
+    """The samples that miner `uid` trains on in a window: `count` of `total`, and of these the share of a rank."""
     if count > total:
-        raise RecipeError(f"{count} samples of {total} cannot be drawn without a repeat", hint="draw fewer")
+        raise RecipeError(f"{count} samples of {total} cannot be drawn without repeats", hint="draw fewer")
     chance = np.random.default_rng((uid * 1000003 ^ window) & 0xFFFFFFFF)
     return chance.choice(total, size=count, replace=False)[rank::world_size]
 
 
 def make_receipt(ids: Iterable[int] | Ids) -> SampleReceipt:
-    """The receipt over a set of samples, from their ids."""
+    """The receipt of a set of samples, from their ids."""
     in_order = np.sort(np.fromiter((int(one) for one in ids), np.uint64))
     return SampleReceipt(hashlib.blake2b(in_order.astype("<u8").data, digest_size=16).hexdigest(), len(in_order))
