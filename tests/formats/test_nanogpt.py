@@ -1,36 +1,37 @@
-"""`--split nanogpt` against nanoGPT's own recipe, run for real: datasets, tiktoken, a memory map."""
+"""nanoGPT's files, and `--split nanogpt` against nanoGPT's own script, run with datasets and tiktoken."""
 
 from __future__ import annotations
 
 import hashlib
 import importlib.resources
 import itertools
+import json
+import pickle
 import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
+from made import DOCUMENTS, EOT, FEW, TOKENS, documents, file_names, make_dataset, write_tokens
 
 import tokenmill
 from conftest import make_texts, write_jsonl, write_parquet
+from tokenmill.dataset.dataset import Dataset
 from tokenmill.errors import BuildError
 from tokenmill.formats.nanogpt import num_validation, original_permutation
 
 pytestmark = pytest.mark.xdist_group("nanogpt")  # one process, so that the original is run once
 
+
 RECIPE = Path(__file__).parents[2] / "benchmarks/nanogpt_recipe.py"
+
+
 RANKS = importlib.resources.files("tokenmill") / "embedded/gpt2.tiktoken"
 
 
 def sha256(path: Path) -> dict[str, str]:
     return {name: hashlib.sha256((path / name).read_bytes()).hexdigest() for name in ("train.bin", "val.bin")}
-
-
-def test_the_permutation_is_the_originals() -> None:
-    order = [10, 12, 18, 3, 11, 13, 9, 19, 7, 5, 8, 0, 1, 15, 6, 16, 2, 4, 14, 17]
-    assert original_permutation(20).tolist() == order
-    assert num_validation(8_013_769) == 4007
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +50,23 @@ def original(texts: list[str], tmp_path_factory: pytest.TempPathFactory) -> dict
     command = [sys.executable, str(RECIPE), str(RANKS), str(folder / "out"), str(folder / "a.parquet")]
     subprocess.run(command, check=True, capture_output=True)
     return sha256(folder / "out")
+
+
+TRAIN = [1, 2, 3, EOT, EOT, 4, EOT, 5, 6, 7, 8, EOT, 1, EOT]
+
+
+VAL = [2, 2, EOT, 3, EOT]
+
+
+@pytest.fixture
+def few(tmp_path: Path) -> Dataset:
+    return make_dataset(tmp_path, FEW)
+
+
+def test_the_permutation_is_the_originals() -> None:
+    order = [10, 12, 18, 3, 11, 13, 9, 19, 7, 5, 8, 0, 1, 15, 6, 16, 2, 4, 14, 17]
+    assert original_permutation(20).tolist() == order
+    assert num_validation(8_013_769) == 4007
 
 
 @pytest.mark.parametrize("kind", ["parquet", "jsonl", "many"])
@@ -110,3 +128,50 @@ def test_the_order_of_the_sources_can_be_had_as_well(tmp_path: Path, texts: list
     tokenmill.prepare(str(tmp_path / "a.parquet"), tmp_path / "data", split="nanogpt", workers=1)
     tokenmill.export(tmp_path / "data", tmp_path / "out", to="nanogpt", order="source")
     assert (tmp_path / "out/train.bin").read_bytes() == (tmp_path / "data/train/00000.bin").read_bytes()
+
+
+def test_nanogpt_is_raw_tokens(few: Dataset, tmp_path: Path) -> None:
+    tokenmill.export(few, tmp_path / "out", to="nanogpt")
+    assert file_names(tmp_path / "out") == ["train.bin", "val.bin"]
+    assert (tmp_path / "out/train.bin").read_bytes() == np.array(TRAIN, "<u2").tobytes()
+    assert (tmp_path / "out/val.bin").read_bytes() == np.array(VAL, "<u2").tobytes()
+
+
+def test_nanogpt_of_characters_has_its_alphabet_beside(tmp_path: Path) -> None:
+    write_parquet(tmp_path / "a.parquet", ["abca", "b"])
+    tokenmill.prepare(str(tmp_path / "a.parquet"), tmp_path / "data", tokenizer="char", workers=1, layout="nanogpt")
+    meta = pickle.loads((tmp_path / "data/nanogpt/meta.pkl").read_bytes())
+    assert meta["stoi"] == {"a": 0, "b": 1, "c": 2}
+    assert meta["itos"] == {0: "a", 1: "b", 2: "c"}
+    assert json.loads((tmp_path / "data/nanogpt/meta.json").read_bytes())["vocab_size"] == meta["vocab_size"] == 4
+
+
+def test_a_shuffled_nanogpt_has_every_document_once(tmp_path: Path) -> None:
+    documents = {"train": [[token] * (token % 7) for token in range(10, 200)]}
+    dataset = make_dataset(tmp_path, documents)
+    orders = {}
+    for seed in (0, 0, 1):
+        out = tmp_path / f"{seed}-{len(orders)}"
+        tokenmill.export(dataset, out, to="nanogpt", order="shuffled", seed=seed)
+        found = tokenmill.open(out, eot_id=EOT)["train"]
+        orders[out] = [tuple(document.tolist()) for document in found]
+        assert sorted(orders[out]) == sorted((*document, EOT) for document in documents["train"])
+    first, again, other = orders.values()
+    assert first == again != other
+    assert first != sorted(first)
+
+
+def test_a_file_of_nanogpt_tells_its_end_of_text_by_its_last_token(tmp_path: Path) -> None:
+    found = tokenmill.open(write_tokens(tmp_path / "train.bin", TOKENS))
+    assert found.splits == ["train"]
+    assert found["train"].eot_id == 50256
+    assert documents(found["train"]) == DOCUMENTS
+    assert found["train"].num_tokens == 9
+
+
+def test_a_folder_of_nanogpt_has_its_splits(tmp_path: Path) -> None:
+    write_tokens(tmp_path / "train.bin", TOKENS)
+    write_tokens(tmp_path / "val.bin", [7, 50256])
+    found = tokenmill.open(tmp_path)
+    assert found.splits == ["train", "val"]
+    assert documents(found["val"]) == [[7, 50256]]

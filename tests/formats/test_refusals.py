@@ -78,7 +78,7 @@ def test_a_split_that_the_layout_has_no_place_for(tmp_path: Path) -> None:
     [
         ("nanogpt", {"seq_len": 4}, "does not apply"),
         ("nanogpt", {"seed": 4}, "shuffled"),
-        ("nanogpt", {"order": "random"}, "not known"),
+        ("nanogpt", {"order": "random"}, "unknown order"),
         ("nanogpt", {"order": "shuffled", "seed": -1}, "seed is -1"),
         ("templar", {"seq_len": 0}, "positive"),
         ("templar", {"seq_len": 1000}, "no sample"),
@@ -88,9 +88,9 @@ def test_a_split_that_the_layout_has_no_place_for(tmp_path: Path) -> None:
         ("llmc", {"shard_size": 7.5}, "not a whole number of tokens"),
         ("templar", {"shard_size": "1GiB"}, "a size in bytes, not a number of tokens"),
         ("templar", {"seq_len": "2kB"}, "a size in bytes, not a number of tokens"),
-        ("llmc", {"name": "../x"}, "no name"),
+        ("llmc", {"name": "../x"}, "not a valid name"),
         ("nope", {}, "no layout"),
-        ("nanogpt", {"nope": 1}, "no option"),
+        ("nanogpt", {"nope": 1}, "unknown option"),
     ],
 )
 def test_options_that_make_no_sense(

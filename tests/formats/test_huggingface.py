@@ -1,0 +1,39 @@
+"""Hugging Face's parquet and Arrow files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from made import EOT, documents_of, imported, put
+
+from tokenmill.errors import DatasetError
+
+
+@pytest.mark.parametrize("kind", ["int32", "int64", "uint16"])
+def test_parquet_of_others_is_imported_with_other_columns_and_empty_rows(tmp_path: Path, kind: str) -> None:
+    rows = [[1, 2, EOT], None, [], [3, EOT], [4, 5, 6, EOT]]
+    table = pa.table(
+        {"text": ["a", "b", "c", "d", "e"], "input_ids": pa.array(rows, pa.list_(pa.type_for_alias(kind)))}
+    )
+    held = pa.BufferOutputStream()
+    pq.write_table(table, held, row_group_size=2)
+    path = put(tmp_path / "parquet", {"validation-00000-of-00001.parquet": held.getvalue().to_pybytes()})
+    assert documents_of(imported(path, "huggingface", eot_id=EOT)) == {"validation": [[1, 2], [3], [4, 5, 6]]}
+
+
+def test_ids_that_are_none_are_refused(tmp_path: Path) -> None:
+    cases = [
+        ([[1, -2]], "ids from -2"),
+        ([[1, 2**40]], "ids from 1"),
+        ([[1, None]], "null"),
+        ([[1, 2], [None]], "null"),
+    ]
+    for number, (rows, what) in enumerate(cases):
+        held = pa.BufferOutputStream()
+        pq.write_table(pa.table({"input_ids": pa.array(rows, pa.list_(pa.int64()))}), held)
+        path = put(tmp_path / f"{number}", {"x.parquet": held.getvalue().to_pybytes()})
+        with pytest.raises(DatasetError, match=what):
+            imported(path, "huggingface")
