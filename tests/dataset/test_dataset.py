@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import shutil
 import subprocess
 import sys
@@ -14,11 +15,11 @@ from hypothesis import strategies as st
 import tokenmill
 from conftest import write_jsonl
 from tokenmill.dataset.dataset import Dataset, TokenSplit
-from tokenmill.errors import DatasetError
+from tokenmill.errors import DatasetError, RecipeError
 
 EOT = 256
 LINES = [f"line {i} " + "grain " * (i % 5) for i in range(30)]
-HEAVY = ("gigatoken", "awkward", "pyarrow", "msgspec", "typer", "rich", "yaml", "tiktoken", "tokenizers")
+HEAVY = ("gigatoken", "awkward", "pyarrow", "obstore", "typer", "rich", "yaml", "tiktoken", "tokenizers")
 
 
 def expected_documents() -> list[list[int]]:
@@ -173,7 +174,7 @@ def test_a_damaged_shard_is_an_error_that_names_it(copy: Path, name: str, damage
 
 
 @pytest.mark.parametrize("module", ["tokenmill", "tokenmill.dataset.dataset", "tokenmill.dataset.manifest"])
-def test_reading_loads_numpy_and_the_standard_library_only(path: Path, module: str) -> None:
+def test_reading_loads_numpy_and_msgspec_only(path: Path, module: str) -> None:
     script = f"""
 import sys, {module}, tokenmill
 assert tokenmill.open(sys.argv[1])["train"].document(0)[-1] == {EOT}
@@ -199,3 +200,82 @@ def test_other_text_of_the_same_size_is_other_content(tmp_path: Path) -> None:
         contents.add(found.content("train"))
         fingerprints.add(found.manifest.fingerprint)
     assert len(contents) == 2 and len(fingerprints) == 1
+
+
+def test_ids_and_documents_are_decoded(path: Path) -> None:
+    found = tokenmill.open(path)
+    assert [found["train"].text(index) for index in range(len(LINES))] == LINES
+    assert found.decode(found["train"].tokens(0, found["train"].num_tokens)) == "".join(LINES)
+    assert found.decode([*b"abc", EOT, *b"d"]) == "abcd"
+    assert found.decode(np.array([104, 105], np.int64)) == "hi"
+    assert found.decode([]) == ""
+    batch = next(iter(tokenmill.DataLoader(found, 16, 1, order="sequential")))
+    assert found.decode(batch["input_ids"][0]) == (LINES[0] + LINES[1])[:15]
+
+
+@pytest.mark.parametrize("name", ["gpt2", "char"])
+def test_a_tokenizer_of_any_kind_decodes_its_own_dataset(tmp_path: Path, name: str) -> None:
+    texts = ["Grüße, 世界 🌍", "a b\n\nc", "<|endoftext|> is text here"]
+    write_jsonl(tmp_path / "a.jsonl", texts)
+    tokenmill.prepare(tmp_path / "a.jsonl", tmp_path / "out", tokenizer=name, workers=1)
+    found = tokenmill.open(tmp_path / "out")
+    assert [found["train"].text(index) for index in range(3)] == texts
+
+
+@pytest.mark.parametrize("ids", [[-100, 65], [65, 257], [[65], [66]], [1.5], ["a"], 65, [True]])
+def test_what_is_not_a_sequence_of_ids_is_refused(path: Path, ids: object) -> None:
+    with pytest.raises(RecipeError):
+        tokenmill.open(path).decode(ids)  # type: ignore[arg-type]  # that is the point
+
+
+def test_the_hint_for_masked_labels_names_the_inputs(path: Path) -> None:
+    with pytest.raises(RecipeError, match="ids from -100 to 65, but the vocabulary has 0 to 256") as caught:
+        tokenmill.open(path).decode([65, -100])
+    assert "input_ids" in caught.value.hint
+
+
+def test_tokens_without_a_known_tokenizer_cannot_be_decoded(tmp_path: Path) -> None:
+    np.array([5, 6, 9], "<u2").tofile(tmp_path / "train.bin")
+    for found in (tokenmill.open(tmp_path, eot_id=9), imported(tmp_path)):
+        with pytest.raises(DatasetError, match="tokenizer of .* is unknown") as caught:
+            found["train"].text(0)
+        assert "import_" in caught.value.hint
+        with pytest.raises(DatasetError, match="is unknown"):
+            found.decode([5])
+
+
+def imported(path: Path) -> Dataset:
+    tokenmill.import_(path, path / "imported", layout="nanogpt", eot_id=9, workers=1)
+    return tokenmill.open(path / "imported")
+
+
+def test_no_tokenizer_is_loaded_before_something_is_decoded(path: Path) -> None:
+    script = f"""
+import sys, tokenmill
+dataset = tokenmill.open(sys.argv[1])
+list(dataset["train"]), repr(dataset), repr(dataset["train"])
+early = {{name for name in sys.modules if name.startswith("tokenmill.tokenizers")}}
+assert not early, early
+assert dataset["train"].text(0) == {LINES[0]!r}
+"""
+    subprocess.run([sys.executable, "-c", script, path], check=True)
+
+
+def test_a_split_decodes_in_another_process(path: Path) -> None:
+    found = tokenmill.open(path)
+    assert found["train"].text(0) == LINES[0]  # its engine cannot be pickled
+    copied = pickle.loads(pickle.dumps(found))
+    assert copied["train"].text(1) == LINES[1]
+    assert copied.decode(found["train"].document(2)) == LINES[2]
+
+
+def test_a_repr_tells_path_splits_tokens_and_documents(path: Path, tmp_path: Path) -> None:
+    found = tokenmill.open(path)
+    count = f"{len(expected_tokens()):,} tokens in {len(LINES)} documents"
+    assert repr(found) == f"Dataset({str(path)!r}, train: {count})"
+    assert repr(found["train"]) == f"TokenSplit({count}, uint16)"
+    assert repr(found["train"].samples(16)) == f"Windows({(len(expected_tokens()) - 1) // 16} samples of 16 tokens)"
+    np.array([5, 6, 9] * 1000, "<u2").tofile(tmp_path / "train.bin")
+    in_place = tokenmill.open(tmp_path, eot_id=9)
+    assert repr(in_place) == f"InPlaceDataset({str(tmp_path)!r}, train: 3,000 tokens)"
+    assert repr(in_place["train"]) == "InPlaceSplit(3,000 tokens, uint16)"

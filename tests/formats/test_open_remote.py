@@ -213,7 +213,7 @@ def test_a_local_dataset_needs_no_object_stores(local: Path) -> None:
     code = f"import tokenmill, sys; tokenmill.open({str(local)!r})['train'].tokens(0, 5); print(*sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = {name.partition(".")[0] for name in done.stdout.split()}
-    assert not {"obstore", "pyarrow", "msgspec"} & loaded
+    assert not {"obstore", "pyarrow"} & loaded
 
 
 def test_what_is_no_dataset_is_told_with_its_url(bucket: Bucket) -> None:

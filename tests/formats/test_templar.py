@@ -117,5 +117,5 @@ def test_templars_shards_run_on(tmp_path: Path) -> None:
 
 def test_no_object_of_an_npy_file_is_unpickled(tmp_path: Path) -> None:
     np.save(tmp_path / "train_000000.npy", np.array([{}], object), allow_pickle=True)
-    with pytest.raises(DatasetError, match="is not tokens|is not a row of tokens"):
+    with pytest.raises(DatasetError, match="is not a row of tokens"):
         tokenmill.open(tmp_path)

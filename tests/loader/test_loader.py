@@ -393,3 +393,32 @@ def test_an_iterator_of_another_process_is_refused_and_a_new_one_continues(datas
         os._exit(2)
     assert os.waitpid(child, 0)[1] == 0
     assert next(running)["input_ids"].tolist() == expected
+
+
+def test_a_repr_tells_the_dataset_the_shape_and_the_progress(dataset: Dataset) -> None:
+    loader = DataLoader(dataset, 32, 4, rank=1, world_size=3, epochs=2, prefetch=0)
+    shape = "seq_len=32, batch_size=4, rank=1, world_size=3"
+    steps = f"{2 * loader.num_samples // 12:,} steps"
+    assert repr(loader) == f"DataLoader({dataset.path!r}, {shape}, {steps}, 0 samples seen)"
+    next(iter(loader))
+    assert repr(loader).endswith("12 samples seen)")
+    assert ", endless, " in repr(DataLoader(dataset, 32, 4))
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+@pytest.mark.parametrize(("batch_size", "world_size"), [(1, 1), (7, 1), (5, 3), (100, 4), (10_000, 2)])
+def test_the_number_of_steps_is_that_of_the_batches(
+    dataset: Dataset, batch_size: int, world_size: int, drop_last: bool
+) -> None:
+    for rank in range(world_size):
+        loader = DataLoader(
+            dataset, 40, batch_size, rank=rank, world_size=world_size, epochs=2, drop_last=drop_last, prefetch=0
+        )
+        assert loader.num_steps == sum(1 for _ in loader)
+    assert DataLoader(dataset, 40, batch_size).num_steps is None
+
+
+@pytest.mark.parametrize("name", ["mask_borders", "changes"])
+def test_old_names_of_arguments_are_refused(dataset: Dataset, name: str) -> None:
+    with pytest.raises(TypeError, match=name):
+        DataLoader(dataset, 32, 4, **{name: True})  # type: ignore[arg-type]  # that is the point

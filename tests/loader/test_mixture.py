@@ -75,16 +75,18 @@ def test_every_window_of_a_turn_has_its_shares(shares: list[int]) -> None:
 
 @given(shares_lists, st.integers(0, 10**12))
 @settings(max_examples=100, deadline=None)
-def test_any_place_of_a_turn_is_found_without_those_before(shares: list[int], start: int) -> None:
-    turn = make_schedule(shares)
+def test_any_position_of_a_schedule_is_computed_without_those_before(shares: list[int], start: int) -> None:
+    schedule = make_schedule(shares)
     begin = start % sum(shares)
-    walked = list(itertools.islice(itertools.cycle(turn.parts.tolist()), begin, begin + 100))
-    parts, before = turn.at(start + np.arange(100))
-    assert parts.tolist() == walked
-    for place, part, number in zip(range(start, start + 100), parts.tolist(), before.tolist(), strict=True):
-        assert turn.count(part, place) == number
-        assert turn.count(part, place + 1) == number + 1
-        assert turn.find(part, number) == place
+    walked = list(itertools.islice(itertools.cycle(schedule.components.tolist()), begin, begin + 100))
+    components, before = schedule.at(start + np.arange(100))
+    assert components.tolist() == walked
+    for position, component, number in zip(
+        range(start, start + 100), components.tolist(), before.tolist(), strict=True
+    ):
+        assert schedule.count(component, position) == number
+        assert schedule.count(component, position + 1) == number + 1
+        assert schedule.find(component, number) == position
 
 
 @pytest.mark.parametrize(
@@ -395,3 +397,12 @@ def test_weights_in_the_same_proportion_are_the_same_stream(datasets: dict[str, 
 def test_ids_of_a_mixture_may_stay_as_they_are_stored(datasets: dict[str, Dataset]) -> None:
     for batch in itertools.islice(iter(DataLoader(mix(datasets), 40, 3, dtype=None)), 5):
         assert batch["input_ids"].dtype == np.uint16
+
+
+def test_a_repr_tells_components_weights_and_changes(datasets: dict[str, Dataset]) -> None:
+    paths = {name: repr(dataset.path) for name, dataset in datasets.items()}
+    plain = f"web: 0.5 of {paths['web']}, code: 0.3 of {paths['code']}, books: 0.2 of {paths['books']}"
+    assert repr(mix(datasets)) == f"Mixture({plain})"
+    changed = mix(datasets, schedule={1000: {"web": 1, "code": 1, "books": 1}})
+    assert repr(changed) == f"Mixture({plain}; weights change at sample 1,000)"
+    assert repr(DataLoader(changed, 40, 4)).startswith("DataLoader(Mixture, seq_len=40, ")

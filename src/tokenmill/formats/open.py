@@ -24,7 +24,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -47,8 +47,9 @@ from tokenmill.sizes import format_time, parse_size
 from tokenmill.storage import memory_maps
 from tokenmill.storage.base import cache_path, local_folder, open_folder
 from tokenmill.storage.local import Folder
-from tokenmill.storage.object_folder import ObjectFolder
-from tokenmill.storage.shard_cache import LIMIT, CachedFolder, open_cache
+
+if TYPE_CHECKING:
+    from tokenmill.storage.shard_cache import CachedFolder
 
 Numbers = npt.NDArray[np.int64]
 Blocks = Callable[[int, int], Iterator[Tokens]]
@@ -91,22 +92,22 @@ def open_remote(
     source: Folder, *, cache: str | os.PathLike[str] | None, cache_bytes: int | str | None
 ) -> tuple[CachedFolder, Manifest]:
     """The local cache of a remote dataset, and its manifest."""
+    # These load the client of object stores, which local files do not need.
+    from tokenmill.storage.object_folder import ObjectFolder
+    from tokenmill.storage.shard_cache import LIMIT, open_cache
+
     assert isinstance(source, ObjectFolder), "there are no other remote folders"
     manifest = manifests.load_manifest(source)
     cache_folder = cache_path() if cache is None else local_folder(cache).path
+    wanted, name = (os.environ.get(LIMIT) or None, LIMIT) if cache_bytes is None else (cache_bytes, "cache_bytes")
+    limit = 0 if wanted is None else parse_size(wanted, name=name)  # 0 for as much as the disk allows
     folder = open_cache(
-        source, manifest.all_files(), identity=records.digest(manifest), cache=cache_folder, limit=_limit(cache_bytes)
+        source, manifest.all_files(), identity=records.digest(manifest), cache=cache_folder, limit=limit
     )
     if manifest.tokenizer["file"]:
         with folder.need([manifest.tokenizer["file"]]):
             pass  # stays in the cache as long as this process may read it
     return folder, manifest
-
-
-def _limit(given: int | str | None) -> int:
-    """Bytes that the cache may take; 0 for as much as the disk allows."""
-    wanted = (os.environ.get(LIMIT) or None) if given is None else given
-    return 0 if wanted is None else parse_size(wanted, name=LIMIT if given is None else "cache_bytes")
 
 
 def open_in_place(path: str, hints: Hints) -> InPlaceDataset:

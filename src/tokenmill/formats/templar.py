@@ -24,7 +24,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -56,22 +56,13 @@ from tokenmill.formats.base import (
     train_and_val,
 )
 from tokenmill.formats.open import open_in_place
-from tokenmill.formats.resumable import (
-    PINS,
-    REQUEST,
-    ConversionRequest,
-    Watcher,
-    check_output,
-    is_of_other_content,
-    make_request,
-    run_conversion,
-    start_over,
-)
-from tokenmill.resources import resolve_workers
 from tokenmill.sizes import parse_size
 from tokenmill.storage.base import local_folder
 from tokenmill.storage.local import Folder
 from tokenmill.storage.output import Digest
+
+if TYPE_CHECKING:
+    from tokenmill.formats.resumable import Watcher
 
 SUMMARY = ".npy shards of an exact size, tokens.bin and sample_ids.bin"
 OPTIONS = frozenset({"shard_size", "seq_len", "templar_compat"})
@@ -219,6 +210,10 @@ def consolidate(
     watch: Watcher | None = None,
 ) -> ExportResult:
     """Write tokens.bin and sample_ids.bin beside the shards. Called again, it checks them."""
+    # Imported here: these load pyarrow, which opening Templar's files in place must not.
+    from tokenmill.formats.resumable import check_output, is_of_other_content, make_request, run_conversion, start_over
+    from tokenmill.resources import resolve_workers
+
     begin = time.monotonic()
     folder = local_folder(data_root)
     shards = [name for name in folder.names() if name.startswith("train_") and name.endswith(".npy")]
@@ -252,6 +247,8 @@ def consolidate(
 
 def _parts_without_shards(folder: Folder) -> tuple[list[OutputPart], dict[str, Any]]:
     """The files of an earlier call, which are checked and not written again, and the request of that call."""
+    from tokenmill.formats.resumable import PINS, REQUEST, ConversionRequest
+
     if not folder.exists(REQUEST):
         raise DatasetError(f"{folder.path} has no train_000000.npy", hint="give the folder with Templar's shards")
     before = records.unseal(ConversionRequest, folder.read(REQUEST, max_bytes=1 << 26), where=folder.at(REQUEST)).about
