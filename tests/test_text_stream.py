@@ -299,7 +299,7 @@ def test_a_cursor_that_counts_epochs_wrongly_is_noticed_at_the_end_of_one(corpus
         ({"batch_size": 0}, "batch_size is 0"),
         ({"rank": 2, "world_size": 2}, "rank 2 of 2"),
         ({"shuffle": 1}, "shuffle is 1"),
-        ({"split": "test"}, "no split 'test', only train, val"),
+        ({"split": "test"}, "no split 'test'; there are train, val"),
         ({"fields": ("colour",)}, "colour"),
         ({"fields": ("component",)}, "field 'component'"),
         ({"dtype": np.int16}, "do not fit"),
@@ -316,3 +316,13 @@ def test_too_little_text_for_a_sample_is_an_error_and_not_an_endless_search(tmp_
     path = write_jsonl(tmp_path / "a.jsonl", ["short"])
     with pytest.raises(RecipeError, match="6 tokens make no sample of seq_len 6"):
         next(iter(tokenmill.stream(str(path), "byte", 6, 1)))
+
+
+def test_a_repr_tells_sources_tokenizer_shape_and_progress(corpus: Corpus) -> None:
+    stream = corpus.stream(30, 4, prefetch=0)
+    found = repr(stream)
+    assert (
+        found.startswith("TextStream(") and "'byte', 'train', seq_len=30, batch_size=4, rank=0, world_size=1" in found
+    )
+    next(iter(stream))
+    assert repr(stream).endswith(", 4 samples seen)")

@@ -292,3 +292,21 @@ def test_validation_runs_over_its_whole_split_every_time(dataset: Dataset) -> No
     ]
     assert [len(take(rank)) for rank in ranks] == [count // 8] * 2
     assert adapters.DataModule(dataset, 32, 4, val_split=None).val_dataloader() == []
+
+
+def test_reprs_tell_the_dataset_and_the_shape(dataset: Dataset) -> None:
+    shape = "seq_len=32, batch_size=4, rank=0, world_size=1, endless, 0 samples seen"
+    loader = f"DataLoader({dataset.path!r}, {shape})"
+    assert repr(adapters.DataLoader(dataset, 32, 4)) == loader
+    assert repr(adapters.IterableDataset(dataset, 32, 4)) == f"IterableDataset({loader})"
+    samples = adapters.Dataset(dataset, 32)
+    assert repr(samples) == f"Dataset({dataset.path!r}, {len(samples):,} samples)"
+    module = adapters.DataModule(dataset, 32, 4)
+    assert repr(module) == f"DataModule({dataset!r}, seq_len=32, batch_size=4)"
+    module.setup()
+    assert repr(module) == f"DataModule({loader}, seq_len=32, batch_size=4)"
+
+
+def test_a_batch_is_decoded(dataset: Dataset) -> None:
+    batch = next(iter(adapters.DataLoader(dataset, 32, 2, order="sequential")))
+    assert dataset.decode(batch["input_ids"][0]) == dataset.decode(dataset["train"].tokens(0, 32)) != ""

@@ -90,3 +90,9 @@ def test_rank_and_world_size_come_from_the_environment(sources: str, monkeypatch
     found = take(make(sources, rank=None, world_size=None), 2)
     assert found == take(make(sources, rank=1, world_size=3), 2)
     assert found != take(make(sources, rank=0, world_size=3), 2)
+
+
+def test_a_repr_tells_the_stream(sources: str) -> None:
+    found = repr(make(sources))
+    assert found.startswith("TextDataset(TextStream(2 sources, 'byte', 'train', seq_len=")
+    assert found.endswith(", 0 samples seen))")

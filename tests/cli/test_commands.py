@@ -87,7 +87,7 @@ def test_without_the_shards_that_it_was_made_of_a_consolidation_is_checked(tmp_p
     with pytest.raises(OutputError, match="'seq_len': 3"):
         consolidate(root, 3)
     (root / "tokens.bin").write_bytes(b"x" * 14)
-    with pytest.raises(DatasetError, match="shards to write it from are gone"):
+    with pytest.raises(DatasetError, match="and the shards are gone"):
         consolidate(root, 2)
 
 
@@ -98,7 +98,7 @@ def test_an_export_to_templar_is_compared_with_what_is_expected(tokenmill: Comma
     wrong = tokenmill(*common, "--expect", f"sample_ids={'0' * 64}", code=4)
     assert "expected any number of elements and 0000" in wrong.stderr
     assert (
-        "no tokens.bin"
+        "no files with known checksums"
         in tokenmill("export", data, "--to", "llmc", "no", "--expect", f"tokens={'0' * 64}", code=2).stderr
     )
 
@@ -120,7 +120,7 @@ def test_what_is_expected_must_make_sense(tmp_path: Path) -> None:
             read_expected([given], None)
     (tmp_path / "sums.json").write_text('{"tokens": 5}')
     for name in ("nowhere.json", "sums.json"):
-        with pytest.raises(RecipeError, match="no checksums"):
+        with pytest.raises(RecipeError, match="cannot be read|not a file of checksums"):
             read_expected([], tmp_path / name)
 
 

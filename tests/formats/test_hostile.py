@@ -124,7 +124,7 @@ def test_a_short_shard_that_is_not_the_last_is_told(exports: Path, tmp_path: Pat
 
 def short_notes(path: Path, out: Path, layout: str) -> str:
     found = tokenmill.import_(path, out, layout=layout, eot_id=EOT, workers=1)
-    return "".join(note for note in found.notes if "in their order" in note)
+    return "".join(note for note in found.notes if "in order" in note)
 
 
 @pytest.mark.parametrize("layout", ["catid", "litdata", "mds"])

@@ -202,7 +202,7 @@ def test_ids_beyond_the_vocabulary(tmp_path: Path) -> None:
 
 def test_an_end_of_text_that_should_stand_first_and_does_not(tmp_path: Path) -> None:
     tokenmill.export(make_dataset(tmp_path, {"train": [[1, 2], [3]]}), tmp_path / "out", to="datatrove")
-    with pytest.raises(DatasetError, match="stand first"):
+    with pytest.raises(DatasetError, match="does not begin every document"):
         tokenmill.import_(tmp_path / "out", tmp_path / "back", layout="datatrove", eot_id=1)
 
 

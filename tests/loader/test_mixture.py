@@ -52,23 +52,22 @@ def open_samples(mixture: Mixture, steps: int, batch_size: int = 1, **options: A
     return samples(loader, steps)
 
 
-def spread(parts: Any, part: int, share: Fraction) -> Fraction:
-    """How far the number of places of a part is from its share at worst, over all windows."""
+def spread(components: Any, component: int, share: Fraction) -> Fraction:
+    """The largest difference of a component's count from its share, over all windows."""
     ahead = [Fraction(0)]
-    for found in parts:
-        ahead.append(ahead[-1] + (found == part) - share)
+    for found in components:
+        ahead.append(ahead[-1] + (found == component) - share)
     return max(ahead) - min(ahead)
 
 
 @given(shares_lists)
 @settings(max_examples=200, deadline=None)
-def test_every_window_of_a_turn_has_its_shares(shares: list[int]) -> None:
-    turn = make_schedule(shares)
-    parts = [*turn.parts.tolist()] * 2
-    for part, share in enumerate(shares):
-        assert turn.parts.tolist().count(part) == share
-        assert spread(parts, part, Fraction(share, sum(shares))) < 2
-        counts = np.cumsum(turn.parts == part)
+def test_every_window_of_a_schedule_has_its_shares(shares: list[int]) -> None:
+    period = make_schedule(shares).components
+    for component, share in enumerate(shares):
+        assert period.tolist().count(component) == share
+        assert spread([*period.tolist()] * 2, component, Fraction(share, sum(shares))) < 2
+        counts = np.cumsum(period == component)
         exact = np.arange(1, len(counts) + 1) * share
         assert (np.abs(counts * sum(shares) - exact) < sum(shares)).all()  # from the start on, by less than 1
 
