@@ -120,7 +120,7 @@ def test_what_is_expected_must_make_sense(tmp_path: Path) -> None:
             read_expected([given], None)
     (tmp_path / "sums.json").write_text('{"tokens": 5}')
     for name in ("nowhere.json", "sums.json"):
-        with pytest.raises(RecipeError, match="cannot be read|not a file of checksums"):
+        with pytest.raises(RecipeError, match="is not a file of checksums"):
             read_expected([], tmp_path / name)
 
 
