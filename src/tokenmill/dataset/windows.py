@@ -8,8 +8,9 @@ Windows in single shards are gathered by one indexing of numpy, twice as fast as
     shard 7 ......|ttttttttt|.......|ttttttt|.... shard 3     mapped anywhere in memory
             rows:  ^ a view from the lowest to the highest address has a row at every token
 
-Most rows of such a view are not ours. A row is used only if it lies inside one mapped shard, and the view keeps its
-shards mapped. Other token ranges are cut where shards end, and the slices of all batches are computed at once:
+Most rows of such a view are not tokens of these shards. A row is used only if it lies inside one mapped shard, and
+the view keeps its shards mapped. Other token ranges are cut where shards end, and the slices of all batches are
+computed at once:
 
     tokens [start, stop) of the split  --cut at shard ends-->  slices of maps  --joined-->  one array
 """

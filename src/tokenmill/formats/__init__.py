@@ -1,13 +1,12 @@
-"""Layouts: ways to lay tokens out on disk for some trainer, and back.
+"""Other trainers' files: opened in place, exported, imported.
 
-    dataset -> plan of a layout: parts and notes -> transfer: parts, receipts, record -> files of the layout
-    files of a layout -> opened as splits -> transfer: shards, receipts, manifest -> dataset
+    dataset -> Format.write -> parts -> resumable conversion -> files of the format
+    files of the format -> Format.read -> splits -> parts -> resumable conversion -> dataset
 
-shape      what a layout module has: options in, parts out
-registry   the layouts by name
-stream     the tokens of a split in the order, with the end of text, that a layout wants
-transfer   parts written in parallel, durable and resumable
-exporting  dataset -> files of a layout        importing  files of a layout -> dataset
-rows       documents or packed rows, for layouts that store samples; stored reads such files, foreign finds them
-content    the fingerprint of documents and tokens, whatever layout they are in
+base        the protocol of a format module, and what the modules share
+open        a dataset, local or remote, or files of a format, opened in place
+convert     export and import
+resumable   parts written in parallel, durable and resumable
+rows        what the formats share that store samples
+nanogpt megatron llmc templar datatrove olmo huggingface mds litdata catid: one module for each format
 """

@@ -100,7 +100,7 @@ class CheckedFormat(Format, Protocol):
 
     EXPECTED_FILES: Mapping[str, str]
 
-    def check_expected(self, files: Mapping[str, Digest], expected: Mapping[str, ExpectedFile], dtype: str) -> None:
+    def check_expected(self, files: Mapping[str, Digest], expected: Mapping[str, ExpectedChecksum], dtype: str) -> None:
         """Raise `DatasetError` unless the files are as expected."""
 
 
@@ -172,7 +172,7 @@ class DetectedFiles:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExpectedFile:
+class ExpectedChecksum:
     """What a file must hash to. `elements` are its tokens or ids; -1 accepts any number."""
 
     sha256: str

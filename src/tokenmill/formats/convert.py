@@ -38,7 +38,7 @@ from tokenmill.dataset.manifest import Manifest, Shard, Split
 from tokenmill.errors import DatasetError, RecipeError, TokenmillError, from_record, to_record
 from tokenmill.formats.base import (
     SIZES,
-    ExpectedFile,
+    ExpectedChecksum,
     ExportResult,
     Facts,
     Files,
@@ -97,7 +97,7 @@ def export(
     scratch: str | os.PathLike[str] | None = None,
     restart: bool = False,
     watch: Watcher | None = None,
-    expected: Mapping[str, ExpectedFile] | None = None,
+    expected: Mapping[str, ExpectedChecksum] | None = None,
     **options: Any,
 ) -> ExportResult:
     """Write a dataset as the files of the layout `to`. Called again after an interruption, it resumes.

@@ -36,7 +36,7 @@ from tokenmill.errors import DatasetError, RecipeError
 from tokenmill.formats.base import (
     NPY_MAGIC,
     DetectedFiles,
-    ExpectedFile,
+    ExpectedChecksum,
     Export,
     ExportResult,
     Facts,
@@ -204,7 +204,7 @@ def consolidate(
     data_root: str | os.PathLike[str],
     seq_len: int = 2048,
     *,
-    expected: Mapping[str, ExpectedFile] | None = None,
+    expected: Mapping[str, ExpectedChecksum] | None = None,
     compat: bool = False,
     workers: int | None = None,
     watch: Watcher | None = None,
@@ -271,14 +271,14 @@ def _check_numbers(shards: Sequence[str], where: str) -> None:
             raise DatasetError(f"{where} has {name} where train_{number:06d}.npy should be", hint="is a shard missing?")
 
 
-def read_expected(given: Sequence[str], checksums: str | os.PathLike[str] | None) -> dict[str, ExpectedFile]:
+def read_expected(given: Sequence[str], checksums: str | os.PathLike[str] | None) -> dict[str, ExpectedChecksum]:
     """Checksums from the command line and from a file, by name: tokens, sample_ids."""
-    expected: dict[str, ExpectedFile] = {}
+    expected: dict[str, ExpectedChecksum] = {}
     if checksums is not None:
         try:
             found = records.parse(Path(checksums).read_bytes(), where=str(checksums))
             expected = {
-                str(name): ExpectedFile(sha256=str(one["sha256"]), elements=int(one.get("elements", -1)))
+                str(name): ExpectedChecksum(sha256=str(one["sha256"]), elements=int(one.get("elements", -1)))
                 for name, one in found.items()
             }
         except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
@@ -288,7 +288,7 @@ def read_expected(given: Sequence[str], checksums: str | os.PathLike[str] | None
         sha, _, count = rest.partition(":")
         if count and not count.isdecimal():
             raise RecipeError(f"{text!r} is not a checksum", hint="write it like tokens=SHA256:COUNT")
-        expected[name] = ExpectedFile(sha256=sha, elements=int(count) if count else -1)
+        expected[name] = ExpectedChecksum(sha256=sha, elements=int(count) if count else -1)
     if unknown := sorted(expected.keys() - EXPECTED_FILES.keys()):
         raise RecipeError(f"unknown file {unknown[0]!r}", hint=f"choose from {', '.join(EXPECTED_FILES)}")
     for name, one in expected.items():
@@ -297,7 +297,7 @@ def read_expected(given: Sequence[str], checksums: str | os.PathLike[str] | None
     return expected
 
 
-def check_expected(files: Mapping[str, Digest], expected: Mapping[str, ExpectedFile], dtype: str) -> None:
+def check_expected(files: Mapping[str, Digest], expected: Mapping[str, ExpectedChecksum], dtype: str) -> None:
     """Raise `DatasetError` unless the files are as expected. `dtype` is that of the tokens."""
     sizes = {"tokens": numpy_dtype(dtype).itemsize, "sample_ids": 8}
     for name, wanted in expected.items():
