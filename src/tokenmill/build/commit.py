@@ -122,7 +122,7 @@ def commit(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Whole:
+class _Totals:
     """What receipts come to, taken together. `in_order` if they are those of units 0, 1, 2, ..."""
 
     units: int
@@ -135,7 +135,7 @@ class _Whole:
     written_sum: str
 
 
-def _add_up(receipts: Iterable[Receipt]) -> _Whole:
+def _add_up(receipts: Iterable[Receipt]) -> _Totals:
     units, in_order, tokens, documents, documents_read = 0, True, 0, 0, 0
     dropped: Counter[str] = Counter()
     read_sum, written_sum = np.zeros(2, np.uint64), np.zeros(2, np.uint64)
@@ -148,7 +148,7 @@ def _add_up(receipts: Iterable[Receipt]) -> _Whole:
         dropped.update(receipt.dropped)
         read_sum += _parse_sum(receipt.read_sum)
         written_sum += _parse_sum(receipt.written_sum)
-    return _Whole(
+    return _Totals(
         units=units,
         in_order=in_order,
         tokens=tokens,

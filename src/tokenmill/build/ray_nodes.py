@@ -101,7 +101,7 @@ def build_on_nodes(
             told = {"output": job.node.path, "workers": slots, "patience": patience}
             return _submit(job, slots, {**part.to_message(setup, job.plan), **told})
 
-        ends = _run(jobs, submit, running, _Whole(setup.plan, tell))
+        ends = _run(jobs, submit, running, _AllNodes(setup.plan, tell))
         parts = [
             manifests.unseal_manifest(end["manifest"].encode(), where=job.node.host)
             for job, end in zip(jobs, ends, strict=True)
@@ -190,7 +190,7 @@ def _next(talk: Any) -> str:
 
 
 def _run(
-    jobs: Sequence[NodeJob], submit: Callable[[NodeJob], Any], running: dict[Any, int], whole: _Whole
+    jobs: Sequence[NodeJob], submit: Callable[[NodeJob], Any], running: dict[Any, int], whole: _AllNodes
 ) -> list[Message]:
     """Build all parts side by side; the last message of each. Where one fails, the others go on to their end first.
     What `running` holds at the end has been left behind."""
@@ -270,7 +270,7 @@ def _place(job: NodeJob, manifest: Manifest, end: Message) -> PartLocation:
     return dataset_manifest.describe_nodes(manifest, digest, host=job.node.host, path=job.node.path)
 
 
-class _Whole:
+class _AllNodes:
     """Reports of all nodes as one: what each said last, added up."""
 
     def __init__(self, plan: Plan, tell: Watcher) -> None:

@@ -78,7 +78,7 @@ def _part(name: str, rows: TokenRows, bounds: tuple[int, int]) -> OutputPart:
             [pa.field(COLUMN, pa.list_(pa.field("element", pa.int32(), nullable=False)), nullable=False)],
             metadata={MARK: MARKS["packed" if rows.seq_len else "documents"]},
         )
-        sink = _Sink(files.create(name))
+        sink = _ParquetSink(files.create(name))
         # Ids repeat too little for a dictionary, and nobody searches by their range.
         with pq.ParquetWriter(
             sink, schema, compression="none", use_dictionary=False, write_statistics=False, store_schema=False
@@ -100,7 +100,7 @@ def _batches(rows: TokenRows, start: int, stop: int, schema: pa.Schema) -> Itera
         yield pa.record_batch([pa.ListArray.from_arrays(edges, values, type=schema.field(0).type)], schema=schema)
 
 
-class _Sink:
+class _ParquetSink:
     """An output as the kind of file that pyarrow writes to. Whoever made the output publishes it."""
 
     def __init__(self, output: Output) -> None:

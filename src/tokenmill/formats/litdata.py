@@ -191,7 +191,7 @@ class Chunk:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Entry:
+class _ChunkEntry:
     """What is taken from an entry of the index."""
 
     chunk_bytes: int
@@ -218,7 +218,7 @@ def _chunks(folder: str, index: Any) -> list[Chunk]:
 
 
 def _chunk(folder: str, entry: Any, dtype: str, where: str) -> Chunk:
-    found = convert(_Entry, picked(_Entry, entry), where=where)
+    found = convert(_ChunkEntry, picked(_ChunkEntry, entry), where=where)
     check_name(found.filename, where=where)
     size = 4 * (found.chunk_size + 2) + found.dim * np.dtype(dtype).itemsize
     if min(found.chunk_size, found.dim) < 0 or size != found.chunk_bytes:

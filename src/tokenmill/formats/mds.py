@@ -293,7 +293,7 @@ class _RawData:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Entry:
+class _ShardEntry:
     """What is taken from an entry of the index."""
 
     version: int
@@ -317,7 +317,7 @@ def _shards(folder: str, index: Any) -> list[MdsShard]:
 def _shard(folder: str, entry: Any, where: str) -> MdsShard:
     if isinstance(entry, dict):
         entry = {**entry, "raw_data": picked(_RawData, entry.get("raw_data"))}
-    found = convert(_Entry, picked(_Entry, entry), where=where)
+    found = convert(_ShardEntry, picked(_ShardEntry, entry), where=where)
     if found.version != 2 or found.format != "mds":
         raise DatasetError(
             f"{where}: format {found.format!r}, version {found.version}", hint="mds of version 2 is read"
@@ -338,7 +338,7 @@ def _shard(folder: str, entry: Any, where: str) -> MdsShard:
     )
 
 
-def _column(entry: _Entry, where: str) -> Column:
+def _column(entry: _ShardEntry, where: str) -> Column:
     """Which column has the tokens, and how."""
     names = entry.column_names
     number = next((names.index(name) for name in COLUMNS if name in names), None)
