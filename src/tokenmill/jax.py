@@ -9,7 +9,7 @@ This is the only module that imports jax. `DataSource` does without it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from tokenmill.errors import RecipeError
 from tokenmill.formats.open import open as open_dataset
 from tokenmill.loader import loader
 from tokenmill.loader.batches import Batch
+from tokenmill.loader.loader import DatasetLike, LoaderOptions, SampleOptions
 from tokenmill.loader.mixture import Mixture
 
 # jax keeps 32 bits unless it is told otherwise.
@@ -31,11 +32,18 @@ class DataSource:
     Grain decides on order and sharing; it writes `repr(source)` into its checkpoints, so that names the data.
     """
 
-    def __init__(self, dataset: Any, seq_len: int, *, dtype: npt.DTypeLike | None = DTYPE, **options: Any) -> None:
+    def __init__(
+        self,
+        dataset: DatasetLike,
+        seq_len: int,
+        *,
+        dtype: npt.DTypeLike | None = DTYPE,
+        **options: Unpack[SampleOptions],
+    ) -> None:
         if "cu_seqlens" in options.get("fields", ()):
             raise RecipeError("cu_seqlens is a field of whole batches", hint="use DataLoader")
-        options = {"order": "sequential", "dtype": dtype, **options}
-        self._stream = loader.DataLoader(dataset, seq_len, batch_size=1, **options).stream
+        options = {"order": "sequential", **options}
+        self._stream = loader.DataLoader(dataset, seq_len, batch_size=1, dtype=dtype, **options).stream
 
     def __len__(self) -> int:
         return self._stream.num_samples
@@ -60,7 +68,7 @@ class DataLoader(loader.DataLoader):
 
     def __init__(
         self,
-        dataset: Any,
+        dataset: DatasetLike,
         seq_len: int,
         batch_size: int,
         *,
@@ -68,7 +76,7 @@ class DataLoader(loader.DataLoader):
         world_size: int | None = None,
         dtype: npt.DTypeLike | None = DTYPE,
         sharding: Any = None,
-        **options: Any,
+        **options: Unpack[LoaderOptions],
     ) -> None:
         import jax
 

@@ -19,7 +19,7 @@ import inspect
 import json
 import os
 import string
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -109,10 +109,6 @@ class Recipe:
         if self.sample is None and self.split in ({}, "nanogpt"):
             whole["seed"] = 0  # nothing is drawn: any seed gives the same bytes
         return whole
-
-
-# Where documents come from, as callers may give it.
-Sources = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 def make_recipe(fields: Mapping[str, Any], *, config: str | os.PathLike[str] | None = None) -> Recipe:

@@ -10,23 +10,22 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from tokenmill import arguments
+from tokenmill.arguments import RecipeOptions, Sources, Watcher
 from tokenmill.dataset import manifest as manifests
-from tokenmill.dataset.manifest import Manifest
+from tokenmill.dataset.manifest import Manifest, Nodes
 from tokenmill.errors import LockedError, RecipeError
 from tokenmill.executors.forkserver import WorkerProcesses, needs_processes
+from tokenmill.formats.results import ExportResult
 from tokenmill.resources import num_cores, resolve_workers
+from tokenmill.sizes import counted, format_seconds
 from tokenmill.storage.base import is_url, local_folder, open_folder
 from tokenmill.storage.local import Folder
 
 if TYPE_CHECKING:
     from tokenmill.build.pipeline import ExecutorFactory
-    from tokenmill.build.progress import Watcher
-    from tokenmill.dataset.manifest import Nodes
-    from tokenmill.formats.base import ExportResult
-    from tokenmill.recipe import Sources
 
 
 EXECUTORS = ("local", "ray")
@@ -62,6 +61,11 @@ class PrepareResult:
     def documents(self) -> int:
         return self.manifest.documents
 
+    def __repr__(self) -> str:
+        done = "complete already" if self.already_complete else f"done in {format_seconds(self.seconds)}"
+        totals = f"{counted(self.tokens, 'token')}, {counted(self.documents, 'document')}"
+        return f"PrepareResult({self.output!r}: {totals} in {', '.join(self.manifest.splits)}; {done})"
+
 
 def prepare(
     sources: Sources = (),
@@ -79,7 +83,7 @@ def prepare(
     ray_address: str | None = None,
     placement: str = "shared",
     watch: Watcher | None = None,
-    **recipe: Any,
+    **recipe: Unpack[RecipeOptions],
 ) -> PrepareResult:
     """Turn sources into a finished dataset at `output`. Called again, it goes on where it stopped.
 

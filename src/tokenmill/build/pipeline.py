@@ -16,13 +16,14 @@ from functools import partial
 from typing import Any
 
 from tokenmill import records
+from tokenmill.arguments import Watcher
 from tokenmill.build import update as updating
 from tokenmill.build import workspace
 from tokenmill.build.commit import commit, copying_eagerly
 from tokenmill.build.plan import Budget, Plan, make_task
 from tokenmill.build.prefetch import prefetching
 from tokenmill.build.preflight import Estimate, ParityResult, check_parity_of_plan, check_space, make_request
-from tokenmill.build.progress import Progress, Tally, Watcher
+from tokenmill.build.progress import Progress, Tally
 from tokenmill.build.resolve import ResolvedBuild, make_config, resolve_build
 from tokenmill.build.wait import recording_failure
 from tokenmill.dataset.manifest import Manifest

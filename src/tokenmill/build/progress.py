@@ -7,11 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tokenmill.arguments import Event, Watcher
 from tokenmill.sources.base import Unit
 from tokenmill.storage.output import EventLog
-
-Event = dict[str, Any]
-Watcher = Callable[[Event], None]
 
 LOG_SECONDS = 1.0
 _COUNTS = ("documents", "tokens", "bytes")

@@ -21,11 +21,11 @@ from functools import partial
 from typing import Any
 
 from tokenmill import errors, records
+from tokenmill.arguments import Event, Watcher
 from tokenmill.build import parts as build_parts
 from tokenmill.build import parts as part
 from tokenmill.build import workspace
 from tokenmill.build.plan import Plan
-from tokenmill.build.progress import Event, Watcher
 from tokenmill.build.resolve import ResolvedBuild, resolve_build
 from tokenmill.dataset import manifest as dataset_manifest
 from tokenmill.dataset import manifest as manifests

@@ -375,14 +375,6 @@ def export(
     from tokenmill.formats.templar import read_expected
 
     expected = {} if skip_validation else read_expected(expect or (), checksums)
-    options = {
-        "shard_size": shard_size,
-        "seq_len": seq_len,
-        "name": name,
-        "order": order,
-        "seed": seed,
-        "templar_compat": templar_compat or None,
-    }
     with Watcher(quiet=quiet, verbose=False, progress=not no_progress) as watcher:
         result = export(
             dataset,
@@ -393,7 +385,12 @@ def export(
             restart=restart,
             watch=watcher,
             expected=expected,
-            **options,
+            shard_size=shard_size,
+            seq_len=seq_len,
+            name=name,
+            order=order,
+            seed=seed,
+            templar_compat=templar_compat or None,
         )
     if as_json:
         show.as_json(show.export_record(result))

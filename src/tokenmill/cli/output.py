@@ -25,8 +25,7 @@ if TYPE_CHECKING:
     from tokenmill.build.api import PrepareResult
     from tokenmill.build.preview import PlanResult
     from tokenmill.dataset.manifest import Nodes
-    from tokenmill.formats.base import ExportResult
-    from tokenmill.formats.convert import ImportResult
+    from tokenmill.formats.results import ExportResult, ImportResult
     from tokenmill.maintenance.push_pull import TransferResult
     from tokenmill.maintenance.verify import Problem, VerifyReport
 

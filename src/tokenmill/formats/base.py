@@ -124,22 +124,6 @@ def eot_policy(
     return seen.pop() if len(seen) == 1 else "none"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportResult:
-    """A finished export. `already_complete` means that all files stood, and hashed to what they should."""
-
-    output: str
-    layout: str
-    files: dict[str, Digest]
-    notes: tuple[str, ...]
-    already_complete: bool
-    seconds: float
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(digest.bytes for digest in self.files.values())
-
-
 Facts = dict[str, Any]
 
 

@@ -27,11 +27,12 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from tokenmill import arguments, records
+from tokenmill.arguments import Watcher
 from tokenmill.dataset import manifest as manifests
 from tokenmill.dataset.bin_idx import MAX_DOCUMENT_TOKENS, ShardWriter, Tokens, dtype_for, index_bytes, numpy_dtype
 from tokenmill.dataset.dataset import Dataset, Starts, TokenSplit
@@ -39,7 +40,6 @@ from tokenmill.dataset.manifest import Manifest, Shard, Split
 from tokenmill.errors import DatasetError, RecipeError, TokenmillError, from_record, to_record
 from tokenmill.formats.base import (
     SIZES,
-    ExportResult,
     Facts,
     Files,
     Hints,
@@ -59,7 +59,8 @@ from tokenmill.formats.base import (
 )
 from tokenmill.formats.open import InPlaceDataset
 from tokenmill.formats.open import open as open_dataset
-from tokenmill.formats.resumable import Watcher, check_free, make_request, start_over, transfer
+from tokenmill.formats.results import ExportResult, ImportResult
+from tokenmill.formats.resumable import check_free, make_request, start_over, transfer
 from tokenmill.formats.rows import StoredDataset
 from tokenmill.formats.templar import Expected, compare
 from tokenmill.recipe import Recipe
@@ -94,19 +95,30 @@ def export(
     restart: bool = False,
     watch: Watcher | None = None,
     expected: Mapping[str, Expected] | None = None,
-    **options: Any,
+    shard_size: int | str | None = None,
+    seq_len: int | str | None = None,
+    name: str | None = None,
+    order: Literal["source", "shuffled"] | None = None,
+    seed: int | None = None,
+    templar_compat: bool | None = None,
 ) -> ExportResult:
-    """Write a dataset as the files of the layout `to`. Called again, it goes on where it stopped.
+    """Write a dataset as the files of the layout `to`. Called again, it resumes.
 
-    `dataset` may also be token files of another layout. `options` are those of the layout: `shard_size` (tokens),
-    `seq_len`, `order`, `seed`, `name`, ... `expected` are checksums that Templar's files must have.
+    `dataset` may also be token files of another layout. `expected` are checksums that Templar's files must have.
+
+    Options of layouts, each refused by a layout that has no use for it: `shard_size` and `seq_len` are numbers of
+    tokens, `name` is what file names begin with, `order` and `seed` are those of the documents, and `templar_compat`
+    computes sample ids as the original does.
     """
     begin = time.monotonic()
     arguments.text("to", to, hint="name a layout, like nanogpt")
     arguments.function_or_none("watch", watch)
     restart, folder = arguments.flag("restart", restart), local_folder(output, name="output")
     source = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
-    layout, wanted = load_format(to), check_options(to, _options(options))
+    options = _read_options(
+        shard_size=shard_size, seq_len=seq_len, name=name, order=order, seed=seed, templar_compat=templar_compat
+    )
+    layout, wanted = load_format(to), check_options(to, options)
     manifest = source.manifest
     check_needs(
         to,
@@ -158,27 +170,12 @@ def export(
     )
 
 
-def _options(given: dict[str, Any]) -> Options:
-    known = Options.__dataclass_fields__
-    if unknown := sorted(given.keys() - known.keys()):
-        raise RecipeError(f"there is no option {unknown[0]!r}", hint=f"there are {', '.join(known)}")
+def _read_options(**given: Any) -> Options:
     wanted = {name: value for name, value in given.items() if value is not None}
     readers: dict[str, Callable[[Any], Any]] = {name: partial(parse_size, name=name, of="tokens") for name in SIZES}
     readers |= {name: partial(arguments.text, name) for name in ("name", "order")}
     readers |= {"seed": partial(arguments.whole, "seed"), "templar_compat": partial(arguments.flag, "templar_compat")}
     return Options(**{name: readers[name](value) for name, value in wanted.items()})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImportResult:
-    """A dataset that was imported. `notes` say what was found and what could not be kept."""
-
-    output: str
-    layout: str
-    manifest: Manifest
-    notes: tuple[str, ...]
-    already_complete: bool
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from tokenmill import records
+from tokenmill.arguments import Watcher
 from tokenmill.dataset.manifest import check_name
 from tokenmill.errors import DatasetError, Interrupted, OutputError, RecipeError, TokenmillError
 from tokenmill.formats.base import Files, OutputPart, PartReceipt
@@ -41,7 +42,6 @@ PINS = ("content", "files")
 _TELL_SECONDS = 0.1
 
 T = TypeVar("T")
-Watcher = Callable[[dict[str, Any]], None]
 Finish = Callable[[Sequence[PartReceipt]], Mapping[str, bytes]]
 
 

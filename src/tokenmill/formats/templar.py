@@ -32,13 +32,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill import records
+from tokenmill.arguments import Watcher
 from tokenmill.dataset.bin_idx import numpy_dtype
 from tokenmill.dataset.dataset import Dataset, TokenSplit
 from tokenmill.errors import DatasetError, RecipeError
 from tokenmill.formats.base import (
     NPY_MAGIC,
     Export,
-    ExportResult,
     Facts,
     Files,
     FoundFiles,
@@ -56,11 +56,11 @@ from tokenmill.formats.base import (
     train_and_val,
 )
 from tokenmill.formats.open import open_in_place
+from tokenmill.formats.results import ExportResult
 from tokenmill.formats.resumable import (
     PINS,
     REQUEST,
     ConversionRequest,
-    Watcher,
     check_free,
     is_of_other_content,
     make_request,

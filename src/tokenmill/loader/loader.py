@@ -17,7 +17,7 @@ import threading
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import replace
 from itertools import count
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypedDict, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -36,6 +36,33 @@ from tokenmill.loader.page_cache import release
 from tokenmill.permutation import Order
 
 PackingKind = Literal["concat", "best_fit", "padded"]
+# What a loader reads from.
+DatasetLike = str | os.PathLike[str] | Dataset | Mixture
+
+
+class RowOptions(TypedDict, total=False):
+    """What rows contain: what every loader takes, whatever framework it is for."""
+
+    packing: PackingKind
+    fields: tuple[str, ...]
+    mask_borders: bool
+
+
+class SampleOptions(RowOptions, total=False):
+    """The same, with which samples there are and in which order."""
+
+    split: str
+    order: Order
+    seed: int
+
+
+class LoaderOptions(SampleOptions, total=False):
+    """The same, with how they are handed out."""
+
+    epochs: int | None
+    drop_last: bool
+    prefetch: int
+
 
 STATE_VERSION = 1
 # Steps whose order is computed at once, at most: a permutation of many numbers takes little longer than one of few.
@@ -68,7 +95,7 @@ class DataLoader:
 
     def __init__(
         self,
-        dataset: str | os.PathLike[str] | Dataset | Mixture,
+        dataset: DatasetLike,
         seq_len: int,
         batch_size: int,
         *,

@@ -18,12 +18,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from tokenmill import arguments, records
+from tokenmill.arguments import Watcher
 from tokenmill.dataset import manifest
 from tokenmill.dataset.manifest import Manifest, Shard, Split
 from tokenmill.errors import DatasetError, Interrupted, OutputError, RecipeError
+from tokenmill.sizes import counted, format_bytes, format_seconds
 from tokenmill.storage.base import open_folder, ready, require_space
 from tokenmill.storage.local import Folder
 from tokenmill.storage.locks import locked
@@ -37,8 +38,6 @@ LEFT_BEHIND = "left_behind"
 _TELL_SECONDS = 0.2
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
-Watcher = Callable[[dict[str, Any]], None]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferResult:
@@ -51,6 +50,11 @@ class TransferResult:
     moved_files: int
     moved_bytes: int
     seconds: float
+
+    def __repr__(self) -> str:
+        whole = f"{counted(self.files, 'file')}, {format_bytes(self.num_bytes)}"
+        moved = f"moved {self.moved_files:,} of them in {format_seconds(self.seconds)}"
+        return f"TransferResult({self.source!r} -> {self.target!r}: {whole}; {moved})"
 
 
 def push(

@@ -26,6 +26,7 @@ from tokenmill.dataset.manifest import Manifest
 from tokenmill.errors import BuildError, DatasetError, RecipeError, SourceChangedError, StorageError, TokenmillError
 from tokenmill.recipe import check_filter
 from tokenmill.resources import resolve_workers
+from tokenmill.sizes import counted, few, format_bytes
 from tokenmill.sources.files import open_file
 from tokenmill.storage.base import open_folder
 from tokenmill.storage.local import Folder
@@ -62,6 +63,11 @@ class VerifyReport:
     @property
     def ok(self) -> bool:
         return not self.problems
+
+    def __repr__(self) -> str:
+        found = few([f"{problem.file}: {problem.what}" for problem in self.problems], "; ") or "ok"
+        hashed = f", {format_bytes(self.bytes_hashed)} hashed" if self.bytes_hashed else ""
+        return f"VerifyReport({self.path!r}: {counted(self.files, 'file')}{hashed}; {found})"
 
 
 def verify(
