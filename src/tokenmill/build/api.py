@@ -33,7 +33,7 @@ PLACEMENTS = ("shared", "node-local")
 # How long a build of the same part may take to end that was stopped a moment ago.
 ENDING_SECONDS = 30.0
 _TAKE_OVER = "stop it and run the same command again"
-_NO_BESIDES = "each part is on a disk of its node already; tokenmill export is run on each"
+_NO_BESIDES = "each part is on a disk of its node already; export each one on its node"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +107,7 @@ def prepare(
     arguments.function_or_none("watch", watch)
     notes, watch = _noting(watch)
     if output == "":
-        raise RecipeError("no output is given", hint="add -o OUT")
+        raise RecipeError("no output is given", hint="give the folder or URL of the dataset with `output='OUT'`")
     output, scratch = arguments.place("output", output), arguments.place_or_none("scratch", scratch)
     workers, layout = arguments.workers_or_none(workers), arguments.text_or_none("layout", layout)
     wait, restart, update, timeout = _check_flags(wait=wait, restart=restart, update=update, timeout=timeout)
@@ -184,7 +184,7 @@ def prepare(
         try:
             return attempt()
         except LockedError as error:
-            raise LockedError(error.message, hint=f"add --wait to wait for it, or {_TAKE_OVER}") from None
+            raise LockedError(error.message, hint=f"wait for it with `wait=True`, or {_TAKE_OVER}") from None
     finally:
         if crew is not None:
             crew.stop()
@@ -226,8 +226,9 @@ def _prepare_on_nodes(
 def check_place(layout: str, folder: Folder | None) -> None:
     """Refuse a layout beside a dataset that is not in a folder of this machine."""
     if folder is not None and not folder.is_local:
-        hint = f"export it afterwards: tokenmill export {folder.path} --to {layout.partition(':')[0]} DIR"
-        raise RecipeError("--layout writes files on this machine, beside a dataset in a folder", hint=hint)
+        to = layout.partition(":")[0]
+        hint = f"export it afterwards: `tokenmill.export({folder.path!r}, 'DIR', to={to!r})`"
+        raise RecipeError("`layout` writes files on this machine, beside a dataset in a folder", hint=hint)
 
 
 def _check_flags(
@@ -238,7 +239,7 @@ def _check_flags(
     if timeout is not None:
         timeout = arguments.number("timeout", timeout, hint="give a number of seconds, or None to wait for ever")
     if restart and update:
-        raise RecipeError("--restart keeps nothing, --update what it can", hint="drop one of the two")
+        raise RecipeError("`restart` keeps nothing, `update` keeps what it can", hint="drop one of the two")
     if wait and restart:
         raise RecipeError("each one who waits would start the build over", hint="start it over first, without waiting")
     return wait, restart, update, timeout
@@ -246,9 +247,9 @@ def _check_flags(
 
 def _check_node_local(has_besides: bool, *, update: bool) -> None:
     if has_besides:
-        raise RecipeError("--layout and --scratch do not go with node-local placement", hint=_NO_BESIDES)
+        raise RecipeError("`layout` and `scratch` do not go with `placement='node-local'`", hint=_NO_BESIDES)
     if update:
-        raise RecipeError("--update does not go with node-local placement", hint="start over with --restart")
+        raise RecipeError("`update` does not go with `placement='node-local'`", hint="start over with `restart=True`")
 
 
 def check_executor(executor: str, ray_address: str | None = None, placement: str = "shared") -> None:
@@ -261,6 +262,6 @@ def check_executor(executor: str, ray_address: str | None = None, placement: str
     if placement not in PLACEMENTS:
         raise RecipeError(f"{placement!r} is no placement", hint=f"one of {', '.join(PLACEMENTS)}")
     if placement == "node-local" and executor != "ray":
-        raise RecipeError("node-local placement is for the nodes of a cluster", hint="add --executor ray")
+        raise RecipeError("`placement='node-local'` is for the nodes of a cluster", hint="add `executor='ray'`")
     if ray_address is not None and executor != "ray":
-        raise RecipeError("an address of a Ray cluster is given, and no Ray", hint="add --executor ray")
+        raise RecipeError("`ray_address` is given without Ray", hint="add `executor='ray'`")

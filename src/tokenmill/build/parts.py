@@ -94,7 +94,7 @@ def assign(found: Sequence[tuple[NodePart | None, bool]], whole: str, num_units:
     if len(counts) > 1:
         raise OutputError(
             f"the nodes hold parts of {' and of '.join(map(str, counts))}: they belong to two builds",
-            hint="start all of them over with --restart, or choose another output",
+            hint="start all of them over with `restart=True`, or choose another output",
         )
     count = counts[0] if counts else min(len(found), num_units)
     owners: dict[int, int] = {}
@@ -106,7 +106,7 @@ def assign(found: Sequence[tuple[NodePart | None, bool]], whole: str, num_units:
         raise BuildError(
             f"parts {', '.join(map(str, missing))} of {count} are on none of the {len(found)} nodes that are up",
             hint="start the missing nodes again, or as many others, then run the same command; or deal anew "
-            "with --restart",
+            "with `restart=True`",
         )
     owners.update(zip(missing, free, strict=False))
     return [owners[number] for number in range(count)]

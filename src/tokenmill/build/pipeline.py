@@ -225,7 +225,7 @@ def _check_space(setup: ResolvedBuild, folder: Folder, checked: ParityResult, ma
         if not beside:
             raise
         parts = f"{format_bytes(whole)} of it for the dataset and {format_bytes(beside)} for the layout"
-        raise DiskFullError(f"{error.message}; {parts}", hint=f"{error.hint}; or leave --layout out") from None
+        raise DiskFullError(f"{error.message}; {parts}", hint=f"{error.hint}; or leave `layout` out") from None
 
 
 def _output_bytes(setup: ResolvedBuild, checked: ParityResult) -> int:

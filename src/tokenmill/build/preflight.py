@@ -55,7 +55,7 @@ def check_space(folder: Folder, whole: int) -> None:
     require_space(
         folder,
         whole - workspace.bytes_done(folder),
-        hint="free some space, choose another output, or limit the work with --max-tokens or --sample",
+        hint="free some space, choose another output, or limit the work with `max_tokens` or `sample`",
     )
 
 

@@ -125,9 +125,9 @@ def build_on_nodes(
 def _check_recipe(recipe: Recipe) -> None:
     """Refuse what needs all documents in one place."""
     if recipe.max_tokens is not None:
-        raise RecipeError("--max-tokens counts through all parts, which nodes build alone", hint="use --sample")
+        raise RecipeError("`max_tokens` counts through all parts, which nodes build alone", hint="use `sample`")
     if recipe.split == "nanogpt":
-        raise RecipeError("--split nanogpt is drawn from all documents", hint="use --split val=0.0005")
+        raise RecipeError("`split='nanogpt'` is drawn from all documents", hint="use `split='val=0.0005'`")
 
 
 def _share_out(setup: ResolvedBuild, output: str, tell: Watcher, *, restart: bool) -> list[NodeJob]:

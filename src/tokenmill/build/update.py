@@ -47,13 +47,13 @@ def start_update(folder: Folder, plan: Plan) -> None:
         return  # whoever enters with it is told
     if plan.identity.get("split") == "nanogpt":
         raise RecipeError(
-            "--update does not go with --split nanogpt: which documents it holds out depends on all of them",
-            hint="start over with --restart",
+            "`update` does not go with `split='nanogpt'`: which documents it holds out depends on all of them",
+            hint="start over with `restart=True`",
         )
     if not _gather(folder, old, plan) and workspace.num_receipts(folder):
         raise OutputError(
             f"nothing in {folder.path} can be kept: no unit that is done would be one of the new plan",
-            hint="choose another output, or start this one over with --restart",
+            hint="choose another output, or start this one over with `restart=True`",
         )
     folder.write_parts(KEPT_PLAN, records.sealed_parts(plan))
     finish_update(folder)

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tokenmill.cli.options import for_shell
 from tokenmill.dataset import manifest as manifests
 from tokenmill.dataset import manifest as placement
 from tokenmill.errors import RecipeError
@@ -152,7 +153,7 @@ def preview(preview: PlanResult) -> None:
     for name, text in rows:
         _print(f"  {name:<10} {text}")
     for note in (*preview.notes, *preview.conflict):
-        _print(f"  note: {note}")
+        _print(f"  note: {for_shell(note)}")
     if preview.finished:
         _print("  the dataset is complete already")
     if preview.disk_missing:

@@ -285,7 +285,7 @@ def _cause(code: int | None) -> str:
 
 def _hint(code: int | None) -> str:
     if code in (None, -signal.SIGKILL):
-        return "use fewer workers with -j, give a lower --max-document-bytes, or allow more memory"
+        return "use fewer `workers`, give a lower `max_document_bytes`, or allow more memory"
     return "the same command tries it again; if it ends like this each time, please report it, with the file"
 
 

@@ -55,7 +55,7 @@ class Hints:
     def stored_dtype(self, *, default: str | None = None, where: str) -> str:
         """The dtype as ours are named: ids have no sign to lose, so uint32 is read as int32."""
         if self.dtype is None and default is None:
-            raise DatasetError(f"{where} does not tell its dtype", hint="give dtype: uint16 or uint32")
+            raise DatasetError(f"{where} does not tell its dtype", hint="give `dtype`: uint16 or uint32")
         try:
             return {"uint16": "uint16", "uint32": "int32", "int32": "int32"}[self.dtype or default or ""]
         except KeyError:
@@ -101,7 +101,7 @@ GPT2_EOT = 50256
 NPY_MAGIC = b"\x93NUMPY"
 
 
-DTYPE_HINT = "is it whole? else give dtype: uint16 or uint32"
+DTYPE_HINT = "is it whole? else give `dtype`: uint16 or uint32"
 
 
 def fitting_dtype(size: int, table: npt.NDArray[np.int64] | None) -> str | None:
@@ -253,15 +253,15 @@ def check_options(name: str, options: Options) -> Options:
     """Refuse what a layout would ignore."""
     takes = load_format(name).OPTIONS
     if unknown := sorted(options.given().keys() - takes):
-        flags = ", ".join(f"--{option.replace('_', '-')}" for option in unknown)
-        known = ", ".join(f"--{option.replace('_', '-')}" for option in sorted(takes)) or "none"
-        raise RecipeError(f"{flags} does not apply to {name}", hint=f"options of {name}: {known}")
+        refused = ", ".join(f"`{option}`" for option in unknown)
+        known = ", ".join(f"`{option}`" for option in sorted(takes)) or "none"
+        raise RecipeError(f"{refused} does not apply to {name}", hint=f"options of {name}: {known}")
     if options.seq_len is not None and options.seq_len < 1:
-        raise RecipeError(f"seq_len is {options.seq_len}", hint="give a positive number of tokens")
+        raise RecipeError(f"`seq_len` is {options.seq_len}", hint="give a positive number of tokens")
     if options.order not in (None, "source", "shuffled"):
-        raise RecipeError(f"order {options.order!r} is not known", hint="use source or shuffled")
+        raise RecipeError(f"`order={options.order!r}` is not known", hint="use source or shuffled")
     if options.seed is not None and not 0 <= options.seed < 1 << 62:
-        raise RecipeError(f"seed {options.seed} is out of range", hint="use a number from 0 on")
+        raise RecipeError(f"`seed={options.seed}` is out of range", hint="use a number from 0 on")
     return options
 
 
@@ -293,7 +293,7 @@ def check_needs(name: str, *, dtype: str, vocab_size: int, eot: str, where: str)
     if "eot" in needs and eot == "none":
         raise RecipeError(
             f"{name} marks documents by an end of text, and the documents of {where} have none",
-            hint="prepare the dataset with --eot append",
+            hint="prepare the dataset with `eot='append'`",
         )
 
 

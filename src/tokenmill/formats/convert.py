@@ -22,9 +22,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -337,7 +336,7 @@ def _part(name: str, split: TokenSplit, bounds: tuple[int, int], target: _Target
         if split.eot == "prepend" and not num_eots == num_ended == len(lengths):
             raise DatasetError(
                 f"{name}: the end of text {target.eot_id} does not stand first in every document, and nowhere else",
-                hint="import without --eot-id or --tokenizer: then documents are as the layout has them",
+                hint="import without `eot_id` or `tokenizer`: then documents are as the layout has them",
             )
         writer.outputs()
         return {
@@ -504,7 +503,7 @@ def check_layout(text: str, recipe: Recipe) -> None:
     if name in recipe.splits:
         raise RecipeError(
             f"the layout {name} would be written to a folder of that name, which is the split's",
-            hint=f"give the split another name, or export afterwards: tokenmill export OUT --to {name} DIR",
+            hint=f"give the split another name, or export afterwards: `tokenmill.export('OUT', 'DIR', to={name!r})`",
         )
     spec = resolve(recipe.tokenizer, eot_token=recipe.eot_token)
     check_needs(
@@ -555,17 +554,11 @@ def export_beside(
             **options.given(),
         )
     except TokenmillError as error:
-        line = ["tokenmill", "export", output, place, "--to", name, *_as_flags(options)]
+        given = "".join(f", {option}={value!r}" for option, value in {"to": name, **options.given()}.items())
+        call = f"`tokenmill.export({output!r}, {place!r}{given})`"
         done = f"the dataset at {output} is finished and complete, but its export to {name} is not"
         told = {
             "message": f"{done}: {error.message}",
-            "hint": f"{error.hint}; to resume the export alone: {shlex.join(line)}",
+            "hint": f"{error.hint}; to resume the export alone: {call}",
         }
         raise from_record({**to_record(error), **told}) from None
-
-
-def _as_flags(options: Options) -> Iterator[str]:
-    for name, value in options.given().items():
-        if value is not False:
-            yield f"--{name.replace('_', '-')}"
-            yield from () if value is True else (str(value),)

@@ -108,7 +108,7 @@ def write(source: Dataset, options: Options) -> Export:
         if len(ranges) < 2:
             raise RecipeError(
                 f"llmc takes the first shard for validation, and there is no other: {size} tokens hold all",
-                hint="use a smaller --shard-size, or prepare the dataset with --split val=0.0005",
+                hint="use a smaller `shard_size`, or prepare the dataset with `split='val=0.0005'`",
             )
         notes = (
             f"the dataset has no validation split: its first {size:,} tokens become one, as llm.c's scripts do it",

@@ -76,7 +76,7 @@ WIDTHS = (2, 4)
 
 def write(source: Dataset, options: Options) -> Export:
     if options.seed is not None and options.order != "shuffled":
-        raise RecipeError("a seed is for --order shuffled", hint="add it, or drop --seed")
+        raise RecipeError("`seed` is for `order='shuffled'`", hint="add it, or drop `seed`")
     return Export(
         parts=tuple(
             file_part(f"{name}.bin", 2 * split.num_tokens, _reading(source, name, options))

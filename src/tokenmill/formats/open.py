@@ -288,7 +288,7 @@ class NoEnds:
     def between(self, start: int, stop: int) -> Numbers:
         raise DatasetError(
             f"{self.where} does not tell where its documents end",
-            hint="give the id that ends a text (eot_id, --eot-id), or the tokenizer",
+            hint="give the id that ends a text with `eot_id`, or import with `tokenizer`",
         )
 
 

@@ -87,7 +87,7 @@ def check_free(folder: Folder, request: ConversionRequest, *, what: str, beside:
             of = f"the {what} of other content" if _is_same_but_content(before, request) else f"another {what}"
             raise OutputError(
                 f"{folder.path} holds {of}:\n  {lines}",
-                hint="choose another output, or start this one over with --restart",
+                hint="choose another output, or start this one over with `restart=True`",
             )
     elif names and not begun:
         raise OutputError(

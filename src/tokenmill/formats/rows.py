@@ -91,14 +91,14 @@ def rows_of(source: Dataset, layout: str, seq_len: int | None) -> tuple[dict[str
     if source.manifest.identity.get("eot", "none") == "none":
         raise RecipeError(
             f"packed rows of {layout} tell documents by an end of text, and those of {source.path} have none",
-            hint="drop --seq-len for a row a document, or prepare the dataset with --eot append",
+            hint="drop `seq_len` for a row a document, or prepare the dataset with `eot='append'`",
         )
     notes = []
     for name, rows in found.items():
         if not rows.num_tokens:
             raise RecipeError(
                 f"{name} has {rows.split.num_tokens} tokens, which fill no row of {seq_len}",
-                hint="use a smaller --seq-len",
+                hint="use a smaller `seq_len`",
             )
         if left := rows.split.num_tokens - rows.num_tokens:
             notes.append(f"the last {left:,} tokens of {name} do not fill a row of {seq_len:,}, and are left out")

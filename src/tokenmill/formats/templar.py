@@ -175,9 +175,9 @@ def consolidated(split: TokenSplit, seq_len: int, *, compat: bool) -> list[Outpu
     stream = TokenStream(split, "append" if split.eot != "none" else "")
     count = split.num_tokens // seq_len
     if not count:
-        raise RecipeError(f"{split.num_tokens} tokens make no sample of {seq_len}", hint="use a smaller --seq-len")
+        raise RecipeError(f"{split.num_tokens} tokens make no sample of {seq_len}", hint="use a smaller `seq_len`")
     if compat and stream.itemsize != 2:
-        raise RecipeError("the original's ids are those of uint16 tokens", hint="drop --templar-compat")
+        raise RecipeError("the original's ids are those of uint16 tokens", hint="drop `templar_compat`")
     size = split.num_tokens * stream.itemsize
     return [
         file_part("tokens.bin", size, lambda: stream.data(0, split.num_tokens)),
@@ -311,7 +311,7 @@ def compare(files: Mapping[str, Digest], expected: Mapping[str, Expected], dtype
             raise DatasetError(
                 f"{NAMES[name]} has {elements} elements and SHA-256 {found.sha256}, expected "
                 f"{wanted.elements if wanted.elements >= 0 else 'any number of'} elements and {wanted.sha256}",
-                hint="are the shards whole, and is the length of samples right? --skip-validation does not compare",
+                hint="are the shards whole, and is the length of samples right? Leave `expected` out to skip the check",
             )
 
 

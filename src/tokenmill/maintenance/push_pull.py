@@ -69,7 +69,9 @@ def push(
     """Put a dataset of this machine to a URL. Called again, it moves what is missing or wrong there."""
     source, target = open_folder(dataset, name="dataset"), open_folder(url, name="url")
     if not source.is_local or target.is_local:
-        raise RecipeError("push goes from a folder to a URL", hint="tokenmill push data/owt s3://bucket/owt")
+        raise RecipeError(
+            "push goes from a folder to a URL", hint="write it like `tokenmill.push('data/owt', 's3://bucket/owt')`"
+        )
     target, _ = ready(target)
     return _move(source, target, partial(_put, source, target), split, shards, workers, watch)
 
@@ -86,7 +88,9 @@ def pull(
     """Get a dataset from a URL to a folder. Called again, also after a kill, it gets what is missing or wrong there."""
     source, target = open_folder(url, name="url"), open_folder(folder, name="folder")
     if source.is_local or not target.is_local:
-        raise RecipeError("pull goes from a URL to a folder", hint="tokenmill pull s3://bucket/owt data/owt")
+        raise RecipeError(
+            "pull goes from a URL to a folder", hint="write it like `tokenmill.pull('s3://bucket/owt', 'data/owt')`"
+        )
     return _move(source, target, partial(_get, source, target), split, shards, workers, watch)
 
 
@@ -155,7 +159,8 @@ def _put(source: Folder, target: Folder, name: str, digest: Digest, tally: Trans
     found = source.stat(name)
     if found is None or not found.is_file or fast_digest(source, name) != digest:
         raise DatasetError(
-            f"{source.at(name)} is not what the manifest says", hint=f"tokenmill repair {source.path}, then push again"
+            f"{source.at(name)} is not what the manifest says",
+            hint=f"repair it with `tokenmill.repair({source.path!r})`, then push again",
         )
     target.store.put(target.key(name), Path(source.at(name)), sha256=digest.sha256)
     target.check(name, digest)

@@ -114,7 +114,7 @@ def _repair(
         if find_receipt(folder, plan, key) != parts[key[0]]:
             raise DeterminismError(
                 f"unit {key[0]} gave other bytes than the first time",
-                hint="has the source changed? see verify --source",
+                hint=f"has the source changed? `tokenmill.verify({folder.path!r}, source='all')` tells",
             )
     result = commit(
         folder,

@@ -101,7 +101,7 @@ def verify_folder(
     begin = time.monotonic()
     if filter is not None and source is None:
         raise RecipeError(
-            "--filter is for --source: nothing is filtered otherwise", hint="add --source, or leave it out"
+            "`filter` is for `source`: nothing is filtered otherwise", hint="add `source='sample'`, or leave it out"
         )
     found = manifest.load_manifest(folder)
     if source is not None:

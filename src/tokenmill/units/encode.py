@@ -117,7 +117,7 @@ def check_bad(skips: tuple[Skip, ...], work: BuildConfig, task: UnitTask) -> Non
         if skip.reason in BAD:
             raise BadDocumentError(
                 f"{name_of(skip, task)} at {skip.position}: {skip.reason.replace('_', ' ')}",
-                hint="mend the document, or drop --on-bad fail to quarantine it and go on",
+                hint="mend the document, or drop `on_bad='fail'` to quarantine it and continue",
             )
 
 
@@ -229,7 +229,7 @@ def _reasons(
 def _filter_failed(error: Exception, where: Skip, work: BuildConfig, task: UnitTask) -> RecipeError:
     return RecipeError(
         f"{name_of(where, task)} at {where.position}: the filter {work.filter} raised {type(error).__name__}: {error}",
-        hint="mend the function, and start over with --restart: what it kept before may be something else now",
+        hint="mend the function, and start over with `restart=True`: what it kept before may be something else now",
     )
 
 
@@ -295,7 +295,7 @@ def place_eot(encoded: Encoded, *, eot: str, eot_id: int | None, vocab_size: int
     # A text that gave the id itself would look like two documents.
     if largest >= eot_id and (narrow == eot_id).any():
         raise TokenizerError(
-            f"a text gave the end-of-text id {eot_id} itself", hint="choose an --eot-token that no text can give"
+            f"a text gave the end-of-text id {eot_id} itself", hint="choose an `eot_token` that no text can give"
         )
     ends = np.cumsum(lengths)
     return cast("Tokens", np.insert(narrow, ends if eot == "append" else ends - lengths, eot_id))
