@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import ast
+import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
 import tokenmill
+from tokenmill.arguments import RecipeOptions
+from tokenmill.cli.options import shell_names
 
 SOURCE = Path(tokenmill.__file__).parent
 MODULES = sorted(SOURCE.rglob("*.py"))
@@ -103,6 +108,76 @@ def test_every_module_has_a_test_at_the_mirrored_path() -> None:
     missing = {str(module) for module in modules if not (TESTS / module.parent / f"test_{module.name}").exists()}
     assert missing - WITHOUT_TESTS == set(), "write their tests"
     assert WITHOUT_TESTS - missing == set(), "they have tests now, or are gone: take them out of the list"
+
+
+def texts(path: Path) -> list[tuple[int, str]]:
+    """The sentences of a module that are not docstrings: with `{}` where a value is put in."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    inside |= {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            text = "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inside:
+            text = node.value
+        else:
+            continue
+        if " " in text or "`" in text:
+            found.append((node.lineno, text))
+    return found
+
+
+LIBRARY = [path for path in MODULES if "cli" not in path.parts]
+OTHER_PROGRAMS = re.compile(r"\b(ray (start|status)|jq|aws|ulimit)\b[^`);,]*")
+# Lines of a cluster file, which `ray up` runs.
+COMMANDS_OF_RAY = "hosts.py"
+
+
+@pytest.mark.parametrize("path", [path for path in LIBRARY if path.name != COMMANDS_OF_RAY], ids=str)
+def test_the_library_names_no_flags(path: Path) -> None:
+    for line, text in texts(path):
+        rest = OTHER_PROGRAMS.sub("", text)
+        assert not re.search(r"(?<![\w-])--?[a-zA-Z][\w-]*", rest), f"{path}:{line}: {text!r}"
+
+
+def keywords_of_the_library() -> set[str]:
+    found = {"ray_address"}
+    for name in ("prepare", "plan", "export", "import_", "verify", "repair", "push", "pull", "cluster", "open"):
+        found |= set(inspect.signature(getattr(tokenmill, name)).parameters)
+    return found | set(get_type_hints(RecipeOptions))
+
+
+@pytest.mark.parametrize("path", LIBRARY, ids=str)
+def test_settings_that_messages_name_exist_in_python_and_in_the_shell(path: Path) -> None:
+    keywords, options = keywords_of_the_library(), shell_names("")
+    for line, text in texts(path):
+        for quoted in re.findall(r"`([^`]+)`", text):
+            where = f"{path}:{line}: {text!r}"
+            if setting := re.fullmatch(r"([a-z_]+)(=.*)?", quoted):
+                assert setting[1] in keywords, where
+                assert setting[1] in options, where
+            elif call := re.fullmatch(r"tokenmill\.(\w+)(\(.*\))?", quoted):
+                function = inspect.signature(getattr(tokenmill, call[1])).parameters
+                for keyword in re.findall(r"(\w+)=", call[2] or ""):
+                    assert keyword in function, where
+            else:
+                assert OTHER_PROGRAMS.match(quoted) or quoted in OTHER_QUOTES or "{}" in quoted, where
+
+
+OTHER_QUOTES = ("tokenizer: gpt2", "node1 16", "name = value")
+
+
+@pytest.mark.parametrize("path", LIBRARY, ids=str)
+def test_hints_quote_the_settings_that_they_name(path: Path) -> None:
+    """So that a shell user is shown the option. Names without an underscore are words, too."""
+    settings = {name for name in keywords_of_the_library() & set(shell_names("")) if "_" in name}
+    for call in calls(path):
+        for keyword in call.keywords:
+            if keyword.arg == "hint":
+                plain = re.sub(r"`[^`]*`|\w+:\w+=\S+", "", ast.unparse(keyword.value))
+                named = settings & set(re.findall(r"\w+", " ".join(re.findall(r"[\'\"](.*)[\'\"]", plain))))
+                assert not named, f"{path}:{call.lineno}: {named}"
 
 
 def modules_after(code: str) -> set[str]:

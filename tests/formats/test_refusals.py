@@ -90,7 +90,6 @@ def test_a_split_that_the_layout_has_no_place_for(tmp_path: Path) -> None:
         ("templar", {"seq_len": "2kB"}, "a size in bytes, not a number of tokens"),
         ("llmc", {"name": "../x"}, "no name"),
         ("nope", {}, "no layout"),
-        ("nanogpt", {"nope": 1}, "no option"),
     ],
 )
 def test_options_that_make_no_sense(
@@ -188,7 +187,7 @@ def test_documents_are_not_guessed(few: Dataset, tmp_path: Path) -> None:
         tokenmill.export(few, tmp_path / layout, to=layout, **({"seq_len": 2} if layout == "templar" else {}))
         with pytest.raises(DatasetError, match="where its documents end") as caught:
             tokenmill.import_(tmp_path / layout, tmp_path / "back", layout=layout)
-        assert "--eot-id" in caught.value.hint
+        assert "`eot_id`" in caught.value.hint
         assert not (tmp_path / "back").exists()
 
 

@@ -106,7 +106,7 @@ def prepare(
     begin = time.monotonic()
     arguments.function_or_none("watch", watch)
     notes, watch = _noting(watch)
-    if output == "":
+    if output is None or output == "":
         raise RecipeError("no output is given", hint="give the folder or URL of the dataset with `output='OUT'`")
     output, scratch = arguments.place("output", output), arguments.place_or_none("scratch", scratch)
     workers, layout = arguments.workers_or_none(workers), arguments.text_or_none("layout", layout)

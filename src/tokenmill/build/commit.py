@@ -277,7 +277,7 @@ def _commit_provenance(folder: Folder, receipts: Iterable[Receipt], intact: Mapp
 def _until(stopped: threading.Event, items: Iterable[T]) -> Iterator[T]:
     for item in items:
         if stopped.is_set():
-            raise Interrupted("stopped", hint="run the same command again: it goes on from there")
+            raise Interrupted("interrupted", hint="run the same command to resume")
         yield item
 
 

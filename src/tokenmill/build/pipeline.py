@@ -328,8 +328,8 @@ def _run_units(
             _raise_failures(failures, setup)
     except KeyboardInterrupt:
         raise Interrupted(
-            f"stopped; {len(known):,} of {counted(len(plan.units), 'unit')} done and kept",
-            hint="run the same command again: it goes on from there",
+            f"{len(known):,} of {counted(len(plan.units), 'unit')} are saved",
+            hint="run the same command to resume",
         ) from None
     finally:
         with contextlib.suppress(KeyboardInterrupt):

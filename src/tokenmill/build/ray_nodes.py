@@ -224,9 +224,7 @@ def _run(
                 else:
                     failures.append((jobs[number], errors.from_record(heard["error"])))
     except KeyboardInterrupt:
-        raise Interrupted(
-            "stopped; what the nodes have done is kept", hint="run the same command again: it goes on from there"
-        ) from None
+        raise Interrupted("what the nodes have done is saved", hint="run the same command to resume") from None
     _raise_failures(failures, len(jobs))
     return [ends[number] for number in range(len(jobs))]
 

@@ -33,7 +33,7 @@ from tokenmill.cli.options import (
     with_options,
 )
 from tokenmill.cli.progress import ProgressDisplay
-from tokenmill.errors import INTERRUPTED, RecipeError, TokenmillError, redact
+from tokenmill.errors import INTERRUPTED, Interrupted, RecipeError, TokenmillError, redact
 from tokenmill.formats.open import open as open_dataset
 from tokenmill.loader.loader import DataLoader
 
@@ -255,6 +255,9 @@ def run() -> int:
     except _UsageError as error:
         error.show()
         return 2
+    except Interrupted as error:
+        show.interrupted(error.message, error.hint)
+        return error.exit_code
     except TokenmillError as error:
         begins_with_field = isinstance(error, RecipeError)
         show.error(for_shell(error.message, begins_with_field=begins_with_field), for_shell(error.hint))

@@ -211,13 +211,19 @@ def for_shell(text: str, *, begins_with_field: bool = False) -> str:
 @functools.cache
 def shell_names(command: str) -> dict[str, str]:
     """The options that Python's names stand for: those of a command, then those that only other commands have."""
-    from tokenmill.cli.commands import app
-
-    commands: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]  # it is a group
+    commands = _commands()
     found: dict[str, str] = {}
     for name in sorted(commands, key=lambda name: name != command):
         for option in commands[name].params:
             found.setdefault(_PYTHON_NAMES.get(option.name, option.name), _shown(option))
+    return found
+
+
+@functools.cache
+def _commands() -> dict[str, Any]:
+    from tokenmill.cli.commands import app
+
+    found: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]  # it is a group
     return found
 
 
@@ -236,18 +242,18 @@ def _translated(code: str, names: Mapping[str, str]) -> str:
                 return " ".join(_option_words(names[name], ast.literal_eval(value)))
             case [ast.Expr(ast.Name(name))]:
                 return names.get(name, "")
-            case [ast.Expr(ast.Attribute(ast.Name("tokenmill"), function))]:
+            case [ast.Expr(ast.Attribute(ast.Name("tokenmill"), function))] if function.rstrip("_") in _commands():
                 return f"tokenmill {function.rstrip('_')}"
-            case [ast.Expr(ast.Call(ast.Attribute(ast.Name("tokenmill"), function), positional, keywords))]:
-                return _command_line(function.rstrip("_"), positional, keywords)
-    except (SyntaxError, ValueError, TypeError, RecursionError, MemoryError):
+            case [ast.Expr(ast.Call(ast.Attribute(ast.Name("tokenmill"), function), values, keywords))]:
+                return _command_line(function.rstrip("_"), values, keywords)
+    except (SyntaxError, ValueError, TypeError, LookupError, RecursionError, MemoryError):
         pass  # a name of a file may be anything
     return ""
 
 
-def _command_line(command: str, positional: list[ast.expr], keywords: list[ast.keyword]) -> str:
-    names = shell_names(command)
-    words = ["tokenmill", command, *(_quoted(ast.literal_eval(value)) for value in positional)]
+def _command_line(command: str, values: list[ast.expr], keywords: list[ast.keyword]) -> str:
+    names = shell_names(_commands()[command].name)
+    words = ["tokenmill", command, *(_quoted(ast.literal_eval(value)) for value in values)]
     for keyword in keywords:
         words += _option_words(names[str(keyword.arg)], ast.literal_eval(keyword.value))
     return " ".join(words)

@@ -45,6 +45,12 @@ def error(message: str, hint: str) -> None:
         print(f"hint: {printable(hint)}", file=sys.stderr)
 
 
+def interrupted(saved: str, hint: str) -> None:
+    """An interrupt is not an error: `Interrupted. 10 of 20 units are saved; run the same command to resume.`"""
+    said = "; ".join(part for part in (saved, hint) if part not in ("", "interrupted"))
+    print(f"Interrupted. {printable(said[:1].upper() + said[1:])}.", file=sys.stderr)
+
+
 def as_json(record: Mapping[str, Any]) -> None:
     """A result for a program to read, in characters that the output can hold."""
     is_unicode = (sys.stdout.encoding or "utf-8").lower().startswith("utf")  # a text in memory has none

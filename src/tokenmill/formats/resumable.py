@@ -252,7 +252,7 @@ class _Run:
                         told = now
                         self._watch(_progress(self._bytes, now - begin, units=len(found), **about))
         except KeyboardInterrupt:
-            raise Interrupted("stopped; what is done is kept", hint=_GO_ON) from None
+            raise Interrupted("what is done is saved", hint=_RESUME) from None
         return found
 
     def _stop(self) -> None:
@@ -293,7 +293,7 @@ class _Run:
 
     def _holds(self, name: str, digest: Digest) -> bool:
         if self._is_stopped:
-            raise Interrupted("stopped", hint=_GO_ON)
+            raise Interrupted("interrupted", hint=_RESUME)
         found = self.folder.stat(name)
         if found is None or not found.is_file or found.size != digest.bytes:
             return False
@@ -301,7 +301,7 @@ class _Run:
 
     def count(self, size: int) -> None:
         if self._is_stopped:
-            raise Interrupted("stopped", hint=_GO_ON)
+            raise Interrupted("interrupted", hint=_RESUME)
         with self._lock:
             self._bytes += size
 
@@ -346,7 +346,7 @@ class _Counted:
         self._output.discard()
 
 
-_GO_ON = "run the same command again: it goes on from there"
+_RESUME = "run the same command to resume"
 
 
 def _receipt_name(part: str) -> str:

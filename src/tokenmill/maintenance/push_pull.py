@@ -302,7 +302,7 @@ class TransferTally:
 
     def add(self, count: int, *, moved: bool = True) -> None:
         if self._is_stopped:
-            raise Interrupted("stopped", hint="run the same command again: it goes on from there")
+            raise Interrupted("interrupted", hint="run the same command to resume")
         with self._lock:
             self._done += count
             self._moved += count if moved else 0

@@ -114,7 +114,7 @@ def _repair(
         if find_receipt(folder, plan, key) != parts[key[0]]:
             raise DeterminismError(
                 f"unit {key[0]} gave other bytes than the first time",
-                hint=f"has the source changed? `tokenmill.verify({folder.path!r}, source='all')` tells",
+                hint=f"check the source with `tokenmill.verify({folder.path!r}, source='all')`",
             )
     result = commit(
         folder,
