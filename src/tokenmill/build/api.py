@@ -131,11 +131,11 @@ def prepare(
     early = (
         needs_processes(count, folder) and executor == "local" and not wait and not folder.exists(manifests.MANIFEST)
     )
-    crew = WorkerProcesses(count) if early else None
+    processes = WorkerProcesses(count) if early else None
     try:
         from tokenmill.build.pipeline import BuildOptions, build
         from tokenmill.build.wait import wait_for
-        from tokenmill.executors.base import make_executor
+        from tokenmill.executors.base import open_executor
         from tokenmill.recipe import make_recipe
 
         wanted = make_recipe(fields, config=config)
@@ -144,23 +144,29 @@ def prepare(
             from tokenmill.formats.convert import bytes_beside, check_layout, export_beside
 
             check_layout(layout, wanted)
-            besides["bytes_beside"] = partial(bytes_beside, folder, layout)
+            besides["extra_bytes"] = partial(bytes_beside, folder, layout)
 
-        hire: ExecutorFactory = partial(make_executor, count, crew)
+        start_executor: ExecutorFactory = partial(open_executor, count, processes)
         if executor == "ray":
             from tokenmill.executors.ray import RayExecutor
 
-            hire = partial(RayExecutor, address=ray_address, workers=workers)
+            start_executor = partial(RayExecutor, address=ray_address, workers=workers)
 
         loading = time.monotonic() - begin
 
-        def attempt(heed: Callable[[], None] = lambda: None) -> PrepareResult:
+        def attempt(on_lock: Callable[[], None] = lambda: None) -> PrepareResult:
             begin = time.monotonic()
             place = None if scratch is None else local_folder(scratch).path
-            manner = BuildOptions(
-                hire=hire, scratch=place, restart=restart, update=update, watch=watch, heed=heed, **besides
+            options = BuildOptions(
+                start_executor=start_executor,
+                scratch=place,
+                restart=restart,
+                update=update,
+                watch=watch,
+                on_lock=on_lock,
+                **besides,
             )
-            found, already_complete = build(wanted, folder, manner)
+            found, already_complete = build(wanted, folder, options)
             return PrepareResult(
                 output=folder.path,
                 manifest=found,
@@ -182,8 +188,8 @@ def prepare(
         except LockedError as error:
             raise LockedError(error.message, hint=f"add --wait to wait for it, or {_TAKE_OVER}") from None
     finally:
-        if crew is not None:
-            crew.stop()
+        if processes is not None:
+            processes.stop()
 
 
 def _noting(watch: Watcher | None) -> tuple[list[str], Watcher]:

@@ -27,7 +27,7 @@ from functools import partial
 
 from tokenmill import errors, records
 from tokenmill.build import workspace
-from tokenmill.build.pipeline import BuildOptions, build_planned
+from tokenmill.build.pipeline import BuildOptions, run_build
 from tokenmill.build.plan import Plan
 from tokenmill.build.progress import LOG_SECONDS
 from tokenmill.build.resolve import ResolvedBuild
@@ -35,7 +35,7 @@ from tokenmill.build.wait import wait_for
 from tokenmill.dataset import manifest
 from tokenmill.dataset.manifest import NODES_IDENTITY, Manifest, NodePart, SourceTotal, Split
 from tokenmill.errors import BuildError, LockedError, OutputError, RecipeError
-from tokenmill.executors.base import make_executor
+from tokenmill.executors.base import open_executor
 from tokenmill.executors.forkserver import Message
 from tokenmill.executors.ray_cluster import check_versions, own_version
 from tokenmill.recipe import make_recipe
@@ -237,9 +237,11 @@ def _build(told: Message, say: Callable[[Message], None]) -> Message:
     setup = _from_message(told)
     folder = Folder(told["output"])
 
-    def attempt(heed: Callable[[], None]) -> bool:
-        hire = partial(make_executor, told["workers"], None)
-        return build_planned(setup, folder, BuildOptions(hire=hire, watch=_sparing(say), heed=heed))[1]
+    def attempt(on_lock: Callable[[], None]) -> bool:
+        start_executor = partial(open_executor, told["workers"], None)
+        return run_build(
+            setup, folder, BuildOptions(start_executor=start_executor, watch=_sparing(say), on_lock=on_lock)
+        )[1]
 
     def tell(text: str) -> None:
         say({"kind": "waiting", "message": text})

@@ -76,7 +76,7 @@ def check_parity_of_plan(request: ProbeRequest, work: BuildConfig, spec: Tokeniz
     """Have documents of every place encoded by the engine and its reference, and count what they come to."""
     with ThreadPoolExecutor(1, thread_name_prefix="tokenmill-reference") as beside:
         reference = beside.submit(open_reference, spec)
-        found = worker.look(request)
+        found = worker.probe(request)
     hard = hard_texts(spec)
     compare(spec, reference.result(), hard, worker.encode(hard))
     parity, trial = check_parity(spec, reference.result(), found.texts, worker.encode)

@@ -63,7 +63,7 @@ def wait_for(
     before = _note(folder)
     told = False
 
-    def heed() -> None:
+    def on_lock() -> None:
         now = _note(folder)
         if now is not None and now != before:
             raise errors.from_record(now.error)
@@ -76,13 +76,13 @@ def wait_for(
                     hint="wait longer, or look at .build/events.jsonl",
                 ) from None
             time.sleep(POLL_SECONDS)
-            heed()
+            on_lock()
             if folder.exists(manifest.MANIFEST) or not is_held(folder):
                 return
 
     while True:
         try:
-            return attempt(heed)
+            return attempt(on_lock)
         except LockedError as error:
             if not told:
                 tell(f"{error.message}; waiting for it")

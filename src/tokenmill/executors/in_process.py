@@ -26,7 +26,7 @@ class InProcessProber:
     work: BuildConfig
     engine: Engine
 
-    def look(self, request: ProbeRequest) -> ProbeResult:
+    def probe(self, request: ProbeRequest) -> ProbeResult:
         return probe(request, self.work)
 
     def encode(self, texts: Sequence[str]) -> Trial:
@@ -46,7 +46,7 @@ class InProcess:
         self._work = work
         self._engine = EngineHolder(spec, engine)
 
-    def look(self, request: ProbeRequest) -> ProbeResult:
+    def probe(self, request: ProbeRequest) -> ProbeResult:
         return probe(request, self._work)
 
     def encode(self, texts: Sequence[str]) -> Trial:
@@ -77,10 +77,10 @@ class InProcess:
             listener(_message("retry", task, failure))
         return failure
 
-    def dismiss(self) -> None:
+    def release(self) -> None:
         """There is nobody but ourselves."""
 
-    stop = dismiss
+    stop = release
 
 
 def _message(kind: str, task: UnitTask, error: errors.TokenmillError) -> Message:
