@@ -177,9 +177,7 @@ class RayExecutor:
                 self._lose(call.actor, answer)
             elif call.actor in self._free_calls:
                 self._free_calls[call.actor] += call.free_calls
-                self._hosts.setdefault(
-                    call.actor, answer.get("host", "")
-                )  # its first answer: it has opened
+                self._hosts.setdefault(call.actor, answer.get("host", ""))  # its first answer: it has opened
             yield call.task, answer
 
     def _start_actors(self) -> None:

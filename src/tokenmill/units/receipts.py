@@ -104,7 +104,7 @@ def receipt_name(unit: int, token_limit: int) -> str:
     return f"{RECEIPTS}/{unit_name(unit, token_limit)}.json"
 
 
-def check_books(receipt: Receipt) -> None:
+def check_totals(receipt: Receipt) -> None:
     """Documents read are kept or dropped, and what was read is what was written. Else `BuildError`."""
     dropped = sum(receipt.dropped.values())
     if receipt.documents_read != receipt.documents + dropped:
@@ -131,7 +131,7 @@ def open_receipt(data: bytes, *, where: str) -> Receipt:
     receipt = records.unseal_many(Receipt, data, where=where)
     if wrong := _untrue(receipt, where=where):
         raise DatasetError(f"{where}: {wrong}", hint="the receipt is damaged or was not written by tokenmill")
-    check_books(receipt)
+    check_totals(receipt)
     return receipt
 
 

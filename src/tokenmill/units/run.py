@@ -36,7 +36,7 @@ from tokenmill.units.receipts import (
     PIECES,
     REJECTS,
     Receipt,
-    check_books,
+    check_totals,
     hex_sum,
     load_receipt,
     receipt_name,
@@ -201,7 +201,7 @@ class UnitRun:
             written_sum=hex_sum(self.written_sum),
             files={output.name: digests[output.name] for output in extra},
         )
-        check_books(receipt)
+        check_totals(receipt)
         self.folder.write(name, records.seal(receipt), claimed=lambda: True)
         return receipt
 
