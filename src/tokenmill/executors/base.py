@@ -95,15 +95,15 @@ def is_final(error: errors.TokenmillError, tries: int) -> bool:
 
 
 def open_executor(
-    workers: int, processes: WorkerProcesses | None, folder: Folder, work: BuildConfig, spec: TokenizerSpec
+    workers: int, processes: WorkerProcesses | None, folder: Folder, config: BuildConfig, spec: TokenizerSpec
 ) -> Executor:
     """The executor for units of this machine. `processes` are workers that were started early, if there are any."""
     if needs_processes(workers, folder):
         from tokenmill.executors.process_pool import ProcessPool
 
-        return ProcessPool(processes or WorkerProcesses(workers), folder, work, spec)
+        return ProcessPool(processes or WorkerProcesses(workers), folder, config, spec)
     # In a pool, only the workers load the engine.
     from tokenmill.executors.in_process import InProcess
     from tokenmill.tokenizers.engine import open_engine
 
-    return InProcess(folder, work, spec, open_engine(spec))
+    return InProcess(folder, config, spec, open_engine(spec))

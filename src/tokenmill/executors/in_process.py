@@ -23,11 +23,11 @@ from tokenmill.units.task import BuildConfig, ProbeRequest, UnitTask
 class InProcessProber:
     """A worker that is this process."""
 
-    work: BuildConfig
+    config: BuildConfig
     engine: Engine
 
     def probe(self, request: ProbeRequest) -> ProbeResult:
-        return probe(request, self.work)
+        return probe(request, self.config)
 
     def encode(self, texts: Sequence[str]) -> Trial:
         return try_engine(self.engine, texts)
@@ -41,13 +41,13 @@ class InProcess:
 
     workers = 1
 
-    def __init__(self, folder: Folder, work: BuildConfig, spec: TokenizerSpec, engine: Engine) -> None:
+    def __init__(self, folder: Folder, config: BuildConfig, spec: TokenizerSpec, engine: Engine) -> None:
         self._folder = folder
-        self._work = work
+        self._config = config
         self._engine = EngineHolder(spec, engine)
 
     def probe(self, request: ProbeRequest) -> ProbeResult:
-        return probe(request, self._work)
+        return probe(request, self._config)
 
     def encode(self, texts: Sequence[str]) -> Trial:
         return try_engine(self._engine(), texts)
@@ -68,7 +68,7 @@ class InProcess:
         for attempt in range(1, MAX_TRIES + 1):
             try:
                 with Reporter(listener, task.unit.index) as report:
-                    run_unit(self._folder, self._work, task, self._engine, report)
+                    run_unit(self._folder, self._config, task, self._engine, report)
                 return None
             except Exception as error:  # whatever a unit dies of, the other units go on
                 failure = errors.from_record(errors.to_record(error))

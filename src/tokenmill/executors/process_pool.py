@@ -31,7 +31,7 @@ from tokenmill.units.task import BuildConfig, ProbeRequest, UnitTask
 class ProcessPool:
     """An executor of several processes."""
 
-    def __init__(self, processes: WorkerProcesses, folder: Folder, work: BuildConfig, spec: TokenizerSpec) -> None:
+    def __init__(self, processes: WorkerProcesses, folder: Folder, config: BuildConfig, spec: TokenizerSpec) -> None:
         self.workers = processes.workers
         self._processes = processes
         self._idle: list[Connection] = []
@@ -40,7 +40,7 @@ class ProcessPool:
             {
                 "path": sys.path,
                 "output": to_record(folder),
-                "work": dataclasses.asdict(work),
+                "work": dataclasses.asdict(config),
                 "tokenizer": spec.describe(),
             }
         )

@@ -76,7 +76,7 @@ class RayExecutor:
     """Units on the actors of a cluster; `workers` limits how many there are, and is the size of a local Ray."""
 
     def __init__(
-        self, folder: Folder, work: BuildConfig, spec: TokenizerSpec, *, address: str | None, workers: int | None
+        self, folder: Folder, config: BuildConfig, spec: TokenizerSpec, *, address: str | None, workers: int | None
     ) -> None:
         wanted = workers if workers is not None else positive_from_environment("DATASET_NUM_PROC")
         self._ours = connect(address, wanted)
@@ -91,7 +91,7 @@ class RayExecutor:
         configuration = {
             "path": sys.path,
             "output": to_record(folder),
-            "work": asdict(work),
+            "work": asdict(config),
             "tokenizer": spec.describe(),
             "version": own_version(),
         }
@@ -221,7 +221,7 @@ class UnitActor:
 
     _computing: threading.Lock
     _folder: Folder
-    _work: BuildConfig
+    _config: BuildConfig
     _spec: TokenizerSpec
     _engine: EngineHolder
 
@@ -230,7 +230,7 @@ class UnitActor:
         return _answer(lambda: self._open(json.loads(configuration)))
 
     def do(self, message: str) -> str:
-        """Do a unit, or answer what is asked before the work."""
+        """Do a unit, or answer what is asked before the config."""
         told = json.loads(message)
         return _answer(lambda: self._do(told) if "unit" in told else self._look(told))
 
@@ -238,7 +238,7 @@ class UnitActor:
         start_arrow()
         sys.path += [path for path in told["path"] if path not in sys.path]
         self._computing = threading.Lock()
-        self._work = records.convert(BuildConfig, told["work"], where="work")
+        self._config = records.convert(BuildConfig, told["work"], where="work")
         self._folder = from_record(told["output"])
         if not self._folder.exists(receipts.PLAN):
             raise RecipeError(
@@ -246,8 +246,8 @@ class UnitActor:
                 hint="the nodes of a cluster write to one output: give a folder that they share, or a URL",
             )
         self._folder.make()
-        if self._work.scratch:
-            Folder(self._work.scratch).make()
+        if self._config.scratch:
+            Folder(self._config.scratch).make()
         name = told["tokenizer"]["file"]
         self._spec = from_dataset(told["tokenizer"], self._folder.read(name) if name else None)
         check_versions(told["version"], told["tokenizer"], self._spec)
@@ -256,7 +256,7 @@ class UnitActor:
 
     def _look(self, question: Message) -> Message:
         with self._computing:
-            return {"kind": "answer", "answer": answer_to(question, self._work, self._engine())}
+            return {"kind": "answer", "answer": answer_to(question, self._config, self._engine())}
 
     def _do(self, told: Message) -> Message:
         task = records.convert(UnitTask, told, where="task")
@@ -266,7 +266,7 @@ class UnitActor:
             counts.update(documents=documents, tokens=tokens, bytes=planned_bytes, kept=int(kept))
 
         with self._computing:
-            finish = begin_unit(self._folder, self._work, task, self._engine, report)
+            finish = begin_unit(self._folder, self._config, task, self._engine, report)
         finish()
         return {"kind": "done", "counts": counts}
 

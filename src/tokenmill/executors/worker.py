@@ -101,11 +101,11 @@ def _serve(line: _Line, prepared: PreparedTokenizer | None) -> None:
     configuration = line.hear()
     sys.path[:] = configuration["path"]
     try:
-        work = records.convert(BuildConfig, configuration["work"], where="work")
+        config = records.convert(BuildConfig, configuration["work"], where="work")
         folder = from_record(configuration["output"])
         name = configuration["tokenizer"]["file"]
         spec = from_dataset(configuration["tokenizer"], folder.read(name) if name else None)
-        if not work.filter:
+        if not config.filter:
             stand_in()
         engine = EngineHolder(spec, prepared.engine if prepared and prepared.spec == spec else open_engine(spec))
     except errors.TokenmillError as error:
@@ -114,7 +114,7 @@ def _serve(line: _Line, prepared: PreparedTokenizer | None) -> None:
 
     def begin(task: UnitTask) -> Callable[[], Receipt]:
         with Reporter(line.say, task.unit.index) as report:
-            return begin_unit(folder, work, task, engine, report)
+            return begin_unit(folder, config, task, engine, report)
 
     with ThreadPoolExecutor(1) as disk:
         before = disk.submit(lambda: None)
@@ -122,7 +122,7 @@ def _serve(line: _Line, prepared: PreparedTokenizer | None) -> None:
         while True:
             message = line.hear()
             if "unit" not in message:
-                answer = line.attempt(None, lambda: answer_to(message, work, engine()))  # noqa: B023 - called at once
+                answer = line.attempt(None, lambda: answer_to(message, config, engine()))  # noqa: B023 - called at once
                 if answer is not None:
                     line.say({"kind": "answer", "answer": answer})
                 continue
@@ -135,11 +135,11 @@ def _serve(line: _Line, prepared: PreparedTokenizer | None) -> None:
             line.say({"kind": "free"})
 
 
-def answer_to(question: Message, work: BuildConfig, engine: Engine) -> Message:
+def answer_to(question: Message, config: BuildConfig, engine: Engine) -> Message:
     """Answer a question of the preflight: probe the sources, or encode some texts."""
     if "texts" in question:
         return dataclasses.asdict(try_engine(engine, question["texts"]))
-    return dataclasses.asdict(probe(records.convert(ProbeRequest, question["request"], where="request"), work))
+    return dataclasses.asdict(probe(records.convert(ProbeRequest, question["request"], where="request"), config))
 
 
 def _publish(line: _Line, unit: int, finish: Callable[[], Receipt]) -> None:
