@@ -1,6 +1,6 @@
-"""prepare: sources in, a finished dataset out; the same call again goes on where it stopped.
+"""prepare(): sources in, a finished dataset out. The same call again resumes.
 
-Light: it hires the workers first and then loads the build, so that both load at the same time.
+Light: it starts the worker processes first and then loads the build, so that both load at the same time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 EXECUTORS = ("local", "ray")
 PLACEMENTS = ("shared", "node-local")
-# How long a build of the same part may take to end that was stopped a moment ago.
+# How long an earlier build of the same part, stopped a moment ago, may take to end.
 ENDING_SECONDS = 30.0
 _TAKE_OVER = "stop it and run the same command again"
 _NO_BESIDES = "each part is on a disk of its node already; tokenmill export is run on each"
@@ -39,7 +39,7 @@ _NO_BESIDES = "each part is on a disk of its node already; tokenmill export is r
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareResult:
-    """A finished dataset, and whether there was anything left to do. `seconds` are without those of waiting.
+    """A finished dataset, and whether it was complete already. `seconds` excludes the time of waiting.
 
     `notes` are sentences that the user should read.
 
@@ -81,7 +81,7 @@ def prepare(
     watch: Watcher | None = None,
     **recipe: Any,
 ) -> PrepareResult:
-    """Turn sources into a finished dataset at `output`. Called again, it goes on where it stopped.
+    """Turn sources into a finished dataset at `output`. Called again, it resumes.
 
     The other arguments are the fields of a recipe, as on the command line: `tokenizer`,
     `text_column`, `template`, `documents`, `eot`, `split`, `val_sources`, `max_tokens`, ...
@@ -125,9 +125,9 @@ def prepare(
     folder = open_folder(output, spool=scratch)
     if layout is not None:
         check_place(layout, folder)
-    # On a cluster they are not of this machine.
+    # On a cluster the cores of this machine do not count.
     count = resolve_workers(workers) if executor == "local" else num_cores()
-    # Who only waits needs no workers; who builds in the end hires them then.
+    # A process that waits needs no workers; if it builds in the end, it starts them then.
     early = (
         needs_processes(count, folder) and executor == "local" and not wait and not folder.exists(manifests.MANIFEST)
     )
@@ -193,7 +193,7 @@ def prepare(
 
 
 def _noting(watch: Watcher | None) -> tuple[list[str], Watcher]:
-    """Where notes are gathered, and a watcher that gathers them and passes everything on."""
+    """A list for notes, and a watcher that collects them and passes all events on."""
     notes: list[str] = []
 
     def hear(event: dict[str, Any]) -> None:
@@ -212,7 +212,7 @@ def _prepare_on_nodes(
     from tokenmill.recipe import make_recipe
 
     begin = time.monotonic()
-    # What begins with a variable or `~` is another place on every node; any other path is the same on all.
+    # A path that begins with a variable or `~` is expanded on every node; any other path is the same on all.
     place = output if output.startswith(("$", "~")) or is_url(output) else os.path.abspath(output)
     found, already_complete, nodes = build_on_nodes(make_recipe(fields, config=config), place, **options)
     return PrepareResult(
@@ -226,7 +226,7 @@ def _prepare_on_nodes(
 
 
 def check_place(layout: str, folder: Folder | None) -> None:
-    """Refuse a layout beside a dataset that is not in a folder of this machine."""
+    """Refuse a layout beside a dataset that is not on this machine."""
     if folder is not None and not folder.is_local:
         hint = f"export it afterwards: tokenmill export {folder.path} --to {layout.partition(':')[0]} DIR"
         raise RecipeError("--layout writes files on this machine, beside a dataset in a folder", hint=hint)
@@ -254,7 +254,7 @@ def _check_node_local(has_besides: bool, *, update: bool) -> None:
 
 
 def check_executor(executor: str, ray_address: str | None = None, placement: str = "shared") -> None:
-    """Refuse what is not known, or does not go together."""
+    """Refuse unknown values, and values that exclude each other."""
     arguments.text("executor", executor)
     arguments.text("placement", placement)
     arguments.text_or_none("ray_address", ray_address)

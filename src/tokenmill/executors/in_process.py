@@ -1,4 +1,4 @@
-"""Units in this process, and what every process that does units needs: its tokenizer and its reports."""
+"""Units in this process, and the progress reports that every process with units makes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tokenmill.units.task import BuildConfig, ProbeRequest, UnitTask
 
 @dataclass(frozen=True, slots=True)
 class InProcessProber:
-    """A worker that is this process."""
+    """Answers the questions of the preflight in this process."""
 
     config: BuildConfig
     engine: Engine
@@ -37,7 +37,7 @@ _REPORT_SECONDS = 0.2
 
 
 class InProcess:
-    """An executor of one worker: this process itself."""
+    """An executor of one worker: this process."""
 
     workers = 1
 
@@ -70,7 +70,7 @@ class InProcess:
                 with Reporter(listener, task.unit.index) as report:
                     run_unit(self._folder, self._config, task, self._engine, report)
                 return None
-            except Exception as error:  # whatever a unit dies of, the other units go on
+            except Exception as error:  # the other units continue
                 failure = errors.from_record(errors.to_record(error))
             if is_final(failure, attempt):
                 break
@@ -78,7 +78,7 @@ class InProcess:
         return failure
 
     def release(self) -> None:
-        """There is nobody but ourselves."""
+        """There are no workers to end."""
 
     stop = release
 
@@ -88,7 +88,7 @@ def _message(kind: str, task: UnitTask, error: errors.TokenmillError) -> Message
 
 
 class Reporter:
-    """Gathers the progress of a unit, and passes it on a few times a second; the last of it where its `with` ends."""
+    """Collects the progress of a unit and passes it on a few times a second, and at the end of its `with` block."""
 
     def __init__(self, say: Callable[[Message], None], unit: int) -> None:
         self._say = say
