@@ -14,7 +14,7 @@
     │   ├── ObjectChangedError    1    an object was replaced while it was read
     │   └── SilentStoreError      1    a store does not answer at all
     ├── BadDocumentError          1    a bad document under --on-bad fail
-    ├── BuildError                1    units failed, or the books do not balance
+    ├── BuildError                1    units failed, or the totals do not agree
     │   └── DamagedPieceError     1    a finished unit's file changed before the commit
     ├── DatasetError              4    not a dataset, or a damaged one
     │   └── MissingFileError      4    a file of it is not there

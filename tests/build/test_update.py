@@ -225,7 +225,7 @@ def test_what_an_update_cannot_go_with_is_refused(sources: Path, tmp_path: Path)
     with pytest.raises(SourceError):  # it reads all sources first
         tokenmill.prepare(sources, tmp_path / "out", **options)
     mend(sources)
-    with pytest.raises(RecipeError, match="split=.nanogpt"):
+    with pytest.raises(RecipeError, match="`split='nanogpt'`"):
         tokenmill.prepare(sources, tmp_path / "out", update=True, **options)
 
 

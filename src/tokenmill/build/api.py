@@ -1,6 +1,6 @@
-"""prepare: sources in, a finished dataset out; the same call again goes on where it stopped.
+"""prepare(): sources in, a finished dataset out. The same call again resumes.
 
-Light: it hires the workers first and then loads the build, so that both load at the same time.
+Light: it starts the worker processes first and then loads the build, so that both load at the same time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 EXECUTORS = ("local", "ray")
 PLACEMENTS = ("shared", "node-local")
-# How long a build of the same part may take to end that was stopped a moment ago.
+# How long an earlier build of the same part, stopped a moment ago, may take to end.
 ENDING_SECONDS = 30.0
 _TAKE_OVER = "stop it and run the same command again"
 _NO_BESIDES = "each part is on a disk of its node already; export each one on its node"
@@ -38,7 +38,7 @@ _NO_BESIDES = "each part is on a disk of its node already; export each one on it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareResult:
-    """A finished dataset, and whether there was anything left to do. `seconds` are without those of waiting.
+    """A finished dataset, and whether it was complete already. `seconds` excludes the time of waiting.
 
     `notes` are sentences that the user should read.
 
@@ -85,7 +85,7 @@ def prepare(
     watch: Watcher | None = None,
     **recipe: Unpack[RecipeOptions],
 ) -> PrepareResult:
-    """Turn sources into a finished dataset at `output`. Called again, it goes on where it stopped.
+    """Turn sources into a finished dataset at `output`. Called again, it resumes.
 
     The other arguments are the fields of a recipe, as on the command line: `tokenizer`,
     `text_column`, `template`, `documents`, `eot`, `split`, `val_sources`, `max_tokens`, ...
@@ -129,17 +129,17 @@ def prepare(
     folder = open_folder(output, spool=scratch)
     if layout is not None:
         check_place(layout, folder)
-    # On a cluster they are not of this machine.
+    # On a cluster the cores of this machine do not count.
     count = resolve_workers(workers) if executor == "local" else num_cores()
-    # Who only waits needs no workers; who builds in the end hires them then.
+    # A process that waits needs no workers; if it builds in the end, it starts them then.
     early = (
         needs_processes(count, folder) and executor == "local" and not wait and not folder.exists(manifests.MANIFEST)
     )
-    crew = WorkerProcesses(count) if early else None
+    processes = WorkerProcesses(count) if early else None
     try:
         from tokenmill.build.pipeline import BuildOptions, build
         from tokenmill.build.wait import wait_for
-        from tokenmill.executors.base import make_executor
+        from tokenmill.executors.base import open_executor
         from tokenmill.recipe import make_recipe
 
         wanted = make_recipe(fields, config=config)
@@ -148,23 +148,29 @@ def prepare(
             from tokenmill.formats.convert import bytes_beside, check_layout, export_beside
 
             check_layout(layout, wanted)
-            besides["bytes_beside"] = partial(bytes_beside, folder, layout)
+            besides["extra_bytes"] = partial(bytes_beside, folder, layout)
 
-        hire: ExecutorFactory = partial(make_executor, count, crew)
+        start_executor: ExecutorFactory = partial(open_executor, count, processes)
         if executor == "ray":
             from tokenmill.executors.ray import RayExecutor
 
-            hire = partial(RayExecutor, address=ray_address, workers=workers)
+            start_executor = partial(RayExecutor, address=ray_address, workers=workers)
 
         loading = time.monotonic() - begin
 
-        def attempt(heed: Callable[[], None] = lambda: None) -> PrepareResult:
+        def attempt(on_lock: Callable[[], None] = lambda: None) -> PrepareResult:
             begin = time.monotonic()
             place = None if scratch is None else local_folder(scratch).path
-            manner = BuildOptions(
-                hire=hire, scratch=place, restart=restart, update=update, watch=watch, heed=heed, **besides
+            options = BuildOptions(
+                start_executor=start_executor,
+                scratch=place,
+                restart=restart,
+                update=update,
+                watch=watch,
+                on_lock=on_lock,
+                **besides,
             )
-            found, already_complete = build(wanted, folder, manner)
+            found, already_complete = build(wanted, folder, options)
             return PrepareResult(
                 output=folder.path,
                 manifest=found,
@@ -186,12 +192,12 @@ def prepare(
         except LockedError as error:
             raise LockedError(error.message, hint=f"wait for it with `wait=True`, or {_TAKE_OVER}") from None
     finally:
-        if crew is not None:
-            crew.stop()
+        if processes is not None:
+            processes.stop()
 
 
 def _noting(watch: Watcher | None) -> tuple[list[str], Watcher]:
-    """Where notes are gathered, and a watcher that gathers them and passes everything on."""
+    """A list for notes, and a watcher that collects them and passes all events on."""
     notes: list[str] = []
 
     def hear(event: dict[str, Any]) -> None:
@@ -210,7 +216,7 @@ def _prepare_on_nodes(
     from tokenmill.recipe import make_recipe
 
     begin = time.monotonic()
-    # What begins with a variable or `~` is another place on every node; any other path is the same on all.
+    # A path that begins with a variable or `~` is expanded on every node; any other path is the same on all.
     place = output if output.startswith(("$", "~")) or is_url(output) else os.path.abspath(output)
     found, already_complete, nodes = build_on_nodes(make_recipe(fields, config=config), place, **options)
     return PrepareResult(
@@ -224,7 +230,7 @@ def _prepare_on_nodes(
 
 
 def check_place(layout: str, folder: Folder | None) -> None:
-    """Refuse a layout beside a dataset that is not in a folder of this machine."""
+    """Refuse a layout beside a dataset that is not on this machine."""
     if folder is not None and not folder.is_local:
         to = layout.partition(":")[0]
         hint = f"export it afterwards: `tokenmill.export({folder.path!r}, 'DIR', to={to!r})`"
@@ -253,7 +259,7 @@ def _check_node_local(has_besides: bool, *, update: bool) -> None:
 
 
 def check_executor(executor: str, ray_address: str | None = None, placement: str = "shared") -> None:
-    """Refuse what is not known, or does not go together."""
+    """Refuse unknown values, and values that exclude each other."""
     arguments.text("executor", executor)
     arguments.text("placement", placement)
     arguments.text_or_none("ray_address", ray_address)

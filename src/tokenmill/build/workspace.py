@@ -8,7 +8,7 @@ OUT/.build/plan.json      the plan; its fingerprint must match
     .build/rejects        bad documents        .build/quarantine   files that failed a check
     .build/kept           what an update keeps of a build whose sources changed, on its way
 
-Redoing units of a finished build: what repair and `verify --source` stand on.
+Redoing units of a finished build: what repair and `verify --source` need.
 """
 
 from __future__ import annotations

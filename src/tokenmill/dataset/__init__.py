@@ -1,4 +1,1 @@
-"""Reading datasets. Needs numpy and the standard library only: a trainer node loads nothing else.
-
-Shards: the byte layout, the writer and the reader of a .bin and .idx pair.
-"""
+"""What a finished dataset is, and how it is read."""

@@ -1,0 +1,1 @@
+"""Batches for a trainer, with numpy and msgspec alone."""
