@@ -162,7 +162,7 @@ def test_a_field_that_is_written_like_an_option_gets_the_hint_of_its_name(name: 
 
 
 def test_an_option_that_is_no_field_is_sent_to_the_command_line() -> None:
-    with pytest.raises(RecipeError, match="no part of a recipe") as caught:
+    with pytest.raises(RecipeError, match="not part of a recipe") as caught:
         recipe(**{"ray-address": "auto"})
     assert "`ray_address`" in caught.value.hint
     fields = {field.name for field in dataclasses.fields(Recipe)} | {"val_source"}
