@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import ast
+import inspect
+import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import get_type_hints
 
 import pytest
 
 import tokenmill
+from tokenmill.arguments import RecipeOptions
+from tokenmill.cli.options import shell_names
 
 SOURCE = Path(tokenmill.__file__).parent
 MODULES = sorted(SOURCE.rglob("*.py"))
+TESTS = Path(__file__).parent
 
 
 def calls(path: Path) -> list[ast.Call]:
@@ -42,10 +48,125 @@ def test_nothing_unsafe_is_called(path: Path) -> None:
 
 
 @pytest.mark.parametrize("path", MODULES, ids=str)
-def test_a_module_is_one_idea(path: Path) -> None:
-    assert len(path.read_text(encoding="utf-8").splitlines()) <= 450
+def test_a_module_says_what_it_is_for(path: Path) -> None:
     if path.name != "__init__.py" or path.read_text(encoding="utf-8"):
-        assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), "it says what it is for"
+        assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+
+
+# What an adapter offers has the name that users of its framework look for.
+ADAPTERS = ("torch.py", "jax.py")
+ADAPTED = {"DataLoader", "Dataset", "DataModule", "IterableDataset"}
+
+
+def test_no_class_name_is_used_twice() -> None:
+    homes: dict[str, list[str]] = {}
+    for path in MODULES:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.ClassDef) and not (path.name in ADAPTERS and node.name in ADAPTED):
+                homes.setdefault(node.name, []).append(str(path.relative_to(SOURCE)))
+    assert {name: found for name, found in homes.items() if len(found) > 1} == {}
+
+
+# Modules whose test is still to be written at the mirrored path. Take a name out with its test; put none in.
+WITHOUT_TESTS = {
+    "build/api.py",
+    "build/prefetch.py",
+    "build/ray_nodes.py",
+    "build/wait.py",
+    "executors/base.py",
+    "executors/in_process.py",
+    "executors/ray_cluster.py",
+    "executors/worker.py",
+    "sources/reader.py",
+    "sources/text.py",
+    "storage/filesystem.py",
+    "storage/links.py",
+    "storage/memory_maps.py",
+    "storage/object_store.py",
+    "tokenizers/base.py",
+    "tokenizers/files.py",
+    "tokenizers/hard_texts.py",
+    "tokenizers/sentencepiece.py",
+    "units/run.py",
+    "units/task.py",
+}
+
+
+def test_every_module_has_a_test_at_the_mirrored_path() -> None:
+    modules = [path.relative_to(SOURCE) for path in MODULES if not path.name.startswith("__")]
+    missing = {str(module) for module in modules if not (TESTS / module.parent / f"test_{module.name}").exists()}
+    assert missing - WITHOUT_TESTS == set(), "write their tests"
+    assert WITHOUT_TESTS - missing == set(), "they have tests now, or are gone: take them out of the list"
+
+
+def texts(path: Path) -> list[tuple[int, str]]:
+    """The sentences of a module that are not docstrings: with `{}` where a value is put in."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    inside = {id(part) for node in ast.walk(tree) if isinstance(node, ast.JoinedStr) for part in node.values}
+    inside |= {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    found = []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            text = "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in inside:
+            text = node.value
+        else:
+            continue
+        if " " in text or "`" in text:
+            found.append((node.lineno, text))
+    return found
+
+
+LIBRARY = [path for path in MODULES if "cli" not in path.parts]
+OTHER_PROGRAMS = re.compile(r"\b(ray (start|status)|jq|aws|ulimit)\b[^`);,]*")
+# Lines of a cluster file, which `ray up` runs.
+COMMANDS_OF_RAY = "hosts.py"
+
+
+@pytest.mark.parametrize("path", [path for path in LIBRARY if path.name != COMMANDS_OF_RAY], ids=str)
+def test_the_library_names_no_flags(path: Path) -> None:
+    for line, text in texts(path):
+        rest = OTHER_PROGRAMS.sub("", text)
+        assert not re.search(r"(?<![\w-])--?[a-zA-Z][\w-]*", rest), f"{path}:{line}: {text!r}"
+
+
+def keywords_of_the_library() -> set[str]:
+    found = {"ray_address"}
+    for name in ("prepare", "plan", "export", "import_", "verify", "repair", "push", "pull", "cluster", "open"):
+        found |= set(inspect.signature(getattr(tokenmill, name)).parameters)
+    return found | set(get_type_hints(RecipeOptions))
+
+
+@pytest.mark.parametrize("path", LIBRARY, ids=str)
+def test_settings_that_messages_name_exist_in_python_and_in_the_shell(path: Path) -> None:
+    keywords, options = keywords_of_the_library(), shell_names("")
+    for line, text in texts(path):
+        for quoted in re.findall(r"`([^`]+)`", text):
+            where = f"{path}:{line}: {text!r}"
+            if setting := re.fullmatch(r"([a-z_]+)(=.*)?", quoted):
+                assert setting[1] in keywords, where
+                assert setting[1] in options, where
+            elif call := re.fullmatch(r"tokenmill\.(\w+)(\(.*\))?", quoted):
+                function = inspect.signature(getattr(tokenmill, call[1])).parameters
+                for keyword in re.findall(r"(\w+)=", call[2] or ""):
+                    assert keyword in function, where
+            else:
+                assert OTHER_PROGRAMS.match(quoted) or quoted in OTHER_QUOTES or "{}" in quoted, where
+
+
+OTHER_QUOTES = ("tokenizer: gpt2", "node1 16", "name = value")
+
+
+@pytest.mark.parametrize("path", LIBRARY, ids=str)
+def test_hints_quote_the_settings_that_they_name(path: Path) -> None:
+    """So that a shell user is shown the option. Names without an underscore are words, too."""
+    settings = {name for name in keywords_of_the_library() & set(shell_names("")) if "_" in name}
+    for call in calls(path):
+        for keyword in call.keywords:
+            if keyword.arg == "hint":
+                plain = re.sub(r"`[^`]*`|\w+:\w+=\S+", "", ast.unparse(keyword.value))
+                named = settings & set(re.findall(r"\w+", " ".join(re.findall(r"[\'\"](.*)[\'\"]", plain))))
+                assert not named, f"{path}:{call.lineno}: {named}"
 
 
 def modules_after(code: str) -> set[str]:
@@ -58,12 +179,6 @@ def modules_after(code: str) -> set[str]:
 def test_import_tokenmill_loads_nothing_heavy() -> None:
     heavy = {"numpy", "pyarrow", "gigatoken", "awkward", "typer", "rich", "tiktoken", "tokenizers"}
     assert not heavy & modules_after("import tokenmill")
-
-
-def test_the_public_names_are_there_and_no_others_are_shown() -> None:
-    assert dir(tokenmill) == sorted(tokenmill.__all__)
-    for name in tokenmill.__all__:
-        assert callable(getattr(tokenmill, name)), name
 
 
 def test_a_public_name_stays_a_function_after_its_module_was_imported() -> None:

@@ -162,9 +162,9 @@ def test_a_field_that_is_written_like_an_option_gets_the_hint_of_its_name(name: 
 
 
 def test_an_option_that_is_no_field_is_sent_to_the_command_line() -> None:
-    with pytest.raises(RecipeError, match="no part of a recipe") as caught:
+    with pytest.raises(RecipeError, match="not part of a recipe") as caught:
         recipe(**{"ray-address": "auto"})
-    assert "--ray-address" in caught.value.hint
+    assert "`ray_address`" in caught.value.hint
     fields = {field.name for field in dataclasses.fields(Recipe)} | {"val_source"}
     assert {name.removeprefix("as_") for name in PREPARE_OPTIONS} - fields == set(NOT_IN_A_RECIPE)
 
@@ -215,7 +215,7 @@ def test_a_recipe_file_is_read_as_people_write_it(tmp_path: Path) -> None:
     ("text", "says", "hint"),
     [
         ("max_tokens: many", "recipe.yaml: max_tokens: 'many' is not a size", "150G"),
-        ("workers: 4", "recipe.yaml: workers: it is no part of a recipe", "--workers"),
+        ("workers: 4", "recipe.yaml: workers: it is not part of a recipe", "`workers`"),
         ("eot: no", "recipe.yaml: eot: false makes no sense here", "put it in quotes"),
         ("eot: no", "eot", "append, prepend, none"),
         ("text_column: 7", "recipe.yaml: text_column: ", "put a text in quotes"),
@@ -224,7 +224,7 @@ def test_a_recipe_file_is_read_as_people_write_it(tmp_path: Path) -> None:
         ("split: {val: 1%, val: 2%}", "recipe.yaml, line 1: 'val' stands twice", "keep one"),
         ("sources: [", "recipe.yaml: line 1: ", "YAML mapping"),
         ("seed: 1", "with RECIPE: no sources are given", "name files"),
-        ("sources: a\nsplit: val=1%\nval_sources: b", "with RECIPE: --split and --val-source exclude each other", ""),
+        ("sources: a\nsplit: val=1%\nval_sources: b", "with RECIPE: `split` and `val_sources` exclude each other", ""),
     ],
 )
 def test_an_error_of_a_recipe_file_names_it(tmp_path: Path, text: str, says: str, hint: str) -> None:
@@ -321,7 +321,7 @@ def test_the_identity_covers_the_code_of_a_filter(tmp_path: Path, monkeypatch: p
 
 @pytest.mark.parametrize("name", ["nope_nope:keep", "json:nope", "json", "json:__doc__"])
 def test_a_filter_that_cannot_be_found_is_an_error_with_a_hint(name: str) -> None:
-    with pytest.raises(RecipeError, match="--filter") as caught:
+    with pytest.raises(RecipeError, match="`filter=") as caught:
         recipe(filter=name).identity()
     assert "mymodule:keep" in caught.value.hint
 

@@ -41,7 +41,7 @@ def test_a_filter_that_raises_stops_the_build_at_once(tmp_path: Path, module: Wr
             str(source), tmp_path / "out", tokenizer="byte", unit_bytes="4KB", filter=keep, watch=heard.append
         )
     assert caught.value.message == f"a.jsonl at {position}: the filter {keep} raised KeyError: 'oh'"
-    assert "--restart" in caught.value.hint
+    assert "restart=True" in caught.value.hint
     assert not [message for message in heard if message["kind"] in ("retry", "failed")]
 
 

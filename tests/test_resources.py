@@ -24,7 +24,7 @@ def test_workers_are_as_asked_or_as_the_machine_has_cores(monkeypatch: pytest.Mo
 def test_more_workers_than_the_machine_can_bear_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(RecipeError, match="100000 workers are too many") as caught:
         resolve_workers(100_000)
-    assert "-j" in caught.value.hint
+    assert "`workers`" in caught.value.hint
     monkeypatch.setenv("DATASET_NUM_PROC", "100000")
     with pytest.raises(RecipeError, match="too many"):
         resolve_workers(None)

@@ -3,6 +3,8 @@
 tokenmill.prepare("corpus/*.parquet", "data/owt", tokenizer="gpt2")
 tokenmill.verify("data/owt")
 dataset = tokenmill.open("data/owt")
+
+The adapters for frameworks are `tokenmill.torch` and `tokenmill.jax`.
 """
 
 from __future__ import annotations
@@ -11,28 +13,115 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from tokenmill.build.api import prepare
-    from tokenmill.build.preview import plan
+    from tokenmill import jax as jax
+    from tokenmill import torch as torch
+    from tokenmill.build.api import PrepareResult, prepare
+    from tokenmill.build.preflight import Estimate
+    from tokenmill.build.preview import PlanResult, plan
     from tokenmill.dataset.dataset import Dataset
-    from tokenmill.errors import TokenmillError
+    from tokenmill.dataset.manifest import Manifest
+    from tokenmill.errors import (
+        BadDocumentError,
+        BuildError,
+        DamagedPieceError,
+        DatasetError,
+        DeterminismError,
+        DiskFullError,
+        Interrupted,
+        LockedError,
+        MissingFileError,
+        ObjectChangedError,
+        OutputError,
+        ParityError,
+        RecipeError,
+        SilentStoreError,
+        SourceChangedError,
+        SourceError,
+        StateError,
+        StorageError,
+        TokenizerError,
+        TokenmillError,
+        UnknownSplitError,
+    )
     from tokenmill.executors.hosts import cluster
+    from tokenmill.formats.base import Expected
     from tokenmill.formats.convert import export, import_
     from tokenmill.formats.open import open
+    from tokenmill.formats.results import ExportResult, ImportResult
     from tokenmill.loader.loader import DataLoader
     from tokenmill.loader.mixture import Mixture
-    from tokenmill.maintenance.push_pull import pull, push
+    from tokenmill.maintenance.push_pull import TransferResult, pull, push
     from tokenmill.maintenance.repair import repair
-    from tokenmill.maintenance.verify import verify
-    from tokenmill.text_stream import stream
+    from tokenmill.maintenance.verify import Problem, VerifyReport, verify
+    from tokenmill.text_stream import TextStream, stream
 
 
 __version__ = "0.1.0"
 
+# Nothing heavy loads before it is used; `import tokenmill` stays cheap on a trainer node.
+_HOMES = {
+    "tokenmill.build.api": ("PrepareResult", "prepare"),
+    "tokenmill.build.preflight": ("Estimate",),
+    "tokenmill.build.preview": ("PlanResult", "plan"),
+    "tokenmill.dataset.dataset": ("Dataset",),
+    "tokenmill.dataset.manifest": ("Manifest",),
+    "tokenmill.errors": (
+        "BadDocumentError", "BuildError", "DamagedPieceError", "DatasetError", "DeterminismError", "DiskFullError",
+        "Interrupted", "LockedError", "MissingFileError", "ObjectChangedError", "OutputError", "ParityError",
+        "RecipeError", "SilentStoreError", "SourceChangedError", "SourceError", "StateError", "StorageError",
+        "TokenizerError", "TokenmillError", "UnknownSplitError",
+    ),
+    "tokenmill.executors.hosts": ("cluster",),
+    "tokenmill.formats.convert": ("export", "import_"),
+    "tokenmill.formats.open": ("open",),
+    "tokenmill.formats.results": ("ExportResult", "ImportResult"),
+    "tokenmill.formats.base": ("Expected",),
+    "tokenmill.loader.loader": ("DataLoader",),
+    "tokenmill.loader.mixture": ("Mixture",),
+    "tokenmill.maintenance.push_pull": ("TransferResult", "pull", "push"),
+    "tokenmill.maintenance.repair": ("repair",),
+    "tokenmill.maintenance.verify": ("Problem", "VerifyReport", "verify"),
+    "tokenmill.text_stream": ("TextStream", "stream"),
+}  # fmt: skip
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+_ADAPTERS = ("jax", "torch")
+
 __all__ = [
+    "BadDocumentError",
+    "BuildError",
+    "DamagedPieceError",
     "DataLoader",
     "Dataset",
+    "DatasetError",
+    "DeterminismError",
+    "DiskFullError",
+    "Estimate",
+    "Expected",
+    "ExportResult",
+    "ImportResult",
+    "Interrupted",
+    "LockedError",
+    "Manifest",
+    "MissingFileError",
     "Mixture",
+    "ObjectChangedError",
+    "OutputError",
+    "ParityError",
+    "PlanResult",
+    "PrepareResult",
+    "Problem",
+    "RecipeError",
+    "SilentStoreError",
+    "SourceChangedError",
+    "SourceError",
+    "StateError",
+    "StorageError",
+    "TextStream",
+    "TokenizerError",
     "TokenmillError",
+    "TransferResult",
+    "UnknownSplitError",
+    "VerifyReport",
     "cluster",
     "export",
     "import_",
@@ -47,30 +136,12 @@ __all__ = [
 ]
 
 
-# Nothing heavy loads before it is used; `import tokenmill` stays cheap on a trainer node.
-_HOMES = {
-    "DataLoader": "tokenmill.loader.loader",
-    "Dataset": "tokenmill.dataset.dataset",
-    "Mixture": "tokenmill.loader.mixture",
-    "TokenmillError": "tokenmill.errors",
-    "cluster": "tokenmill.executors.hosts",
-    "export": "tokenmill.formats.convert",
-    "import_": "tokenmill.formats.convert",
-    "open": "tokenmill.formats.open",
-    "plan": "tokenmill.build.preview",
-    "prepare": "tokenmill.build.api",
-    "pull": "tokenmill.maintenance.push_pull",
-    "push": "tokenmill.maintenance.push_pull",
-    "repair": "tokenmill.maintenance.repair",
-    "stream": "tokenmill.text_stream",
-    "verify": "tokenmill.maintenance.verify",
-}
-
-
 def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'tokenmill' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
+    if name in _HOME_OF:
+        return getattr(importlib.import_module(_HOME_OF[name]), name)
+    if name in _ADAPTERS:
+        return importlib.import_module(f"tokenmill.{name}")
+    raise AttributeError(f"module 'tokenmill' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -12,10 +12,56 @@ from __future__ import annotations
 import math
 import operator
 import os
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Literal, TypedDict
 
 from tokenmill.errors import RecipeError
+
+# Where documents come from: files, folders, globs or URLs.
+Sources = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+# What `watch=` is called with, and the function itself.
+Event = dict[str, Any]
+Watcher = Callable[[Event], None]
+
+
+class TextOptions(TypedDict, total=False):
+    """The fields of a recipe that `stream` takes too: which text, and what becomes of each document."""
+
+    val_sources: Sources
+    text_column: str | None
+    template: str | None
+    documents: str
+    eot: Literal["append", "prepend", "none"]
+    eot_token: str | None
+    unit_bytes: int | str | None
+    max_tokens: int | float | str | None
+    sample: float | str | None
+    seed: int
+    min_chars: int
+    max_document_bytes: int | str
+    filter: str | None
+    on_bad: Literal["quarantine", "fail"]
+
+
+class RecipeOptions(TextOptions, total=False):
+    """The fields of a recipe as `prepare` and `plan` take them, besides the sources."""
+
+    tokenizer: str
+    split: str | Sequence[str] | Mapping[str, float | str] | None
+
+
+class StreamOptions(TextOptions, total=False):
+    """What `tokenmill.torch.TextDataset` hands on to `stream`."""
+
+    split: str
+    held_out: str | Mapping[str, float] | None
+    shuffle: int | None
+    epochs: int | None
+    drop_last: bool
+    fields: tuple[str, ...]
+    mask_boundaries: bool
+    prefetch: int
+
 
 # No record holds a number like this or above: whatever gets into one is kept below.
 MAX_INT = 1 << 62

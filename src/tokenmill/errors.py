@@ -14,7 +14,7 @@
     │   ├── ObjectChangedError    1    an object was replaced while it was read
     │   └── SilentStoreError      1    a store does not answer at all
     ├── BadDocumentError          1    a bad document under --on-bad fail
-    ├── BuildError                1    units failed, or the books do not balance
+    ├── BuildError                1    units failed, or the totals do not agree
     │   └── DamagedPieceError     1    a finished unit's file changed before the commit
     ├── DatasetError              4    not a dataset, or a damaged one
     │   └── MissingFileError      4    a file of it is not there
@@ -22,10 +22,12 @@
     ├── LockedError               5    another build works on this output
     └── Interrupted             130    stopped by the user
 
-Every error says what happened and where; `hint` says what to do about it. Errors
-cross process borders as plain records (`to_record`, `from_record`), never as pickles.
+Every error says what happened and where. Its `hint` says what to do, and is a note, so that a traceback shows it.
+Both name settings as Python does, in backquotes: `restart=True`. The command line shows its options in their place
+(`tokenmill.cli.options.for_shell`).
 
-Secrets stay out of what is printed, logged or written: whatever an error says goes through here.
+Errors cross process boundaries as plain records (`to_record`, `from_record`), never as pickles. Secrets are removed
+from messages and hints here, before they are printed, logged or written.
 """
 
 from __future__ import annotations
@@ -43,6 +45,8 @@ class TokenmillError(Exception):
         self.message = redact(message)
         self.hint = redact(hint)
         super().__init__(self.message)
+        if self.hint:
+            self.add_note(f"hint: {self.hint}")
 
 
 class RecipeError(TokenmillError):

@@ -9,7 +9,7 @@ Only this module imports jax, and `DataSource` does not need it.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -19,6 +19,7 @@ from tokenmill.errors import RecipeError
 from tokenmill.formats.open import open as open_dataset
 from tokenmill.loader import loader
 from tokenmill.loader.batches import Batch
+from tokenmill.loader.loader import DatasetLike, LoaderOptions, SampleOptions
 from tokenmill.loader.mixture import Mixture
 
 # jax keeps 32 bits unless jax_enable_x64 is set.
@@ -32,11 +33,18 @@ class DataSource:
     of the stream and never changes.
     """
 
-    def __init__(self, dataset: Any, seq_len: int, *, dtype: npt.DTypeLike | None = DTYPE, **options: Any) -> None:
+    def __init__(
+        self,
+        dataset: DatasetLike,
+        seq_len: int,
+        *,
+        dtype: npt.DTypeLike | None = DTYPE,
+        **options: Unpack[SampleOptions],
+    ) -> None:
         if "cu_seqlens" in options.get("fields", ()):
             raise RecipeError("cu_seqlens is a field of whole batches", hint="use DataLoader")
-        options = {"order": "sequential", "dtype": dtype, **options}
-        self._stream = loader.DataLoader(dataset, seq_len, batch_size=1, **options).stream
+        options = {"order": "sequential", **options}
+        self._stream = loader.DataLoader(dataset, seq_len, batch_size=1, dtype=dtype, **options).stream
 
     def __len__(self) -> int:
         return self._stream.num_samples
@@ -61,7 +69,7 @@ class DataLoader(loader.DataLoader):
 
     def __init__(
         self,
-        dataset: Any,
+        dataset: DatasetLike,
         seq_len: int,
         batch_size: int,
         *,
@@ -69,7 +77,7 @@ class DataLoader(loader.DataLoader):
         world_size: int | None = None,
         dtype: npt.DTypeLike | None = DTYPE,
         sharding: Any = None,
-        **options: Any,
+        **options: Unpack[LoaderOptions],
     ) -> None:
         import jax
 

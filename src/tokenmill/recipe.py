@@ -19,7 +19,7 @@ import inspect
 import json
 import os
 import string
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -72,12 +72,12 @@ class Recipe:
     def __post_init__(self) -> None:
         """Refuse fields that do not go together."""
         if self.text_column is not None and self.template is not None:
-            raise RecipeError("--text-column and --template exclude each other", hint="a template can name one column")
+            raise RecipeError("`text_column` and `template` exclude each other", hint="a template can name one column")
         if self.eot == "none" and self.eot_token is not None:
-            raise RecipeError("--eot-token needs --eot append or prepend", hint="drop one of the two")
+            raise RecipeError("`eot_token` needs `eot='append'` or `eot='prepend'`", hint="drop one of the two")
         if self.split and self.val_sources:
             raise RecipeError(
-                "--split and --val-source exclude each other", hint="validation is a share or a source, not both"
+                "`split` and `val_sources` exclude each other", hint="validation is a share or a source, not both"
             )
         if self.split == "nanogpt":
             self._check_nanogpt()
@@ -85,12 +85,14 @@ class Recipe:
     def _check_nanogpt(self) -> None:
         """Refuse what nanoGPT's own split cannot go with: it is drawn from the number of all documents."""
         if self.max_tokens is not None:
-            raise RecipeError("--split nanogpt needs all documents, --max-tokens cuts them", hint="drop one of the two")
+            raise RecipeError(
+                "`split='nanogpt'` needs all documents, `max_tokens` cuts them", hint="drop one of the two"
+            )
         if self.eot != "append":
-            raise RecipeError("--split nanogpt ends every document with an end of text", hint="use --eot append")
+            raise RecipeError("`split='nanogpt'` ends every document with an end of text", hint="use `eot='append'`")
         if self.documents.startswith("separator:"):
             raise RecipeError(
-                "--split nanogpt keeps empty documents, and separated texts end with one that is none",
+                "`split='nanogpt'` keeps empty documents, and separated texts end with one that is none",
                 hint="use parquet, JSON lines, Arrow files, lines or files",
             )
 
@@ -109,10 +111,6 @@ class Recipe:
         if self.sample is None and self.split in ({}, "nanogpt"):
             whole["seed"] = 0  # nothing is drawn: any seed gives the same bytes
         return whole
-
-
-# Where documents come from, as callers may give it.
-Sources = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 
 
 def make_recipe(fields: Mapping[str, Any], *, config: str | os.PathLike[str] | None = None) -> Recipe:
@@ -246,7 +244,7 @@ def _read_field(name: str, kind: Any, value: Any) -> Any:
         return msgspec.convert(parse(value) if parse else value, kind, strict=False)
     except (msgspec.ValidationError, ValueError) as error:  # Python refuses to show integers of thousands of digits
         what = str(error).partition(" - at ")[0]
-        raise RecipeError(what, hint="see tokenmill prepare --help; in YAML, put a text in quotes") from None
+        raise RecipeError(what, hint="see the help of `tokenmill.prepare`; in YAML, put a text in quotes") from None
 
 
 def _check_text(text: str) -> None:
@@ -262,8 +260,8 @@ def _unknown(name: str, known: list[str]) -> RecipeError:
 
     plain = name.strip().lower().replace("-", "_")
     if plain in NOT_IN_A_RECIPE:
-        option = f"--{plain.replace('_', '-')}"
-        return RecipeError(f"{name}: it is no part of a recipe", hint=f"give it on the command line: {option}")
+        hint = f"leave it out of the recipe; it is an option of its own: `{plain}`"
+        return RecipeError(f"{name}: it is not part of a recipe", hint=hint)
     close = "".join(f"did you mean {one}? " for one in difflib.get_close_matches(plain, known, 1))
     return RecipeError(f"{name}: there is no such field", hint=f"{close}fields of a recipe: {', '.join(known)}")
 
@@ -302,7 +300,7 @@ def read_recipe_file(path: str | os.PathLike[str]) -> dict[str, Any]:
         with open(path, encoding="utf-8") as file:
             fields = _Loader(file).get_single_data()
     except FileNotFoundError:
-        raise RecipeError(f"there is no recipe file {name}", hint="--config takes the path of a YAML file") from None
+        raise RecipeError(f"there is no recipe file {name}", hint="`config` takes the path of a YAML file") from None
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # PyYAML lets some of a date's through
         raise RecipeError(f"cannot read the recipe {name}: {_cause(error)}", hint=_FILE_HINT) from None
     if not isinstance(fields, dict):
@@ -354,23 +352,23 @@ def _as_text(value: object) -> str:
     return str(value)
 
 
-_FILTER_HINT = "write it like --filter mymodule:keep; PYTHONPATH=DIR finds modules that are in the folder DIR"
+_FILTER_HINT = "write it like `filter='mymodule:keep'`; PYTHONPATH=DIR finds modules that are in the folder DIR"
 
 
 def load_filter(name: str) -> Callable[[str], bool]:
     """The function that `module:function` names."""
     module_name, colon, function_name = name.partition(":")
     if not colon:
-        raise RecipeError(f"--filter {name!r} does not name a function", hint=_FILTER_HINT)
+        raise RecipeError(f"`filter={name!r}` does not name a function", hint=_FILTER_HINT)
     try:
         function = getattr(importlib.import_module(module_name), function_name)
     except (ImportError, AttributeError) as error:
-        raise RecipeError(f"--filter {name!r}: {error}", hint=_FILTER_HINT) from None
+        raise RecipeError(f"`filter={name!r}`: {error}", hint=_FILTER_HINT) from None
     except Exception as error:  # a module is code, and may raise anything
-        said = f"--filter {name!r}: {module_name} cannot be imported: {type(error).__name__}: {error}"
+        said = f"`filter={name!r}`: {module_name} cannot be imported: {type(error).__name__}: {error}"
         raise RecipeError(said, hint="mend the module") from None
     if not callable(function):
-        raise RecipeError(f"--filter {name!r} is not a function", hint=_FILTER_HINT)
+        raise RecipeError(f"`filter={name!r}` is not a function", hint=_FILTER_HINT)
     return function  # type: ignore[no-any-return]  # getattr knows no signature
 
 
@@ -390,7 +388,7 @@ def check_filter(made_with: object, named: str | None, *, where: str) -> None:
     if name != named:
         raise RecipeError(
             f"{where} was made with {f'the filter {name}' if name else 'no filter'}, and {named or 'none'} is named",
-            hint=f"add --filter {name}, if you trust that function" if name else "drop --filter",
+            hint=f"add `filter={name!r}`, if you trust that function" if name else "drop `filter`",
         )
     if named is not None and before.get("code") != code_digest(named):
         raise RecipeError(

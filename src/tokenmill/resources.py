@@ -68,7 +68,7 @@ def resolve_workers(workers: int | None) -> int:
     if workers > most:
         raise RecipeError(
             f"{workers} workers are too many for {cores} core{'s' if cores != 1 else ''}",
-            hint=f"give up to {most} with -j or DATASET_NUM_PROC; one a core is enough",
+            hint=f"give up to {most} with `workers` or DATASET_NUM_PROC; one a core is enough",
         )
     return workers if workers > 0 else max(1, cores * 3 // 4)
 

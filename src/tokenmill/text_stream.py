@@ -23,12 +23,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
-from typing import Any
+from typing import Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
 
 from tokenmill import arguments, records
+from tokenmill.arguments import Sources, TextOptions
 from tokenmill.build.plan import Plan, make_task
 from tokenmill.build.preflight import check_parity_of_plan, make_request
 from tokenmill.build.resolve import make_config, resolve_build
@@ -40,7 +41,7 @@ from tokenmill.loader.batches import Batch, BatchSpec, WindowLayout
 from tokenmill.loader.loader import STATE_VERSION, check_content, check_share, check_state, run_ahead
 from tokenmill.loader.mixture import merge
 from tokenmill.permutation import make_key, permute
-from tokenmill.recipe import Sources, load_filter, make_recipe
+from tokenmill.recipe import load_filter, make_recipe
 from tokenmill.sizes import counted
 from tokenmill.tokenizers.base import Engine
 from tokenmill.tokenizers.engine import EngineHolder, open_engine
@@ -110,7 +111,7 @@ class TextStream:
         mask_boundaries: bool = False,
         dtype: npt.DTypeLike | None = np.int64,
         prefetch: int = 2,
-        **recipe: Any,
+        **recipe: Unpack[TextOptions],
     ) -> None:
         share = check_share(batch_size=batch_size, rank=rank, world_size=world_size, prefetch=prefetch, epochs=epochs)
         self.batch_size, self.rank, self.world_size, self.prefetch, self.epochs = share

@@ -16,25 +16,33 @@ import copy
 import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Unpack
 
 import numpy as np
+import numpy.typing as npt
 import torch
 from torch.utils import data as torch_data
 
 from tokenmill import arguments
+from tokenmill.arguments import Sources, StreamOptions
 from tokenmill.dataset import dataset as datasets
 from tokenmill.errors import RecipeError
 from tokenmill.formats import open as formats
 from tokenmill.loader import loader as loaders
 from tokenmill.loader.batches import Batch
+from tokenmill.loader.loader import DatasetLike, LoaderOptions, RowOptions, SampleOptions
 from tokenmill.loader.mixture import Mixture
 
-if TYPE_CHECKING:
-    from tokenmill.recipe import Sources
-
-
 Tensors = dict[str, torch.Tensor]
+
+
+class TorchOptions(LoaderOptions, total=False):
+    """Options of the `DataLoader` of this module."""
+
+    rank: int | None
+    world_size: int | None
+    dtype: npt.DTypeLike | None
+    pin_memory: bool
 
 
 def find_rank(*, within_node: bool = False) -> tuple[int, int]:
@@ -69,14 +77,15 @@ class DataLoader(loaders.DataLoader):
 
     def __init__(
         self,
-        dataset: Any,
+        dataset: DatasetLike,
         seq_len: int,
         batch_size: int,
         *,
         rank: int | None = None,
         world_size: int | None = None,
+        dtype: npt.DTypeLike | None = np.int64,
         pin_memory: bool = True,
-        **options: Any,
+        **options: Unpack[LoaderOptions],
     ) -> None:
         opened = dataset if isinstance(dataset, datasets.Dataset | Mixture) else formats.open(dataset)
         found = find_rank(within_node=opened.is_node_part) if rank is None or world_size is None else (rank, world_size)
@@ -86,6 +95,7 @@ class DataLoader(loaders.DataLoader):
             batch_size,
             rank=found[0] if rank is None else rank,
             world_size=found[1] if world_size is None else world_size,
+            dtype=dtype,
             **options,
         )
         self._pin = pin_memory and torch.cuda.is_available()
@@ -107,9 +117,29 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]  # torc
     ranks, and `DataLoader` as well.
     """
 
-    def __init__(self, dataset: Any, seq_len: int, batch_size: int, **options: Any) -> None:
-        # torch's workers prefetch themselves.
-        self._loader = DataLoader(dataset, seq_len, batch_size, **{"prefetch": 0, "pin_memory": False, **options})
+    def __init__(
+        self,
+        dataset: DatasetLike,
+        seq_len: int,
+        batch_size: int,
+        *,
+        rank: int | None = None,
+        world_size: int | None = None,
+        dtype: npt.DTypeLike | None = np.int64,
+        pin_memory: bool = False,
+        **options: Unpack[LoaderOptions],
+    ) -> None:
+        options = {"prefetch": 0, **options}  # torch's workers prefetch themselves
+        self._loader = DataLoader(
+            dataset,
+            seq_len,
+            batch_size,
+            rank=rank,
+            world_size=world_size,
+            dtype=dtype,
+            pin_memory=pin_memory,
+            **options,
+        )
 
     def __repr__(self) -> str:
         return f"IterableDataset({self._loader!r})"
@@ -149,11 +179,18 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]  # torc
 class Dataset(torch_data.Dataset):  # type: ignore[misc]  # torch is not type-checked here
     """Samples by their index, as dicts of tensors: `dataset[i]["input_ids"]`. Order and ranks are up to the sampler."""
 
-    def __init__(self, dataset: Any, seq_len: int, **options: Any) -> None:
+    def __init__(
+        self,
+        dataset: DatasetLike,
+        seq_len: int,
+        *,
+        dtype: npt.DTypeLike | None = np.int64,
+        **options: Unpack[SampleOptions],
+    ) -> None:
         if "cu_seqlens" in options.get("fields", ()):
             raise RecipeError("cu_seqlens is a field of whole batches", hint="use DataLoader or IterableDataset")
         options = {"order": "sequential", **options}
-        loader = loaders.DataLoader(dataset, seq_len, batch_size=1, **options)
+        loader = loaders.DataLoader(dataset, seq_len, batch_size=1, dtype=dtype, **options)
         self._stream, self._path = loader.stream, loader.path
 
     def __repr__(self) -> str:
@@ -194,7 +231,8 @@ class TextDataset(torch_data.IterableDataset):  # type: ignore[misc]  # torch is
         *,
         rank: int | None = None,
         world_size: int | None = None,
-        **options: Any,
+        dtype: npt.DTypeLike | None = np.int64,
+        **options: Unpack[StreamOptions],
     ) -> None:
         from tokenmill.text_stream import TextStream  # loads modules that a prepared dataset does not need
 
@@ -206,6 +244,7 @@ class TextDataset(torch_data.IterableDataset):  # type: ignore[misc]  # torch is
             batch_size,
             rank=found[0] if rank is None else rank,
             world_size=found[1] if world_size is None else world_size,
+            dtype=dtype,
             **options,
         )
 
@@ -230,7 +269,18 @@ class TextDataset(torch_data.IterableDataset):  # type: ignore[misc]  # torch is
 
 
 def make_get_batch(
-    dataset: Any, seq_len: int, batch_size: int, *, device: str | torch.device = "cpu", seed: int = 0, **options: Any
+    dataset: DatasetLike,
+    seq_len: int,
+    batch_size: int,
+    *,
+    device: str | torch.device = "cpu",
+    seed: int = 0,
+    rank: int | None = None,
+    world_size: int | None = None,
+    dtype: npt.DTypeLike | None = np.int64,
+    prefetch: int = 2,
+    pin_memory: bool = True,
+    **options: Unpack[RowOptions],
 ) -> Callable[[str], tuple[torch.Tensor, torch.Tensor]]:
     """nanoGPT's `get_batch(split)`: inputs and targets of random windows, int64, on the device.
 
@@ -241,8 +291,21 @@ def make_get_batch(
 
     def get_batch(split: str) -> tuple[torch.Tensor, torch.Tensor]:
         if split not in batches:
-            options_of_split = {"order": "random", "seed": seed, "split": split, **options}
-            batches[split] = iter(DataLoader(opened, seq_len, batch_size, **options_of_split))
+            loader = DataLoader(
+                opened,
+                seq_len,
+                batch_size,
+                split=split,
+                order="random",
+                seed=seed,
+                rank=rank,
+                world_size=world_size,
+                dtype=dtype,
+                prefetch=prefetch,
+                pin_memory=pin_memory,
+                **options,
+            )
+            batches[split] = iter(loader)
         batch = next(batches[split])
         x, y = (batch[name].to(device, non_blocking=True) for name in ("input_ids", "labels"))
         return x, y
@@ -258,7 +321,13 @@ class DataModule:
     """
 
     def __init__(
-        self, dataset: Any, seq_len: int, batch_size: int, *, val_split: str | None = "val", **options: Any
+        self,
+        dataset: DatasetLike,
+        seq_len: int,
+        batch_size: int,
+        *,
+        val_split: str | None = "val",
+        **options: Unpack[TorchOptions],
     ) -> None:
         super().__init__()
         self._arguments = (dataset, seq_len, batch_size)
@@ -290,13 +359,17 @@ class DataModule:
     def val_dataloader(self) -> IterableDataset | list[Any]:
         if self._val_split is None:
             return []
-        options = {
-            **{name: value for name, value in self._options.items() if name not in ("order", "seed")},
-            **{"split": self._val_split, "order": "sequential", "epochs": 1},
-        }
         # If a rank had no last batch, the others would wait for it.
         world_size = self._options.get("world_size") or find_rank()[1]
-        return IterableDataset(*self._arguments, **{**options, "drop_last": world_size > 1})
+        options: TorchOptions = {
+            **self._options,
+            "split": self._val_split,
+            "order": "sequential",
+            "seed": 0,
+            "epochs": 1,
+            "drop_last": world_size > 1,
+        }
+        return IterableDataset(*self._arguments, **options)
 
     def state_dict(self) -> dict[str, Any]:
         """The position in the training stream."""

@@ -16,7 +16,7 @@ import tokenmill
 from conftest import tree
 from tokenmill.build.pipeline import BuildOptions, build
 from tokenmill.errors import BuildError, SilentStoreError, SourceError
-from tokenmill.executors.base import Executor, Listener, UnitFailure, judge, make_executor
+from tokenmill.executors.base import Executor, Listener, UnitFailure, judge, open_executor
 from tokenmill.executors.in_process import InProcess
 from tokenmill.recipe import make_recipe
 from tokenmill.sources import reader as reading
@@ -39,7 +39,7 @@ def test_a_scratch_disk_without_room_for_a_folder_is_done_without(corpus: Path, 
     recipe = make_recipe({"sources": (str(corpus),), "tokenizer": "byte"}, config=None)
     for name, fs, scratch in (("out", Full(), str(tmp_path / "fast")), ("right", LocalFileSystem(), None)):
         folder = Folder(str(tmp_path / name), fs)
-        build(recipe, folder, BuildOptions(hire=partial(make_executor, 1, None), scratch=scratch))
+        build(recipe, folder, BuildOptions(start_executor=partial(open_executor, 1, None), scratch=scratch))
     assert tree(tmp_path / "out") == tree(tmp_path / "right")
 
 
@@ -63,14 +63,14 @@ def test_a_source_that_could_not_be_read_at_first_leaves_no_trace_in_the_manifes
     assert tree(tmp_path / "out") == tree(tmp_path / "right")
 
 
-def test_a_source_that_can_be_read_now_and_then_only_is_named(
+def test_a_source_that_is_only_intermittently_readable_is_named(
     corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def read_unit(*arguments: Any, **options: Any) -> Iterator[Batch]:
         raise SourceError("cannot read it: Input/output error", hint="")
 
     monkeypatch.setattr(probe, "read_unit", read_unit)
-    with pytest.raises(BuildError, match="can be read now and then only"):
+    with pytest.raises(BuildError, match="only intermittently readable"):
         tokenmill.prepare(str(corpus), tmp_path / "out", tokenizer="byte", workers=1)
     monkeypatch.undo()
     assert not tokenmill.prepare(str(corpus), tmp_path / "out", tokenizer="byte", workers=1).already_complete
@@ -125,7 +125,7 @@ def test_a_store_that_answers_nobody_ends_the_build_and_one_that_is_cut_off_from
     recipe = make_recipe({"sources": (str(corpus),), "tokenizer": "byte"}, config=None)
     folder = Store(str(tmp_path / "out"))
 
-    def hire(where: Folder, work: BuildConfig, spec: TokenizerSpec) -> Executor:
+    def start_executor(where: Folder, work: BuildConfig, spec: TokenizerSpec) -> Executor:
         return CutOff(where, work, spec, open_engine(spec))
 
     def watch(event: dict[str, Any]) -> None:
@@ -134,10 +134,10 @@ def test_a_store_that_answers_nobody_ends_the_build_and_one_that_is_cut_off_from
 
     if is_silent:
         with pytest.raises(SilentStoreError):
-            build(recipe, folder, BuildOptions(hire=hire, watch=watch))
+            build(recipe, folder, BuildOptions(start_executor=start_executor, watch=watch))
         assert folder.left_alone.is_set(), "whoever cleans up would wait for each answer"
     else:
-        build(recipe, folder, BuildOptions(hire=hire, watch=watch))
+        build(recipe, folder, BuildOptions(start_executor=start_executor, watch=watch))
         assert tokenmill.verify(tmp_path / "out").ok
 
 

@@ -252,5 +252,5 @@ def test_more_units_than_anybody_needs_are_refused_with_a_size_that_will_do() ->
     options: dict[str, Any] = {"identity": {}, "sources": [source], "extents": extents, "sample": None, "seed": 0}
     with pytest.raises(RecipeError, match="16,000,000, more than") as caught:
         make_plan(unit_bytes=1, **options)
-    assert "--unit-bytes 5 B" in caught.value.hint
+    assert "`unit_bytes=5` or more" in caught.value.hint
     assert len(make_plan(unit_bytes=10_000, **options).units) == 1600

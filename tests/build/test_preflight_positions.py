@@ -23,19 +23,19 @@ def texts(*sizes: int, unit_bytes: int) -> Plan:
     return plan_of(*sources, sizes=list(sizes), unit_bytes=unit_bytes)
 
 
-def places_of(plan: Plan, count: int) -> list[tuple[int, int, tuple[int, ...]]]:
+def positions_of(plan: Plan, count: int) -> list[tuple[int, int, tuple[int, ...]]]:
     request = make_request(plan, count)
-    return [(visit.task.unit.index, visit.task.unit.source, visit.places) for visit in request.visits]
+    return [(one.task.unit.index, one.task.unit.source, one.positions) for one in request.slices]
 
 
-def test_places_are_at_even_distances_over_units_of_any_size() -> None:
-    assert places_of(texts(80, unit_bytes=1000), 4) == [(0, 0, (10, 30, 50, 70))]
-    assert places_of(texts(60, 20, unit_bytes=20), 4) == [(0, 0, (10,)), (1, 0, (10,)), (2, 0, (10,)), (3, 1, (10,))]
+def test_positions_are_at_even_distances_over_units_of_any_size() -> None:
+    assert positions_of(texts(80, unit_bytes=1000), 4) == [(0, 0, (10, 30, 50, 70))]
+    assert positions_of(texts(60, 20, unit_bytes=20), 4) == [(0, 0, (10,)), (1, 0, (10,)), (2, 0, (10,)), (3, 1, (10,))]
 
 
 def test_a_unit_of_many_files_is_visited_file_by_file() -> None:
     request = make_request(texts(10, 50, 20, unit_bytes=1000), 4)
-    assert [(visit.task.sources[0].name, visit.at, visit.places) for visit in request.visits] == [
+    assert [(one.task.sources[0].name, one.at, one.positions) for one in request.slices] == [
         ("1.txt", 10, (0, 20, 40)),
         ("2.txt", 60, (10,)),
     ]
@@ -47,19 +47,19 @@ def test_tables_share_what_was_planned_for_them() -> None:
     packed = replace(SOURCE, name="b.txt.gz", bytes=25, compression="gz")
     tables = [replace(SOURCE, name=name, bytes=10, kind="parquet") for name in ("c.parquet", "d.parquet")]
     plan = plan_of(text, packed, *tables, sizes=[100, 100, 90, 110], unit_bytes=1000)
-    sizes = [visit.task.unit.text_bytes for visit in make_request(plan, 8).visits]
+    sizes = [one.task.unit.text_bytes for one in make_request(plan, 8).slices]
     assert sizes == [100, 100, 100, 100]
 
 
 def test_tables_without_a_byte_share_it_too() -> None:
     text = replace(SOURCE, name="a.txt", bytes=14)
     tables = [replace(SOURCE, name=name, bytes=0, kind="parquet") for name in ("y.parquet", "z.parquet")]
-    visits = make_request(plan_of(text, *tables, sizes=[14, 1, 1], unit_bytes=1000), 8).visits
-    assert [(visit.task.sources[0].name, visit.task.unit.text_bytes) for visit in visits] == [
+    slices = make_request(plan_of(text, *tables, sizes=[14, 1, 1], unit_bytes=1000), 8).slices
+    assert [(one.task.sources[0].name, one.task.unit.text_bytes) for one in slices] == [
         ("a.txt", 14),
         ("z.parquet", 1),
     ]
 
 
 def test_a_plan_of_nothing_is_looked_at_all_the_same() -> None:
-    assert places_of(texts(0, unit_bytes=10), 2) == [(0, 0, (0, 0))]
+    assert positions_of(texts(0, unit_bytes=10), 2) == [(0, 0, (0, 0))]

@@ -35,7 +35,7 @@ def begin(sources: list[Path], out: Path) -> None:
         if event["kind"] == "done":
             raise KeyboardInterrupt
 
-    with pytest.raises(library.TokenmillError, match="done and kept"):
+    with pytest.raises(library.TokenmillError, match="are saved"):
         library.prepare(sources, out, watch=stop, **BYTES)
 
 

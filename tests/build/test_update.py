@@ -52,7 +52,7 @@ def add(sources: Path) -> None:
 def fail(sources: Path, out: Path) -> None:
     with pytest.raises(BuildError, match=r"1 of .* units failed, the others are done") as caught:
         tokenmill.prepare(sources, out, **OPTIONS)
-    assert "--update" in caught.value.hint
+    assert "update=True" in caught.value.hint
 
 
 def resumed(sources: Path, out: Path, **options: Any) -> tuple[int, int]:
@@ -74,7 +74,7 @@ def test_an_update_keeps_what_was_made_of_the_others_and_gives_the_bytes_of_a_bu
     change(sources)
     with pytest.raises(TokenmillError) as caught:
         tokenmill.prepare(sources, out, **OPTIONS)
-    assert "--update" in caught.value.hint
+    assert "update=True" in caught.value.hint
     before = tokenmill.plan(sources, out, update=True, **OPTIONS)
     assert before.units_done == done
     assert resumed(sources, out, update=True) == (done, before.units - done)
@@ -145,7 +145,7 @@ def test_a_table_that_could_not_be_read_for_a_moment_fails_its_unit_and_makes_no
     fails = 3
     with pytest.raises(BuildError, match="could not be read when the plan was made, and can be now") as caught:
         tokenmill.prepare(sources, out, **OPTIONS)
-    assert "--update" in caught.value.hint
+    assert "update=True" in caught.value.hint
     with pytest.raises(OutputError):
         tokenmill.prepare(sources, out, **OPTIONS)
     tokenmill.prepare(sources, out, update=True, **OPTIONS)
@@ -180,7 +180,7 @@ def test_json_lines_that_could_not_be_read_for_a_moment_fail_their_unit_and_make
         BuildError, match=r"turns\.jsonl could not be read when the plan was made, and can be now"
     ) as caught:
         tokenmill.prepare(sources, out, **OPTIONS)
-    assert "--update" in caught.value.hint
+    assert "update=True" in caught.value.hint
     tokenmill.prepare(sources, out, update=True, **OPTIONS)
     assert tree(out) == tree(tmp_path / "right")
 
@@ -215,17 +215,17 @@ def test_another_recipe_is_no_update(sources: Path, tmp_path: Path) -> None:
     mend(sources)
     with pytest.raises(OutputError, match="min_chars: was 0, now 5") as caught:
         tokenmill.prepare(sources, out, update=True, min_chars=5, **OPTIONS)
-    assert "--update" not in caught.value.hint
+    assert "update=True" not in caught.value.hint
 
 
 def test_what_an_update_cannot_go_with_is_refused(sources: Path, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="--restart keeps nothing"):
+    with pytest.raises(RecipeError, match="`restart` keeps nothing"):
         tokenmill.prepare(sources, tmp_path / "out", update=True, restart=True, **OPTIONS)
     options = {**OPTIONS, "split": "nanogpt"}
     with pytest.raises(SourceError):  # it reads all sources first
         tokenmill.prepare(sources, tmp_path / "out", **options)
     mend(sources)
-    with pytest.raises(RecipeError, match="--split nanogpt"):
+    with pytest.raises(RecipeError, match="`split='nanogpt'`"):
         tokenmill.prepare(sources, tmp_path / "out", update=True, **options)
 
 

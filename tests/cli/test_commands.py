@@ -11,7 +11,7 @@ import pytest
 
 from conftest import Command, make_texts, tree, write_parquet
 from tokenmill.errors import DatasetError, OutputError, RecipeError
-from tokenmill.formats.base import ExpectedChecksum
+from tokenmill.formats.base import Expected
 from tokenmill.formats.templar import consolidate, read_expected
 
 
@@ -82,7 +82,7 @@ def test_without_the_shards_that_it_was_made_of_a_consolidation_is_checked(tmp_p
     made = consolidate(root, 2)
     for path in root.glob("*.npy"):
         path.unlink()
-    sums = {"tokens": ExpectedChecksum(sha256=made.files["tokens.bin"].sha256, elements=7)}
+    sums = {"tokens": Expected(sha256=made.files["tokens.bin"].sha256, elements=7)}
     assert consolidate(root, 2, expected=sums).already_complete
     with pytest.raises(OutputError, match="'seq_len': 3"):
         consolidate(root, 3)

@@ -141,7 +141,7 @@ def test_who_finds_another_build_is_told_of_wait(tokenmill: Command, tmp_path: P
     with locked(folder):
         refused = tokenmill("prepare", "a.jsonl", "-o", "out", "--tokenizer", "byte", code=5).stderr
     assert "is being built by process" in refused
-    assert "hint: add --wait to wait for it, or stop it and run the same command again" in refused
+    assert "hint: wait for it with --wait, or stop it and run the same command again" in refused
 
 
 def test_a_current_folder_that_is_gone_is_said(tmp_path: Path) -> None:

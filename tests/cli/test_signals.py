@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -29,7 +30,7 @@ def test_a_command_that_still_loads_says_that_it_is_stopped(tmp_path: Path, numb
     process.send_signal(number)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert said.startswith("error: stopped")
+    assert re.fullmatch(r"Interrupted\. (Run|\d of 1 unit are saved; run) the same command to resume\.\n", said)
 
 
 def _catches(process: int, number: signal.Signals) -> bool:
@@ -90,7 +91,7 @@ def test_a_command_ends_in_time_even_if_the_interrupt_is_lost(tmp_path: Path, nu
     _, said = process.communicate(timeout=30)
     assert process.returncode == 130
     assert time.monotonic() - begin < 10
-    assert said.endswith("error: stopped\nhint: run the same command again to resume\n")
+    assert said.endswith("Interrupted. Run the same command to resume.\n")
 
 
 def test_a_signal_that_was_ignored_from_the_start_stays_ignored(tmp_path: Path) -> None:

@@ -237,7 +237,7 @@ def test_the_hint_for_masked_labels_names_the_inputs(path: Path) -> None:
 def test_tokens_without_a_known_tokenizer_cannot_be_decoded(tmp_path: Path) -> None:
     np.array([5, 6, 9], "<u2").tofile(tmp_path / "train.bin")
     for found in (tokenmill.open(tmp_path, eot_id=9), imported(tmp_path)):
-        with pytest.raises(DatasetError, match="tokenizer of .* is unknown") as caught:
+        with pytest.raises(DatasetError, match="the tokenizer of") as caught:
             found["train"].text(0)
         assert "import_" in caught.value.hint
         with pytest.raises(DatasetError, match="is unknown"):

@@ -247,6 +247,6 @@ def test_a_build_that_only_probes_its_store_is_no_stranger(bucket: Bucket, tmp_p
 
 
 def test_a_layout_beside_a_dataset_in_a_store_is_refused_before_any_work(remote: Bucket) -> None:
-    with pytest.raises(RecipeError, match="--layout"):
+    with pytest.raises(RecipeError, match="`layout`"):
         library.prepare(f"{remote.url}/corpus", f"{remote.url}/out", workers=1, layout="nanogpt", **RECIPE)
     assert remote.listed("out") == []

@@ -1,4 +1,4 @@
-"""Workers that a foreman forks: heard, replaced when they die, gone when they are stopped."""
+"""Workers that a fork server forks: heard, replaced when they die, gone when they are stopped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _GONE = (FileNotFoundError, ProcessLookupError)  # before its file was opened, o
 
 
 @pytest.fixture
-def crew() -> Iterator[WorkerProcesses]:
+def processes() -> Iterator[WorkerProcesses]:
     found = WorkerProcesses(2)
     yield found
     found.stop()
@@ -48,7 +48,7 @@ def wait_until_gone(*processes: int) -> None:
 
 
 def wait_for_workers(count: int) -> tuple[int, list[int]]:
-    """The foreman among our children, and its workers as soon as there are so many."""
+    """The fork server among our children, and its workers as soon as there are so many."""
     deadline = time.monotonic() + 60
     while time.monotonic() < deadline:
         for child in children(os.getpid()):
@@ -58,10 +58,10 @@ def wait_for_workers(count: int) -> tuple[int, list[int]]:
     raise AssertionError("no workers")
 
 
-def test_a_worker_that_dies_is_told_of_by_its_signal_and_replaced(crew: WorkerProcesses) -> None:
+def test_a_worker_that_dies_is_told_of_by_its_signal_and_replaced(processes: WorkerProcesses) -> None:
     leader, workers = wait_for_workers(2)
     os.kill(workers[0], signal.SIGKILL)
-    ((_, message),) = crew.hear()
+    ((_, message),) = processes.hear()
     assert message["error"]["message"] == "a worker was killed by signal 9, probably because memory ran out"
     again, others = wait_for_workers(2)
     assert again == leader
@@ -69,54 +69,54 @@ def test_a_worker_that_dies_is_told_of_by_its_signal_and_replaced(crew: WorkerPr
     assert workers[0] not in others
 
 
-def test_a_worker_that_cannot_read_its_briefing_says_so(crew: WorkerProcesses) -> None:
-    crew.brief({"path": sys.path, "work": {"root": 7}})
-    ((_, message), *_) = crew.hear()
+def test_a_worker_that_cannot_read_its_briefing_says_so(processes: WorkerProcesses) -> None:
+    processes.configure({"path": sys.path, "work": {"root": 7}})
+    ((_, message), *_) = processes.hear()
     assert message["kind"] == "failed"
     assert message["error"]["message"].startswith("work: missing fields")
 
 
-def test_a_dead_foreman_is_replaced_when_a_worker_is_needed(crew: WorkerProcesses) -> None:
+def test_a_dead_fork_server_is_replaced_when_a_worker_is_needed(processes: WorkerProcesses) -> None:
     leader, workers = wait_for_workers(2)
     os.kill(leader, signal.SIGKILL)
     while is_alive(leader):
         time.sleep(0.01)
     os.kill(workers[0], signal.SIGKILL)
-    ((_, message),) = crew.hear()
+    ((_, message),) = processes.hear()
     assert message["error"]["message"] == "a worker died"
     again, (other,) = wait_for_workers(1)
     assert again != leader
     assert other not in workers
-    crew.stop()
+    processes.stop()
     wait_until_gone(leader, again, *workers, other)
 
 
-def test_a_foreman_has_one_thread_to_fork_from(crew: WorkerProcesses) -> None:
+def test_a_fork_server_has_one_thread_to_fork_from(processes: WorkerProcesses) -> None:
     leader, workers = wait_for_workers(2)
     threads = [Path(f"/proc/{leader}/task/{name}/comm").read_text() for name in os.listdir(f"/proc/{leader}/task")]
     assert len(threads) == 1, threads
-    crew.stop()
+    processes.stop()
     wait_until_gone(leader, *workers)
 
 
-def test_a_foreman_that_was_called_in_is_taken_or_sent_home() -> None:
+def test_a_fork_server_that_was_called_in_is_taken_or_sent_home() -> None:
     before = children(os.getpid())
     forkserver.start_early()
     (called,) = set(children(os.getpid())) - set(before)
-    crew = WorkerProcesses(1)
+    processes = WorkerProcesses(1)
     assert set(children(os.getpid())) - set(before) == {called}
-    crew.stop()
+    processes.stop()
     forkserver.start_early("gpt2")
     forkserver.stop_unused()
     assert children(os.getpid()) == before
 
 
-def test_a_foreman_that_does_not_hear_any_more_is_dead_before_its_process_is() -> None:
+def test_a_fork_server_that_does_not_hear_any_more_is_dead_before_its_process_is() -> None:
     one = forkserver.ForkServer()
     os.kill(one._process.pid, signal.SIGSTOP)  # as if it were being torn down: there, and of no use
     one._line.shutdown(socket.SHUT_RDWR)
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        one.hire(theirs)
+        one.start_worker(theirs)
     assert not one.is_alive
-    one.leave()
+    one.close()

@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
-from test_crew import wait_for_workers
+from test_forkserver import wait_for_workers
 
 from tokenmill.build.preflight import check_parity_of_plan, make_request
 from tokenmill.build.resolve import ResolvedBuild, make_config, resolve_build
@@ -31,7 +31,7 @@ def setup(corpus: Path) -> ResolvedBuild:
 
 
 @pytest.fixture
-def crew() -> Iterator[WorkerProcesses]:
+def processes() -> Iterator[WorkerProcesses]:
     found = WorkerProcesses(WORKERS)
     yield found
     found.stop()
@@ -53,11 +53,11 @@ def killing(tell: Tell, question: str, times: int) -> Tell:
 
 @pytest.mark.parametrize("question", ["request", "texts"])
 def test_a_question_that_its_worker_dies_of_is_put_to_another(
-    setup: ResolvedBuild, crew: WorkerProcesses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, question: str
+    setup: ResolvedBuild, processes: WorkerProcesses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, question: str
 ) -> None:
     work, request = make_config(setup, scratch=None), make_request(setup.plan)
-    pool = ProcessPool(crew, Folder(str(tmp_path)), work, setup.spec)
-    monkeypatch.setattr(crew, "tell", killing(crew.tell, question, times=1))
+    pool = ProcessPool(processes, Folder(str(tmp_path)), work, setup.spec)
+    monkeypatch.setattr(processes, "tell", killing(processes.tell, question, times=1))
     found = check_parity_of_plan(request, work, setup.spec, pool)
     alone = check_parity_of_plan(request, work, setup.spec, InProcessProber(work, open_engine(setup.spec)))
     assert found.parity == alone.parity
@@ -65,9 +65,9 @@ def test_a_question_that_its_worker_dies_of_is_put_to_another(
 
 
 def test_a_question_that_everyone_dies_of_is_an_error(
-    setup: ResolvedBuild, crew: WorkerProcesses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    setup: ResolvedBuild, processes: WorkerProcesses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pool = ProcessPool(crew, Folder(str(tmp_path)), make_config(setup, scratch=None), setup.spec)
-    monkeypatch.setattr(crew, "tell", killing(crew.tell, "texts", times=99))
+    pool = ProcessPool(processes, Folder(str(tmp_path)), make_config(setup, scratch=None), setup.spec)
+    monkeypatch.setattr(processes, "tell", killing(processes.tell, "texts", times=99))
     with pytest.raises(BuildError, match="killed by signal 9"):
         pool.encode(["a text"])

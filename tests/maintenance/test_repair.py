@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_verifying import EACH, change_token, dataset_files, make_dataset
+from test_verify import EACH, change_token, dataset_files, make_dataset
 
 import tokenmill
 from tokenmill.dataset import manifest
@@ -316,7 +316,7 @@ def test_a_source_that_was_touched_since_is_an_error_with_a_hint_that_works(tmp_
     with pytest.raises(BuildError, match="changed since") as repaired:
         tokenmill.repair(dataset, workers=1)
     for caught in (verified, repaired):
-        assert "--update" not in caught.value.hint
+        assert "update=True" not in caught.value.hint
         assert "put the old file back" in caught.value.hint
 
 

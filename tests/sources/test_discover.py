@@ -341,7 +341,7 @@ def test_a_source_that_grew_since_the_plan_is_an_error_that_shows_both_sizes(tmp
         file.write(b"more\n")
     with pytest.raises(SourceChangedError, match=r"a\.txt changed .* had 14 bytes .* now 19 bytes") as caught:
         list(unit_of(listing))
-    assert "--update" in caught.value.hint
+    assert "update=True" in caught.value.hint
 
 
 def test_a_source_of_the_same_size_that_was_written_again_is_an_error_that_shows_both_times(tmp_path: Path) -> None:

@@ -204,7 +204,7 @@ def test_a_column_that_holds_no_text_is_refused_before_any_work(tmp_path: Path, 
     write(tmp_path / "f.parquet", {"text": values})
     with pytest.raises(RecipeError, match=r"f\.parquet: column 'text' holds .*, not text") as caught:
         parquet.extent(str(tmp_path / "f.parquet"), {"column": "text"})
-    assert "--text-column" in caught.value.hint
+    assert "`text_column" in caught.value.hint
 
 
 @pytest.mark.parametrize("keep", [0, 3, 100, -1, -9])

@@ -167,7 +167,7 @@ def test_an_unknown_shape_is_an_error_that_lists_the_columns(columns: tuple[str,
         rule_of(*columns)
     assert "file.parquet" in caught.value.message
     assert ", ".join(sorted(columns)) in caught.value.message
-    assert "--text-column" in caught.value.hint
+    assert "`text_column" in caught.value.hint
 
 
 def test_a_source_that_shows_no_columns_is_taken_to_hold_what_was_asked_for() -> None:

@@ -58,7 +58,8 @@ def test_what_is_loaded_is_not_replaced(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_an_engine_is_opened_without_awkward() -> None:
-    code = "import sys; from tokenmill.executors.worker import get_ready; get_ready('gpt2'); sys.exit('awkward' in sys.modules)"
+    start = "import sys; from tokenmill.executors.worker import prepare_tokenizer; prepare_tokenizer('gpt2')"
+    code = f"{start}; sys.exit('awkward' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

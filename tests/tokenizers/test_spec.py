@@ -101,7 +101,7 @@ def test_an_end_of_text_that_the_tokenizer_does_not_have_is_an_error_that_lists_
 
 @pytest.mark.parametrize("name", ["gpt2", "byte", "char"])
 def test_built_in_tokenizers_have_an_end_of_text_of_their_own(name: str) -> None:
-    with pytest.raises(TokenizerError, match=r"--eot-token does not apply|has no token") as caught:
+    with pytest.raises(TokenizerError, match=r"`eot_token` does not apply|has no token") as caught:
         resolve(name, eot_token="x")
     assert caught.value.hint
 
@@ -113,7 +113,7 @@ def test_a_tokenizer_without_an_end_of_text_stops_before_any_work_unless_none_is
     fields = {"sources": (str(tmp_path / "a.txt"),), "tokenizer": str(folder)}
     with pytest.raises(TokenizerError, match="names no end-of-text token") as caught:
         resolve_build(make_recipe(fields))
-    assert "--eot-token" in caught.value.hint
+    assert "`eot_token`" in caught.value.hint
     assert resolve_build(make_recipe({**fields, "eot": "none"})).spec.eot_id is None
 
 

@@ -43,7 +43,7 @@ def test_a_document_that_there_is_no_memory_for_is_an_error_and_not_a_kill(
     monkeypatch.setattr(memory, "free_memory", lambda: 1e8)
     with pytest.raises(BuildError, match=r"run\.txt at 0: a document of 8\.00 MB takes about 224 MB") as caught:
         library.prepare(tmp_path / "run.txt", tmp_path / "out", tokenizer="gpt2", documents="files", workers=1)
-    assert "--max-document-bytes" in caught.value.hint
+    assert "`max_document_bytes`" in caught.value.hint
 
 
 GIGA = 1 << 30

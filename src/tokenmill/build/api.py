@@ -1,6 +1,6 @@
-"""prepare: sources in, a finished dataset out; the same call again goes on where it stopped.
+"""prepare(): sources in, a finished dataset out. The same call again resumes.
 
-Light: it hires the workers first and then loads the build, so that both load at the same time.
+Light: it starts the worker processes first and then loads the build, so that both load at the same time.
 """
 
 from __future__ import annotations
@@ -10,36 +10,35 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from tokenmill import arguments
+from tokenmill.arguments import RecipeOptions, Sources, Watcher
 from tokenmill.dataset import manifest as manifests
-from tokenmill.dataset.manifest import Manifest
+from tokenmill.dataset.manifest import Manifest, Nodes
 from tokenmill.errors import LockedError, RecipeError
 from tokenmill.executors.forkserver import WorkerProcesses, needs_processes
+from tokenmill.formats.results import ExportResult
 from tokenmill.resources import num_cores, resolve_workers
+from tokenmill.sizes import counted, format_seconds
 from tokenmill.storage.base import is_url, local_folder, open_folder
 from tokenmill.storage.local import Folder
 
 if TYPE_CHECKING:
     from tokenmill.build.pipeline import ExecutorFactory
-    from tokenmill.build.progress import Watcher
-    from tokenmill.dataset.manifest import Nodes
-    from tokenmill.formats.base import ExportResult
-    from tokenmill.recipe import Sources
 
 
 EXECUTORS = ("local", "ray")
 PLACEMENTS = ("shared", "node-local")
-# How long a build of the same part may take to end that was stopped a moment ago.
+# How long an earlier build of the same part, stopped a moment ago, may take to end.
 ENDING_SECONDS = 30.0
 _TAKE_OVER = "stop it and run the same command again"
-_NO_BESIDES = "each part is on a disk of its node already; tokenmill export is run on each"
+_NO_BESIDES = "each part is on a disk of its node already; export each one on its node"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareResult:
-    """A finished dataset, and whether there was anything left to do. `seconds` are without those of waiting.
+    """A finished dataset, and whether it was complete already. `seconds` excludes the time of waiting.
 
     `notes` are sentences that the user should read.
 
@@ -62,6 +61,11 @@ class PrepareResult:
     def documents(self) -> int:
         return self.manifest.documents
 
+    def __repr__(self) -> str:
+        done = "complete already" if self.already_complete else f"done in {format_seconds(self.seconds)}"
+        totals = f"{counted(self.tokens, 'token')}, {counted(self.documents, 'document')}"
+        return f"PrepareResult({self.output!r}: {totals} in {', '.join(self.manifest.splits)}; {done})"
+
 
 def prepare(
     sources: Sources = (),
@@ -79,9 +83,9 @@ def prepare(
     ray_address: str | None = None,
     placement: str = "shared",
     watch: Watcher | None = None,
-    **recipe: Any,
+    **recipe: Unpack[RecipeOptions],
 ) -> PrepareResult:
-    """Turn sources into a finished dataset at `output`. Called again, it goes on where it stopped.
+    """Turn sources into a finished dataset at `output`. Called again, it resumes.
 
     The other arguments are the fields of a recipe, as on the command line: `tokenizer`,
     `text_column`, `template`, `documents`, `eot`, `split`, `val_sources`, `max_tokens`, ...
@@ -102,8 +106,8 @@ def prepare(
     begin = time.monotonic()
     arguments.function_or_none("watch", watch)
     notes, watch = _noting(watch)
-    if output == "":
-        raise RecipeError("no output is given", hint="add -o OUT")
+    if output is None or output == "":
+        raise RecipeError("no output is given", hint="give the folder or URL of the dataset with `output='OUT'`")
     output, scratch = arguments.place("output", output), arguments.place_or_none("scratch", scratch)
     workers, layout = arguments.workers_or_none(workers), arguments.text_or_none("layout", layout)
     wait, restart, update, timeout = _check_flags(wait=wait, restart=restart, update=update, timeout=timeout)
@@ -125,17 +129,17 @@ def prepare(
     folder = open_folder(output, spool=scratch)
     if layout is not None:
         check_place(layout, folder)
-    # On a cluster they are not of this machine.
+    # On a cluster the cores of this machine do not count.
     count = resolve_workers(workers) if executor == "local" else num_cores()
-    # Who only waits needs no workers; who builds in the end hires them then.
+    # A process that waits needs no workers; if it builds in the end, it starts them then.
     early = (
         needs_processes(count, folder) and executor == "local" and not wait and not folder.exists(manifests.MANIFEST)
     )
-    crew = WorkerProcesses(count) if early else None
+    processes = WorkerProcesses(count) if early else None
     try:
         from tokenmill.build.pipeline import BuildOptions, build
         from tokenmill.build.wait import wait_for
-        from tokenmill.executors.base import make_executor
+        from tokenmill.executors.base import open_executor
         from tokenmill.recipe import make_recipe
 
         wanted = make_recipe(fields, config=config)
@@ -144,23 +148,29 @@ def prepare(
             from tokenmill.formats.convert import bytes_beside, check_layout, export_beside
 
             check_layout(layout, wanted)
-            besides["bytes_beside"] = partial(bytes_beside, folder, layout)
+            besides["extra_bytes"] = partial(bytes_beside, folder, layout)
 
-        hire: ExecutorFactory = partial(make_executor, count, crew)
+        start_executor: ExecutorFactory = partial(open_executor, count, processes)
         if executor == "ray":
             from tokenmill.executors.ray import RayExecutor
 
-            hire = partial(RayExecutor, address=ray_address, workers=workers)
+            start_executor = partial(RayExecutor, address=ray_address, workers=workers)
 
         loading = time.monotonic() - begin
 
-        def attempt(heed: Callable[[], None] = lambda: None) -> PrepareResult:
+        def attempt(on_lock: Callable[[], None] = lambda: None) -> PrepareResult:
             begin = time.monotonic()
             place = None if scratch is None else local_folder(scratch).path
-            manner = BuildOptions(
-                hire=hire, scratch=place, restart=restart, update=update, watch=watch, heed=heed, **besides
+            options = BuildOptions(
+                start_executor=start_executor,
+                scratch=place,
+                restart=restart,
+                update=update,
+                watch=watch,
+                on_lock=on_lock,
+                **besides,
             )
-            found, already_complete = build(wanted, folder, manner)
+            found, already_complete = build(wanted, folder, options)
             return PrepareResult(
                 output=folder.path,
                 manifest=found,
@@ -180,14 +190,14 @@ def prepare(
         try:
             return attempt()
         except LockedError as error:
-            raise LockedError(error.message, hint=f"add --wait to wait for it, or {_TAKE_OVER}") from None
+            raise LockedError(error.message, hint=f"wait for it with `wait=True`, or {_TAKE_OVER}") from None
     finally:
-        if crew is not None:
-            crew.stop()
+        if processes is not None:
+            processes.stop()
 
 
 def _noting(watch: Watcher | None) -> tuple[list[str], Watcher]:
-    """Where notes are gathered, and a watcher that gathers them and passes everything on."""
+    """A list for notes, and a watcher that collects them and passes all events on."""
     notes: list[str] = []
 
     def hear(event: dict[str, Any]) -> None:
@@ -206,7 +216,7 @@ def _prepare_on_nodes(
     from tokenmill.recipe import make_recipe
 
     begin = time.monotonic()
-    # What begins with a variable or `~` is another place on every node; any other path is the same on all.
+    # A path that begins with a variable or `~` is expanded on every node; any other path is the same on all.
     place = output if output.startswith(("$", "~")) or is_url(output) else os.path.abspath(output)
     found, already_complete, nodes = build_on_nodes(make_recipe(fields, config=config), place, **options)
     return PrepareResult(
@@ -220,10 +230,11 @@ def _prepare_on_nodes(
 
 
 def check_place(layout: str, folder: Folder | None) -> None:
-    """Refuse a layout beside a dataset that is not in a folder of this machine."""
+    """Refuse a layout beside a dataset that is not on this machine."""
     if folder is not None and not folder.is_local:
-        hint = f"export it afterwards: tokenmill export {folder.path} --to {layout.partition(':')[0]} DIR"
-        raise RecipeError("--layout writes files on this machine, beside a dataset in a folder", hint=hint)
+        to = layout.partition(":")[0]
+        hint = f"export it afterwards: `tokenmill.export({folder.path!r}, 'DIR', to={to!r})`"
+        raise RecipeError("`layout` writes files on this machine, beside a dataset in a folder", hint=hint)
 
 
 def _check_flags(
@@ -234,7 +245,7 @@ def _check_flags(
     if timeout is not None:
         timeout = arguments.number("timeout", timeout, hint="give a number of seconds, or None to wait for ever")
     if restart and update:
-        raise RecipeError("--restart keeps nothing, --update what it can", hint="drop one of the two")
+        raise RecipeError("`restart` keeps nothing, `update` keeps what it can", hint="drop one of the two")
     if wait and restart:
         raise RecipeError("each one who waits would start the build over", hint="start it over first, without waiting")
     return wait, restart, update, timeout
@@ -242,13 +253,13 @@ def _check_flags(
 
 def _check_node_local(has_besides: bool, *, update: bool) -> None:
     if has_besides:
-        raise RecipeError("--layout and --scratch do not go with node-local placement", hint=_NO_BESIDES)
+        raise RecipeError("`layout` and `scratch` do not go with `placement='node-local'`", hint=_NO_BESIDES)
     if update:
-        raise RecipeError("--update does not go with node-local placement", hint="start over with --restart")
+        raise RecipeError("`update` does not go with `placement='node-local'`", hint="start over with `restart=True`")
 
 
 def check_executor(executor: str, ray_address: str | None = None, placement: str = "shared") -> None:
-    """Refuse what is not known, or does not go together."""
+    """Refuse unknown values, and values that exclude each other."""
     arguments.text("executor", executor)
     arguments.text("placement", placement)
     arguments.text_or_none("ray_address", ray_address)
@@ -257,6 +268,6 @@ def check_executor(executor: str, ray_address: str | None = None, placement: str
     if placement not in PLACEMENTS:
         raise RecipeError(f"{placement!r} is no placement", hint=f"one of {', '.join(PLACEMENTS)}")
     if placement == "node-local" and executor != "ray":
-        raise RecipeError("node-local placement is for the nodes of a cluster", hint="add --executor ray")
+        raise RecipeError("`placement='node-local'` is for the nodes of a cluster", hint="add `executor='ray'`")
     if ray_address is not None and executor != "ray":
-        raise RecipeError("an address of a Ray cluster is given, and no Ray", hint="add --executor ray")
+        raise RecipeError("`ray_address` is given without Ray", hint="add `executor='ray'`")

@@ -1,26 +1,19 @@
 """Commit: from the receipts of all units to a finished dataset.
 
     pieces of a split, in order   [large] [small small small] [large] [small large]
-    shards                        link    join                link    join
-
-A piece that is a shard as it is gets a second name; others are joined. Then the books are balanced over the whole, and
-the manifest is written last.
-
-Which pieces become one shard, and which units share a provenance file.
-
-    pieces of a split, in order   [large] [small small small] [large] [small large]
     shards                        0       1                   2       3
+                                  link    join                link    join
 
-A piece of `target` tokens or more becomes a shard as it is; smaller ones are joined with their neighbours until they
-reach it, so a split has at most tokens / target + 1 shards. Receipts are passed over once; what is open is held.
+A piece of `target` tokens or more becomes a shard as it is, by a second name. Smaller ones are joined with their
+neighbours until they reach it, so a split has at most tokens / target + 1 shards. Then the totals are checked over the
+whole, and the manifest is written last.
 
-Shards of a store that need no other unit any more, copied while the rest of the units are done.
+An object store copies where a disk links, which takes time. So the shards that need no other unit any more are copied
+while the rest of the units are running. This is only a head start: the commit copies whatever is not known to be
+`linked`, so an error here is ignored.
 
-    units    0 done   1 done   2 done   3 at work   4 done
-    shards   copied   copied   copied               waits: unit 3 decides which shard it is
-
-A store copies what a disk would link, and that takes its time. This is a head start and nothing else: the commit copies
-what is not known to be `linked`. So nothing is an error here, and what has not begun is left to it.
+    units    0 done   1 done   2 done   3 running   4 done
+    shards   copied   copied   copied               waits: unit 3 decides to which shard it belongs
 """
 
 from __future__ import annotations
@@ -67,9 +60,9 @@ from tokenmill.units.receipts import (
 T = TypeVar("T")
 
 LINKS_AT_ONCE = 1 << 12
-# Files of a store that are on their way at once; each may have megabytes.
+# Files of an object store that are read at once; each may have megabytes.
 PROVENANCE_AHEAD = 16
-# Provenance files that are joined at once; each takes some hundred megabytes.
+# Provenance files that are joined at once; each takes some hundred megabytes of memory.
 PROVENANCE_AT_ONCE = 8
 
 
@@ -88,13 +81,13 @@ def commit(
 ) -> Manifest:
     """Shards, provenance and manifest from the receipts. May be run again after any interruption.
 
-    Files that are `intact` stay as they are: their pieces need not be there any more. Shards that are `linked` have
-    got their names in this build.
+    Files that are `intact` stay as they are, and their pieces need not exist any more. Shards that are `linked` have
+    got their names earlier in this build.
     """
     intact = intact or {}
     totals = {}
     for name in (PIECES, REJECTS, RECEIPTS):
-        folder.sync(name)  # files may be there from a build that was killed before it had synced their names
+        folder.sync(name)  # a build that was killed may have left names that were never synced
     for name in splits:
         groups = group_pieces(receipts, [name], plan.target_tokens)
         totals[name] = _commit_split(folder, name, groups, dtype, intact, linked)
@@ -116,14 +109,14 @@ def commit(
         sources=_source_totals(plan, receipts),
         files=files,
     )
-    check_books(plan, receipts, result)
+    check_totals(plan, receipts, result)
     folder.write_parts(manifest.MANIFEST, records.sealed_parts(result), claimed=lambda: True)
     return result
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Whole:
-    """What receipts come to, taken together. `in_order` if they are those of units 0, 1, 2, ..."""
+class _Totals:
+    """The totals of receipts. `in_order` if they are those of units 0, 1, 2, ..."""
 
     units: int
     in_order: bool
@@ -135,7 +128,7 @@ class _Whole:
     written_sum: str
 
 
-def _add_up(receipts: Iterable[Receipt]) -> _Whole:
+def _add_up(receipts: Iterable[Receipt]) -> _Totals:
     units, in_order, tokens, documents, documents_read = 0, True, 0, 0, 0
     dropped: Counter[str] = Counter()
     read_sum, written_sum = np.zeros(2, np.uint64), np.zeros(2, np.uint64)
@@ -148,7 +141,7 @@ def _add_up(receipts: Iterable[Receipt]) -> _Whole:
         dropped.update(receipt.dropped)
         read_sum += _parse_sum(receipt.read_sum)
         written_sum += _parse_sum(receipt.written_sum)
-    return _Whole(
+    return _Totals(
         units=units,
         in_order=in_order,
         tokens=tokens,
@@ -160,8 +153,8 @@ def _add_up(receipts: Iterable[Receipt]) -> _Whole:
     )
 
 
-def check_books(plan: Plan, receipts: Iterable[Receipt], result: Manifest) -> None:
-    """The whole must be the sum of its parts; a build that does not balance has no manifest."""
+def check_totals(plan: Plan, receipts: Iterable[Receipt], result: Manifest) -> None:
+    """Raise unless the totals of the dataset are those of its units: without that, no manifest is written."""
     whole = _add_up(receipts)
     facts = {
         "units in order": (whole.in_order, whole.units <= len(plan.units)),
@@ -172,7 +165,7 @@ def check_books(plan: Plan, receipts: Iterable[Receipt], result: Manifest) -> No
     }
     for what, (found, expected) in facts.items():
         if found != expected:
-            raise BuildError(f"the books do not balance: {what}: {found} against {expected}", hint="please report this")
+            raise BuildError(f"the totals do not agree: {what}: {found} against {expected}", hint="please report this")
 
 
 def _commit_split(
@@ -244,13 +237,16 @@ def _join(folder: Folder, group: ShardGroup, dtype: str) -> Shard:
 
 
 def _check_bytes(sha: hashlib._Hash, name: str, wanted: Digest) -> None:
-    """What is joined must be what the receipt vouches for; a unit that was trusted by its size is not yet."""
+    """Raise unless the bytes to be joined are those of the receipt; until here only their size may have been
+    checked."""
     if sha.hexdigest() != wanted.sha256:
-        raise DamagedPieceError(f"{name} is not what its receipt says", hint="run the same command again: it is redone")
+        raise DamagedPieceError(
+            f"{name} is not what its receipt says", hint="run the same command again: its unit is replayed"
+        )
 
 
 def _commit_provenance(folder: Folder, receipts: Iterable[Receipt], intact: Mapping[str, Digest]) -> dict[str, Digest]:
-    """The files of all provenance, some of them joined side by side: Arrow lets other threads run."""
+    """All provenance files, some of them joined concurrently: Arrow releases the interpreter lock."""
     stopped = threading.Event()
 
     def join(group: tuple[str, list[tuple[str, Digest]]]) -> tuple[str, Digest]:
@@ -269,7 +265,7 @@ def _commit_provenance(folder: Folder, receipts: Iterable[Receipt], intact: Mapp
             while some := list(itertools.islice(groups, at_once)):
                 files.update(pool.map(join, some) if len(some) > 1 else map(join, some))
         except BaseException:
-            stopped.set()  # the pool waits for the others
+            stopped.set()  # the pool waits for its threads
             raise
     return files
 
@@ -277,7 +273,7 @@ def _commit_provenance(folder: Folder, receipts: Iterable[Receipt], intact: Mapp
 def _until(stopped: threading.Event, items: Iterable[T]) -> Iterator[T]:
     for item in items:
         if stopped.is_set():
-            raise Interrupted("stopped", hint="run the same command again: it goes on from there")
+            raise Interrupted("interrupted", hint="run the same command to resume")
         yield item
 
 
@@ -328,7 +324,7 @@ PROVENANCE_UNITS = 1 << 16
 
 @dataclass(frozen=True, slots=True)
 class ShardGroup:
-    """The pieces of a shard, and the units that they are of."""
+    """The pieces of a shard, and the units that they come from."""
 
     split: str
     number: int
@@ -340,7 +336,7 @@ class ShardGroup:
         return f"{self.split}/{self.number:05d}"
 
     def links(self) -> list[tuple[str, str, Digest]]:
-        """The files of a piece that is a shard as it is, and their names as one. Joined pieces have none."""
+        """The files of a piece that becomes a shard as it is, with their new names. Joined pieces have none."""
         return [
             (f"{piece.name}{ending}", f"{self.name}{ending}", digest)
             for piece in self.pieces
@@ -350,7 +346,7 @@ class ShardGroup:
 
 
 def group_pieces(receipts: Iterable[Receipt], splits: Iterable[str], target: int) -> Iterator[ShardGroup]:
-    """The shards of some splits, each as soon as it has `target` tokens; what is left of each split comes last."""
+    """The shards of some splits, each as soon as it has `target` tokens; the rest of each split comes last."""
     open_groups = {split: ShardGroup(split, 0) for split in splits}
     tokens = dict.fromkeys(open_groups, 0)
     for receipt in receipts:
@@ -368,7 +364,7 @@ def group_pieces(receipts: Iterable[Receipt], splits: Iterable[str], target: int
 
 
 def group_provenance(receipts: Iterable[Receipt]) -> Iterator[Iterator[Receipt]]:
-    """Runs of receipts whose documents share a provenance file; each lasts until the next is asked for."""
+    """Runs of receipts whose documents share a provenance file. A run is valid until the next one is asked for."""
 
     def numbered() -> Iterator[tuple[int, Receipt]]:
         number = units = rows = 0
@@ -382,7 +378,7 @@ def group_provenance(receipts: Iterable[Receipt]) -> Iterator[Iterator[Receipt]]
         yield (receipt for _, receipt in group)
 
 
-# It is the store that works on them.
+# The store does the work.
 SHARDS_AT_ONCE = 256
 _RECEIPTS_AT_ONCE = 64
 
@@ -391,25 +387,25 @@ _RECEIPTS_AT_ONCE = 64
 def copying_eagerly(
     folder: Folder, plan: Plan, splits: Sequence[str], done: Container[int], linked: set[str]
 ) -> Iterator[Callable[[], None]]:
-    """Gives what to call whenever another unit is `done`. Shards that stand then are put to `linked`."""
-    # What a token budget leaves out is not known before its end.
+    """Copy shards of an object store while units run. Gives a function to call whenever another unit is `done`."""
+    # Which units a token budget leaves out is known only at the end.
     if folder.is_local or plan.identity.get("max_tokens") is not None:
         yield lambda: None
         return
     follower = _Follower(folder, plan, splits, done, linked)
-    thread = threading.Thread(target=follower.follow, name="tokenmill-early", daemon=True)
+    thread = threading.Thread(target=follower.follow, name="tokenmill-copy", daemon=True)
     thread.start()
     try:
         yield follower.look
     except BaseException:
-        follower.stop()  # nobody waits for a copy who wants to stop
+        follower.stop()  # do not delay shutdown
         raise
     follower.stop()
     thread.join()
 
 
 class _Follower:
-    """Goes over the units in order, as they are done."""
+    """Follows the units in plan order as they are done, and copies their shards."""
 
     def __init__(
         self, folder: Folder, plan: Plan, splits: Sequence[str], done: Container[int], linked: set[str]
@@ -430,7 +426,7 @@ class _Follower:
         slots = threading.Semaphore(SHARDS_AT_ONCE)
         with contextlib.suppress(TokenmillError), ThreadPoolExecutor(SHARDS_AT_ONCE) as pool:
             for group in group_pieces(self._receipts(), self._splits, self._plan.target_tokens):
-                if self._stopped:  # this group may not be whole
+                if self._stopped:  # this group may be incomplete
                     return
                 slots.acquire()
                 copying = pool.submit(self._link, group)

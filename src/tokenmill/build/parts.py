@@ -1,4 +1,4 @@
-"""What a node does for node-local placement: JSON in, JSON out, and all files on its own disk.
+"""Node-local placement: how a plan is dealt into parts, and what a node does to build one on its own disk.
 
     look        which part does the disk hold?      build_part   the whole build of a part, with all its rules
     keep_nodes  the record of which node has what
@@ -27,7 +27,7 @@ from functools import partial
 
 from tokenmill import errors, records
 from tokenmill.build import workspace
-from tokenmill.build.pipeline import BuildOptions, build_planned
+from tokenmill.build.pipeline import BuildOptions, run_build
 from tokenmill.build.plan import Plan
 from tokenmill.build.progress import LOG_SECONDS
 from tokenmill.build.resolve import ResolvedBuild
@@ -35,7 +35,7 @@ from tokenmill.build.wait import wait_for
 from tokenmill.dataset import manifest
 from tokenmill.dataset.manifest import NODES_IDENTITY, Manifest, NodePart, SourceTotal, Split
 from tokenmill.errors import BuildError, LockedError, OutputError, RecipeError
-from tokenmill.executors.base import make_executor
+from tokenmill.executors.base import open_executor
 from tokenmill.executors.forkserver import Message
 from tokenmill.executors.ray_cluster import check_versions, own_version
 from tokenmill.recipe import make_recipe
@@ -48,7 +48,7 @@ from tokenmill.units import receipts
 
 
 def deal(plan: Plan, count: int) -> list[Plan]:
-    """Cut a plan into so many parts of about the same text, none without a unit. Pure, as the plan is."""
+    """Cut a plan into so many parts of about equal text, each with at least one unit. Pure, like the plan."""
     borders = list(_borders([unit.text_bytes for unit in plan.units], count))
     return [
         _cut_out(plan, number, begin, end, count) for number, (begin, end) in enumerate(itertools.pairwise(borders))
@@ -56,11 +56,11 @@ def deal(plan: Plan, count: int) -> list[Plan]:
 
 
 def _borders(weights: Sequence[int], count: int) -> Iterator[int]:
-    """The first item of each run, and the end: a run goes on until its share of the weight is reached."""
+    """The first item of each run, and the end. A run ends where its share of the weight is reached."""
     total, seen, index = sum(weights), 0, 0
     for number in range(count):
         yield index
-        latest = len(weights) - (count - number - 1)  # every run behind this one needs an item too
+        latest = len(weights) - (count - number - 1)  # each of the runs that follow needs an item as well
         begin = index
         while index < latest and (index == begin or (2 * seen + weights[index]) * count <= 2 * total * (number + 1)):
             seen += weights[index]
@@ -94,11 +94,11 @@ def assign(found: Sequence[tuple[NodePart | None, bool]], whole: str, num_units:
     if len(counts) > 1:
         raise OutputError(
             f"the nodes hold parts of {' and of '.join(map(str, counts))}: they belong to two builds",
-            hint="start all of them over with --restart, or choose another output",
+            hint="start all of them over with `restart=True`, or choose another output",
         )
     count = counts[0] if counts else min(len(found), num_units)
     owners: dict[int, int] = {}
-    for node, part in sorted(ours.items(), key=lambda item: not found[item[0]][1]):  # what is finished goes before
+    for node, part in sorted(ours.items(), key=lambda item: not found[item[0]][1]):  # finished parts first
         owners.setdefault(part.number, node)
     free = sorted(set(range(len(found))) - ours.keys(), key=lambda node: found[node][0] is not None)
     missing = [number for number in range(count) if number not in owners]
@@ -106,14 +106,14 @@ def assign(found: Sequence[tuple[NodePart | None, bool]], whole: str, num_units:
         raise BuildError(
             f"parts {', '.join(map(str, missing))} of {count} are on none of the {len(found)} nodes that are up",
             hint="start the missing nodes again, or as many others, then run the same command; or deal anew "
-            "with --restart",
+            "with `restart=True`",
         )
     owners.update(zip(missing, free, strict=False))
     return [owners[number] for number in range(count)]
 
 
 def together(plan: Plan, parts: Sequence[Manifest]) -> Manifest:
-    """What the parts of a plan come to. Its shards are named as they are on their nodes."""
+    """The totals of the parts of a plan. Shards are named as they are on their nodes."""
     splits = {
         name: Split(
             tokens=sum(part.splits[name].tokens for part in parts),
@@ -139,7 +139,7 @@ def together(plan: Plan, parts: Sequence[Manifest]) -> Manifest:
 
 
 def _join_sources(parts: Iterable[Sequence[SourceTotal]]) -> list[SourceTotal]:
-    """What came from each source. One that was cut between parts is the last of one and the first of the next."""
+    """The totals of each source. A source that was cut between parts is the last of one and the first of the next."""
     joined: list[SourceTotal] = []
     for source in itertools.chain.from_iterable(parts):
         if joined and joined[-1].name == source.name:
@@ -152,14 +152,14 @@ def _join_sources(parts: Iterable[Sequence[SourceTotal]]) -> list[SourceTotal]:
 
 
 def _add(sums: Iterable[str]) -> str:
-    """The sum of sums of document hashes: two halves of 64 bits, each by itself."""
+    """The sum of sums of document hashes, whose two halves of 64 bits are added separately."""
     high, low = (
         sum(halves) % (1 << 64) for halves in zip(*((int(s[:16], 16), int(s[16:], 16)) for s in sums), strict=True)
     )
     return f"{high:016x}{low:016x}"
 
 
-# What a build says that its driver need not hear: it tells the same of the whole.
+# Events of a part that the driver does not need: it emits its own for the whole.
 _OF_THE_WHOLE = ("start", "commit", "finished")
 
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{([^}]*)\})", re.ASCII)
@@ -170,10 +170,10 @@ _EVERYWHERE = (
 
 
 def expand(output: str) -> str:
-    """The place that OUT means on this machine: `~` and variables of its environment are filled in."""
+    """The path that OUT means on this machine, with `~` and variables of its environment expanded."""
     here = platform.node()
     for name in (plain or braced for plain, braced in _VARIABLE.findall(output)):
-        if not os.environ.get(name):  # an empty one would make another place of it, like a folder of the root
+        if not os.environ.get(name):  # an empty variable would give another path, such as a folder of the root
             raise RecipeError(f"the variable {name}, which {output} needs, is not set on {here}", hint=_EVERYWHERE)
     path = os.path.expanduser(os.path.expandvars(output))
     if "$" in path:
@@ -187,12 +187,12 @@ def expand(output: str) -> str:
 
 
 def look(message: str) -> str:
-    """Which part this node holds, and where. With `restart`, what is there goes first."""
+    """Which part this node holds, and where. With `restart`, an existing part is removed first."""
     return _answered(lambda: _look(json.loads(message)))
 
 
 def _look(told: Message) -> Message:
-    _get_ready(told)
+    _take_over_environment(told)
     folder = local_folder(expand(told["output"]))
     workspace.check_ours(folder)
     if told["restart"] and folder.names():
@@ -217,7 +217,7 @@ def _look(told: Message) -> Message:
 
 
 def build_part(message: str) -> Iterator[str]:
-    """Build a part. Messages as they come; the last one is `stands`, with the manifest, or `failed`."""
+    """Build a part. Gives messages; the last one is `stands`, with the manifest, or `failed`."""
     said: queue.SimpleQueue[Message] = queue.SimpleQueue()
 
     def work() -> None:
@@ -237,9 +237,11 @@ def _build(told: Message, say: Callable[[Message], None]) -> Message:
     setup = _from_message(told)
     folder = Folder(told["output"])
 
-    def attempt(heed: Callable[[], None]) -> bool:
-        hire = partial(make_executor, told["workers"], None)
-        return build_planned(setup, folder, BuildOptions(hire=hire, watch=_sparing(say), heed=heed))[1]
+    def attempt(on_lock: Callable[[], None]) -> bool:
+        start_executor = partial(open_executor, told["workers"], None)
+        return run_build(
+            setup, folder, BuildOptions(start_executor=start_executor, watch=_throttled(say), on_lock=on_lock)
+        )[1]
 
     def tell(text: str) -> None:
         say({"kind": "waiting", "message": text})
@@ -253,7 +255,7 @@ def _build(told: Message, say: Callable[[Message], None]) -> Message:
 
 
 def keep_nodes(message: str) -> str:
-    """Put the record beside the part."""
+    """Write the record of all nodes beside the part."""
     return _answered(lambda: _keep_nodes(json.loads(message)))
 
 
@@ -263,14 +265,14 @@ def _keep_nodes(told: Message) -> Message:
 
 
 def write_nodes(folder: Folder, record: bytes) -> None:
-    """Put the record into a folder, unless it is there."""
+    """Write the record of all nodes into a folder, unless it exists."""
     folder.make()
     if not folder.exists(manifest.NODES) or folder.read(manifest.NODES) != record:
         folder.replace(manifest.NODES, record)
 
 
 def to_message(setup: ResolvedBuild, plan: Plan) -> Message:
-    """A setup with the plan of one part, as plain data for the node that will build it."""
+    """A resolved build with the plan of one part, as plain data for the node that will build it."""
     return {
         **greeting(setup.spec),
         "recipe": dataclasses.asdict(setup.recipe),
@@ -280,7 +282,7 @@ def to_message(setup: ResolvedBuild, plan: Plan) -> Message:
 
 
 def greeting(spec: TokenizerSpec) -> Message:
-    """What a driver tells every node first."""
+    """The first message of a driver to every node."""
     return {
         "path": sys.path,
         "version": own_version(),
@@ -290,14 +292,14 @@ def greeting(spec: TokenizerSpec) -> Message:
 
 
 def _from_message(told: Message) -> ResolvedBuild:
-    spec = _get_ready(told)
+    spec = _take_over_environment(told)
     plan = records.unseal(Plan, told["plan"].encode(), where="plan")
     listing = Listing(root=told["root"], sources=plan.sources, extents=())
     return ResolvedBuild(make_recipe(told["recipe"]), listing, spec, plan, ())
 
 
-def _get_ready(told: Message) -> TokenizerSpec:
-    """Find the driver's modules, and be of its version."""
+def _take_over_environment(told: Message) -> TokenizerSpec:
+    """Take over the module path of the driver, and check that the versions agree."""
     sys.path += [path for path in told["path"] if path not in sys.path]
     content = base64.b64decode(told["content"]) if told["tokenizer"]["file"] else None
     spec = from_dataset(told["tokenizer"], content)
@@ -305,8 +307,8 @@ def _get_ready(told: Message) -> TokenizerSpec:
     return spec
 
 
-def _sparing(say: Callable[[Message], None]) -> Callable[[Message], None]:
-    """Pass on what a driver wants to hear, and progress not more often than it is of use."""
+def _throttled(say: Callable[[Message], None]) -> Callable[[Message], None]:
+    """Pass on the events that the driver needs, and progress only a few times a second."""
     last = 0.0
 
     def pass_on(event: Message) -> None:
@@ -324,10 +326,10 @@ def _sparing(say: Callable[[Message], None]) -> Callable[[Message], None]:
 
 
 def _attempt(part: Callable[[], Message]) -> Message:
-    """What a part of the work gives; whatever it dies of is an answer too."""
+    """The result of a part of the work; an error is an answer, too."""
     try:
         return part()
-    except Exception as error:  # the driver judges it
+    except Exception as error:  # the driver decides
         return {"kind": "failed", "error": errors.to_record(error), "host": platform.node()}
 
 

@@ -1,8 +1,8 @@
-"""The whole build, from a recipe to a manifest.
+"""One build, from a recipe to a manifest, top to bottom.
 
-    set up -> is it done already? -> lock -> parity, space -> units -> commit -> manifest
+    resolve -> finished already? -> lock -> preflight -> units -> commit -> clean up
 
-Any interruption leaves whole files and receipts; the same call goes on from there.
+Any interruption leaves whole files and receipts; the same call resumes from them.
 """
 
 from __future__ import annotations
@@ -12,18 +12,18 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any
 
 from tokenmill import records
-from tokenmill.build import update as updating
+from tokenmill.arguments import Watcher
 from tokenmill.build import workspace
 from tokenmill.build.commit import commit, copying_eagerly
 from tokenmill.build.plan import Budget, Plan, make_task
 from tokenmill.build.prefetch import prefetching
 from tokenmill.build.preflight import Estimate, ParityResult, check_parity_of_plan, check_space, make_request
-from tokenmill.build.progress import Progress, Tally, Watcher
+from tokenmill.build.progress import Progress, Tally
 from tokenmill.build.resolve import ResolvedBuild, make_config, resolve_build
+from tokenmill.build.update import finish_update, start_update
 from tokenmill.build.wait import recording_failure
 from tokenmill.dataset.manifest import Manifest
 from tokenmill.errors import (
@@ -67,118 +67,126 @@ ExecutorFactory = Callable[[Folder, BuildConfig, TokenizerSpec], Executor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildOptions:
-    """How a build goes about it, which changes no byte. `hire` gives what runs its units.
+    """How a build is carried out, which changes no byte of it.
 
-    With `restart` nothing is kept of what is there; with `update`, what was made of sources that have not changed.
-    `heed` is called once nobody else builds, and may raise: then nothing is begun. `bytes_beside` tells what will be
-    written to the same disk afterwards, of the dtype and number of tokens that are expected.
+    `start_executor` gives what runs the units. `restart` keeps nothing of an earlier build; `update` keeps what was
+    made of sources that have not changed. `on_lock` is called once this process holds the lock, and may raise: then
+    nothing is begun. `extra_bytes` says how many bytes will be written to the same disk afterwards, for a dtype and an
+    expected number of tokens.
     """
 
-    hire: ExecutorFactory
+    start_executor: ExecutorFactory
     scratch: str | None = None
     restart: bool = False
     update: bool = False
     watch: Watcher | None = None
-    heed: Callable[[], None] = lambda: None
-    bytes_beside: Callable[[str, int], int] = lambda _dtype, _tokens: 0
+    on_lock: Callable[[], None] = lambda: None
+    extra_bytes: Callable[[str, int], int] = lambda _dtype, _tokens: 0
 
 
-def build(recipe: Recipe, folder: Folder, manner: BuildOptions) -> tuple[Manifest, bool]:
-    """The dataset of a recipe, and whether it stood already."""
+def build(recipe: Recipe, folder: Folder, options: BuildOptions) -> tuple[Manifest, bool]:
+    """The dataset of a recipe, and whether it was complete already."""
     workspace.check_ours(folder)
-    anew = manner.restart or manner.update
-    setup = resolve_build(recipe if anew else workspace.as_before(folder, recipe), output=folder.path)
-    return build_planned(setup, folder, manner)
+    starts_anew = options.restart or options.update
+    resolved = resolve_build(recipe if starts_anew else workspace.as_before(folder, recipe), output=folder.path)
+    return run_build(resolved, folder, options)
 
 
-def build_planned(setup: ResolvedBuild, folder: Folder, manner: BuildOptions) -> tuple[Manifest, bool]:
-    """The same for what is set up already, maybe on another machine."""
-    restart = manner.restart
-    progress = Progress(manner.watch)
-    for note in setup.notes:
+def run_build(resolved: ResolvedBuild, folder: Folder, options: BuildOptions) -> tuple[Manifest, bool]:
+    """The same for a build that is resolved already, maybe on another machine."""
+    progress = Progress(options.watch)
+    for note in resolved.notes:
         progress.tell("note", message=note)
-    done = None if restart else workspace.finished(folder, setup.plan)
-    local = scratch_corner(manner.scratch, folder)
-    if done is not None:
-        if unknown := workspace.what_was_compared(folder):
-            progress.tell("note", message=unknown)
-        workspace.tidy(folder, setup.recipe.splits, local)
-        return done, True
-    folder.check_no_links({*setup.recipe.splits, *workspace.known_splits(folder), "provenance"})
+    scratch = scratch_corner(options.scratch, folder)
+    complete = None if options.restart else workspace.finished(folder, resolved.plan)
+    if complete is not None:
+        if note := workspace.what_was_compared(folder):
+            progress.tell("note", message=note)
+        workspace.tidy(folder, resolved.recipe.splits, scratch)
+        return complete, True
+    folder.check_no_links({*resolved.recipe.splits, *workspace.known_splits(folder), "provenance"})
     folder.make(".build")
     folder, note = ready(folder)
     if note:
         progress.tell("note", message=note)
-    waits: list[str] = []
-    with locked(folder, tell=partial(_tell_of_waiting, progress, waits)), open_log(folder, LOG) as log:
-        # Whoever held the lock before may have finished since the look above.
-        done = None if restart else workspace.finished(folder, setup.plan)
-        if done is not None:
-            return done, True
-        manner.heed()
-        progress.log_to(log)
-        for message in waits:  # it was said when there was no log yet
-            log.add({"time": round(time.time(), 3), "kind": "waiting", "message": message})
-        local = make_corner(local)
-        if not restart:
-            updating.finish_update(folder)
-        if manner.update:
-            updating.start_update(folder, setup.plan)
-        workspace.enter(folder, setup, restart=restart)
+    with _locked(folder, progress):
+        # The process that held the lock before may have finished in the meantime.
+        complete = None if options.restart else workspace.finished(folder, resolved.plan)
+        if complete is not None:
+            return complete, True
+        options.on_lock()
+        scratch = make_corner(scratch)
+        if not options.restart:
+            finish_update(folder)
+        if options.update:
+            start_update(folder, resolved.plan)
+        workspace.enter(folder, resolved, restart=options.restart)
         with recording_failure(folder):
             try:
-                return _build(setup, folder, local, manner, progress), False
+                return _build(resolved, folder, scratch, options, progress), False
             except TokenmillError:
-                done = _finished_by_another(folder, setup.plan)
-                if done is None:
+                complete = _finished_by_another(folder, resolved.plan)
+                if complete is None:
                     raise
-                return done, True
+                return complete, True
 
 
-def _tell_of_waiting(progress: Progress, waits: list[str], message: str) -> None:
-    waits.append(message)
-    progress.tell("waiting", message=message)
+@contextlib.contextmanager
+def _locked(folder: Folder, progress: Progress) -> Iterator[None]:
+    """Hold the lock of the output, and log what happens from here on to `.build/events.jsonl`."""
+    waits: list[str] = []
+
+    def tell(message: str) -> None:
+        waits.append(message)
+        progress.tell("waiting", message=message)
+
+    with locked(folder, tell=tell), open_log(folder, LOG) as log:
+        progress.log_to(log)
+        for message in waits:  # these were told before there was a log
+            log.add({"time": round(time.time(), 3), "kind": "waiting", "message": message})
+        yield
 
 
 def _finished_by_another(folder: Folder, plan: Plan) -> Manifest | None:
-    """The dataset, if it stands. Who stood still for long may have been taken for dead, and the work done."""
+    """The dataset, if it is complete: if this process stalled, another one may have taken the lock and finished it."""
     with contextlib.suppress(TokenmillError):
         return workspace.finished(folder, plan)
     return None
 
 
 def _build(
-    setup: ResolvedBuild, folder: Folder, local: Folder | None, manner: BuildOptions, progress: Progress
+    resolved: ResolvedBuild, folder: Folder, scratch: Folder | None, options: BuildOptions, progress: Progress
 ) -> Manifest:
+    """Preflight, units, commit and clean-up of a build whose lock is held."""
+    splits = resolved.recipe.splits
     for name in (PIECES, RECEIPTS, REJECTS):
         folder.make(name)
-    workspace.sweep(folder, setup.recipe.splits)
-    work = make_config(setup, scratch=local.path if local else None)
-    tokenizer_file = workspace.keep_tokenizer(folder, setup.spec)
-    executor = manner.hire(folder, work, setup.spec)
+    workspace.sweep(folder, splits)
+    config = make_config(resolved, scratch=scratch.path if scratch else None)
+    tokenizer_file = workspace.keep_tokenizer(folder, resolved.spec)
+    executor = options.start_executor(folder, config, resolved.spec)
     try:
-        checked = _check_first(setup, work, folder, executor, progress)
-        _check_space(setup, folder, checked, manner)
-        job = workspace.BuildRecord(work=work, tokenizer=setup.spec.describe(), parity=checked.parity)
-        workspace.save_job(folder, job)
+        found = _preflight(resolved, config, folder, executor, options, progress)
+        record = workspace.BuildRecord(work=config, tokenizer=resolved.spec.describe(), parity=found.parity)
+        workspace.save_job(folder, record)
         linked: set[str] = set()
-        with _telling_what_is_missing(folder, _output_bytes(setup, checked)):
-            receipts = _run_units(setup, folder, local, executor, progress, linked, checked.estimate)
+        with _reporting_missing_bytes(folder, _output_bytes(resolved, found)):
+            receipts = _run_units(resolved, folder, scratch, executor, progress, linked, found.estimate)
         _tell_of_damage(folder, progress)
-        if checked.unread:  # whatever it was, it has passed, and the manifest must not tell of it
-            job = replace(job, parity=_check_again(setup, work, executor, len(receipts)))
-            workspace.save_job(folder, job)
-        executor.dismiss()
+        if found.unread:  # the sources were unreadable for a moment only, and the manifest must not depend on that
+            record = replace(record, parity=_repeat_parity(resolved, config, executor, len(receipts)))
+            workspace.save_job(folder, record)
+        executor.release()
         progress.tell("commit", units=len(receipts))
-        result = commit(
+        manifest = commit(
             folder,
-            setup.plan,
+            resolved.plan,
             receipts,
-            splits=setup.recipe.splits,
-            dtype=setup.dtype,
-            tokenizer=setup.spec.describe(),
+            splits=splits,
+            dtype=resolved.dtype,
+            tokenizer=resolved.spec.describe(),
             tokenizer_file=tokenizer_file,
-            parity=job.parity,
+            parity=record.parity,
             linked=linked,
         )
     except DamagedPieceError:
@@ -186,14 +194,41 @@ def _build(
         raise
     finally:
         executor.stop()
-        workspace.sweep(folder, setup.recipe.splits)
-    workspace.clean_up(folder, local)
-    progress.tell("finished", tokens=result.tokens, documents=result.documents)
-    return result
+        workspace.sweep(folder, splits)
+    workspace.clean_up(folder, scratch)
+    progress.tell("finished", tokens=manifest.tokens, documents=manifest.documents)
+    return manifest
+
+
+def _preflight(
+    resolved: ResolvedBuild,
+    config: BuildConfig,
+    folder: Folder,
+    executor: Executor,
+    options: BuildOptions,
+    progress: Progress,
+) -> ParityResult:
+    """Before any unit: the engine against its reference, and the free space against the estimate."""
+    found = check_parity_of_plan(make_request(resolved.plan), config, resolved.spec, executor)
+    progress.tell("parity", **found.parity)
+    if resolved.spec.engine in _SLOW and found.survey.seconds:
+        speed = found.survey.encoded_bytes / found.survey.seconds / 1e6
+        progress.tell("note", message=f"{resolved.spec.engine} encodes {speed:.1f} MB/s on each core")
+    dataset_bytes = _output_bytes(resolved, found)
+    num_tokens = round(found.estimate.tokens * found.estimate.share(resolved.recipe.max_tokens))
+    extra_bytes = options.extra_bytes(resolved.dtype, num_tokens)
+    try:
+        check_space(folder, dataset_bytes + extra_bytes)
+    except DiskFullError as error:
+        if not extra_bytes:
+            raise
+        parts = f"{format_bytes(dataset_bytes)} of it for the dataset and {format_bytes(extra_bytes)} for the layout"
+        raise DiskFullError(f"{error.message}; {parts}", hint=f"{error.hint}; or leave `layout` out") from None
+    return found
 
 
 def _tell_of_damage(folder: Folder, progress: Progress) -> None:
-    """What was wrong is done again by now; but somebody should look at a drive that loses what it was given."""
+    """Damaged units were replayed by now, but the user should know of a drive that loses data."""
     units, files = workspace.quarantined(folder)
     if units:
         done = f"{counted(units, 'unit')} {'was' if units == 1 else 'were'} damaged and done again"
@@ -201,51 +236,25 @@ def _tell_of_damage(folder: Folder, progress: Progress) -> None:
         progress.tell("note", message=f"{done}; {folder.at(workspace.QUARANTINE)} keeps {kept}")
 
 
-def _check_first(
-    setup: ResolvedBuild, work: BuildConfig, folder: Folder, executor: Executor, progress: Progress
-) -> ParityResult:
-    """Before the work: the engine against its reference."""
-    checked = check_parity_of_plan(make_request(setup.plan), work, setup.spec, executor)
-    progress.tell("parity", **checked.parity)
-    if setup.spec.engine in _SLOW and checked.survey.seconds:
-        speed = checked.survey.encoded_bytes / checked.survey.seconds / 1e6
-        progress.tell("note", message=f"{setup.spec.engine} encodes {speed:.1f} MB/s on each core")
-    return checked
-
-
-def _check_space(setup: ResolvedBuild, folder: Folder, checked: ParityResult, manner: BuildOptions) -> None:
-    """Before the work: the disk against the estimate, with what will be written beside the dataset."""
-    whole = _output_bytes(setup, checked)
-    tokens = round(checked.estimate.tokens * checked.estimate.share(setup.recipe.max_tokens))
-    beside = manner.bytes_beside(setup.dtype, tokens)
-    try:
-        check_space(folder, whole + beside)
-    except DiskFullError as error:
-        if not beside:
-            raise
-        parts = f"{format_bytes(whole)} of it for the dataset and {format_bytes(beside)} for the layout"
-        raise DiskFullError(f"{error.message}; {parts}", hint=f"{error.hint}; or leave --layout out") from None
-
-
-def _output_bytes(setup: ResolvedBuild, checked: ParityResult) -> int:
+def _output_bytes(resolved: ResolvedBuild, found: ParityResult) -> int:
     """How large the dataset will be, about."""
-    return round(checked.estimate.output_bytes * checked.estimate.share(setup.recipe.max_tokens))
+    return round(found.estimate.output_bytes * found.estimate.share(resolved.recipe.max_tokens))
 
 
-def _check_again(setup: ResolvedBuild, work: BuildConfig, executor: Executor, num_units: int) -> dict[str, Any]:
-    """The comparison with the reference once more, with none left out of the units that were read since."""
-    checked = check_parity_of_plan(make_request(setup.plan), work, setup.spec, executor)
-    if left_out := [unit for unit in checked.unread if unit < num_units]:
-        source = setup.plan.sources[setup.plan.units[left_out[0]].source].name
+def _repeat_parity(resolved: ResolvedBuild, config: BuildConfig, executor: Executor, num_units: int) -> dict[str, Any]:
+    """The comparison with the reference again, now with the units that could not be read at first."""
+    found = check_parity_of_plan(make_request(resolved.plan), config, resolved.spec, executor)
+    if left_out := [unit for unit in found.unread if unit < num_units]:
+        source = resolved.plan.sources[resolved.plan.units[left_out[0]].source].name
         raise BuildError(
-            f"{source} can be read now and then only", hint="check the drive, then run the same command again"
+            f"{source} is only intermittently readable", hint="check the drive, then run the same command again"
         )
-    return checked.parity
+    return found.parity
 
 
 @contextlib.contextmanager
-def _telling_what_is_missing(folder: Folder, whole: int) -> Iterator[None]:
-    """Who has to free space wants to know how much."""
+def _reporting_missing_bytes(folder: Folder, whole: int) -> Iterator[None]:
+    """Add to an error of a full disk how much is still to be written."""
     try:
         yield
     except DiskFullError as error:
@@ -257,7 +266,7 @@ def _telling_what_is_missing(folder: Folder, whole: int) -> Iterator[None]:
 
 
 def _run_units(
-    setup: ResolvedBuild,
+    resolved: ResolvedBuild,
     folder: Folder,
     scratch: Folder | None,
     executor: Executor,
@@ -265,19 +274,19 @@ def _run_units(
     linked: set[str],
     expected: Estimate,
 ) -> Sequence[Receipt]:
-    """Receipts of all units that the dataset consists of, in order. Shards that stand already are put to `linked`."""
-    plan = setup.plan
+    """Receipts of all units of the dataset, in order. Shards that are in their place already are added to `linked`."""
+    plan = resolved.plan
     known: dict[int, int] = {}  # tokens of the units that are done: a million receipts would be gigabytes
     documents = 0
     for receipt in workspace.trusted_receipts(folder, plan):
         known[receipt.unit] = receipt.tokens
         documents += receipt.documents_read
-    budget = Budget(setup.recipe.max_tokens, known)
+    budget = Budget(resolved.recipe.max_tokens, known)
     if before := workspace.num_receipts(folder):
         progress.tell("resume", units=before, total_units=len(plan.units), trusted=len(known))
     progress.start(
         Tally(
-            total_bytes=round(plan.text_bytes() * expected.share(setup.recipe.max_tokens)),
+            total_bytes=round(plan.text_bytes() * expected.share(resolved.recipe.max_tokens)),
             total_units=len(plan.units),
             workers=executor.workers,
             done_bytes=sum(plan.units[index].text_bytes for index in known),
@@ -298,12 +307,12 @@ def _run_units(
 
     def listen(message: dict[str, Any]) -> None:
         if message.pop("silent", False):
-            # These raise if there is no answer for us either: no other unit would fare better.
+            # These raise if this process gets no answer either: then no other unit would.
             folder.exists(units_receipts.PLAN)
-            ask(setup.listing.root)
-        if message["kind"] == "done":  # a hint: all receipts are read in the end, side by side
-            known[message["unit"]] = _num_tokens(folder, message["unit"]) if setup.recipe.max_tokens else 0
-            look()
+            ask(resolved.listing.root)
+        if message["kind"] == "done":  # a hint: the receipts themselves are read at the end
+            known[message["unit"]] = _num_tokens(folder, message["unit"]) if resolved.recipe.max_tokens else 0
+            copy_eagerly()
             pack(message["unit"])
             release(message["unit"])
             fallback.look()
@@ -311,34 +320,34 @@ def _run_units(
 
     try:
         with (
-            prefetching(folder, setup.listing.root, tasks()) as (leading, release),
-            copying_eagerly(folder, plan, setup.recipe.splits, known, linked) as look,
+            prefetching(folder, resolved.listing.root, tasks()) as (prefetched, release),
+            copying_eagerly(folder, plan, resolved.recipe.splits, known, linked) as copy_eagerly,
             packing(folder, known) as pack,
             _stopping(executor, folder),
         ):
-            failures = executor.run(leading, listen)
-        _raise_failures(failures, setup)
+            failures = executor.run(prefetched, listen)
+        _raise_failures(failures, resolved)
         cut = budget.cut(plan)
         if budget.is_spent():
             progress.settle([cut.unit] if cut else [])
         if cut is not None:
             with _stopping(executor, folder):
                 failures = executor.run(iter([cut]), progress.hear)
-            _raise_failures(failures, setup)
+            _raise_failures(failures, resolved)
     except KeyboardInterrupt:
         raise Interrupted(
-            f"stopped; {len(known):,} of {counted(len(plan.units), 'unit')} done and kept",
-            hint="run the same command again: it goes on from there",
+            f"{len(known):,} of {counted(len(plan.units), 'unit')} are saved",
+            hint="run the same command to resume",
         ) from None
     finally:
         with contextlib.suppress(KeyboardInterrupt):
             workspace.note_clean_stop(folder, plan, known)
-    return _in_order(folder, setup, known, budget, cut)
+    return _in_order(folder, resolved, known, budget, cut)
 
 
 @contextlib.contextmanager
 def _stopping(executor: Executor, folder: Folder) -> Iterator[None]:
-    """Whatever goes wrong within it, the workers stop before anything else is waited for."""
+    """On any error the workers stop before anything else is waited for."""
     try:
         yield
     except BaseException as error:
@@ -349,7 +358,7 @@ def _stopping(executor: Executor, folder: Folder) -> Iterator[None]:
 
 
 def _num_tokens(folder: Folder, unit: int) -> int:
-    """Tokens of a unit that was just done; none if its receipt cannot be read, which will come to light."""
+    """Tokens of a unit that was just done; 0 if its receipt cannot be read, which `_in_order` will report."""
     try:
         return read_receipt(folder, receipt_name(unit, NO_LIMIT)).tokens
     except (DatasetError, BuildError):
@@ -357,12 +366,13 @@ def _num_tokens(folder: Folder, unit: int) -> int:
 
 
 def _in_order(
-    folder: Folder, setup: ResolvedBuild, known: dict[int, int], budget: Budget, cut: UnitTask | None
+    folder: Folder, resolved: ResolvedBuild, known: dict[int, int], budget: Budget, cut: UnitTask | None
 ) -> Sequence[Receipt]:
-    last, fingerprint = budget.num_units(len(setup.plan.units)), setup.plan.fingerprint
+    """The receipts of all units in plan order, each checked again. The dataset must have a token."""
+    last, fingerprint = budget.num_units(len(resolved.plan.units)), resolved.plan.fingerprint
 
     def found() -> Iterator[Receipt]:
-        # In a store the commit asks for each file that it copies or reads: once is enough.
+        # In an object store the commit itself asks for each file, and once is enough.
         for unit, receipt in enumerate(load_receipts(folder, range(last), fingerprint, look=folder.is_local)):
             if receipt is None or unit not in known:
                 raise BuildError(
@@ -387,9 +397,9 @@ def _in_order(
     return receipts
 
 
-def _raise_failures(failures: Sequence[UnitFailure], setup: ResolvedBuild) -> None:
+def _raise_failures(failures: Sequence[UnitFailure], resolved: ResolvedBuild) -> None:
     if failures:
-        total = len(setup.plan.units)
+        total = len(resolved.plan.units)
         units: dict[str, list[str]] = {}
         for failure in failures:
             units.setdefault(failure.error.message, []).append(_place(failure.task))

@@ -86,7 +86,7 @@ def make_plan(
     if total // size > MAX_UNITS:
         raise RecipeError(
             f"units of {format_bytes(size)} would be {total // size:,}, more than {MAX_UNITS:,}",
-            hint=f"give --unit-bytes {format_bytes(total // MAX_UNITS + 1)} or more",
+            hint=f"give `unit_bytes={total // MAX_UNITS + 1}` or more",
         )
     slices = _slices(sources, extents, size)
     if sample is not None:

@@ -1,11 +1,11 @@
-"""Files of the hub for the next units, fetched while these are done, and given back when they are through.
+"""Hub files for the next units, fetched while units run, and removed when no unit needs them any more.
 
     units done       0  1  2
-    units at work             3  4
-    files coming                    of 5  6  7     as many units ahead, as long as there is room for their files
+    units running             3  4
+    files fetched                 of 5  6  7     so many units ahead, as long as there is room for their files
 
-What was in the hub's cache before stays there, so a build notes what it fetches: one that goes on after a kill knows
-its own copies again. Whoever needs a file that is still coming waits for it.
+Files that were in the hub's cache before stay there. So a build records what it fetches, and a build that resumes
+recognises its own copies. A unit whose file is still being fetched waits for it.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ _FILES_AT_ONCE = 4
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """Files that a build has fetched, or was about to."""
+    """Files that a build has fetched or was about to fetch."""
 
     names: tuple[str, ...]
 
 
 class Prefetcher:
-    """The files of a build's tasks, from when they are wanted until they are done with. `folder` is its output."""
+    """Fetches the files of a build's tasks, and removes them after use. `folder` is the output of the build."""
 
     def __init__(self, folder: Folder, root: str, limit: int | None = None) -> None:
         self._folder = folder
@@ -47,21 +47,21 @@ class Prefetcher:
         self._before = set(_noted(folder))
         self._limit = limit or positive_from_environment(LIMIT) or DEFAULT_LIMIT
         self._pool = ThreadPoolExecutor(_FILES_AT_ONCE, thread_name_prefix="tokenmill-hub")
-        self._coming: dict[str, Future[None]] = {}  # files that were not here before
+        self._fetching: dict[str, Future[None]] = {}  # files that were not in the cache before
         self._sizes: dict[str, int] = {}
         self._users: dict[str, set[int]] = {}  # units that still need a file
-        self._is_through = False  # no task is left
-        self._last: tuple[str, ...] = ()  # files of the last task that was taken: the next one may need them too
+        self._is_exhausted = False  # no task is left
+        self._last: tuple[str, ...] = ()  # files of the last task that was taken: the next one may need them as well
 
-    def lead(self, tasks: Iterator[UnitTask]) -> Iterator[UnitTask]:
-        """The same tasks, each handed out when the files of the following ones are on their way."""
+    def prefetch(self, tasks: Iterator[UnitTask]) -> Iterator[UnitTask]:
+        """The same tasks; before each one, fetching begins for those that follow."""
         waiting: deque[UnitTask] = deque()
         while True:
-            while len(waiting) <= UNITS_AHEAD and (not waiting or self._has_room()):
+            while len(waiting) <= UNITS_AHEAD and (not waiting or self._has_space()):
                 task = next(tasks, None)
                 if task is None:
                     self._last = ()
-                    self._is_through = True
+                    self._is_exhausted = True
                     break
                 self._take(task)
                 waiting.append(task)
@@ -70,22 +70,22 @@ class Prefetcher:
             yield waiting.popleft()
 
     def release(self, unit: int) -> None:
-        """A unit is done: files that no other one needs give their room back."""
+        """A unit is done: remove the files that no other unit needs."""
         for name, users in list(self._users.items()):
             users.discard(unit)
             if not users and name not in self._last:
                 del self._users[name]
-                coming = self._coming.pop(name, None)
+                coming = self._fetching.pop(name, None)
                 if coming is not None:
                     coming.cancel()
                     hub.remove(f"{self._root}/{name}")
                     del self._sizes[name]
 
     def stop(self, *, wait: bool = True) -> None:
-        """Start nothing more; `wait` until what is coming has come. Of an earlier run's copies, those go that nobody
-        has asked for although all tasks were handed out."""
+        """Start no more fetches; `wait` for those that run. If all tasks were handed out, copies of an earlier run that
+        no task asked for are removed."""
         self._pool.shutdown(wait=wait, cancel_futures=True)
-        if wait and self._is_through and not self._coming:
+        if wait and self._is_exhausted and not self._fetching:
             for name in self._before:
                 hub.remove(f"{self._root}/{name}")
             self._folder.remove(FETCHED)
@@ -95,21 +95,21 @@ class Prefetcher:
         for source in task.sources:
             self._users.setdefault(source.name, set()).add(task.unit.index)
             path = f"{self._root}/{source.name}"
-            is_new = source.name not in self._coming and not hub.is_here(path)
+            is_new = source.name not in self._fetching and not hub.is_here(path)
             if is_new:
-                note = Fetched(tuple(sorted({*self._coming, *self._before, source.name})))
+                note = Fetched(tuple(sorted({*self._fetching, *self._before, source.name})))
                 self._folder.replace(FETCHED, records.seal(note))
             if is_new or source.name in self._before:
                 self._before.discard(source.name)
                 self._sizes[source.name] = source.bytes
-                self._coming[source.name] = self._pool.submit(_fetch, path)
+                self._fetching[source.name] = self._pool.submit(_fetch, path)
 
-    def _has_room(self) -> bool:
+    def _has_space(self) -> bool:
         return sum(self._sizes.values()) < self._limit
 
 
 def _fetch(path: str) -> None:
-    with contextlib.suppress(TokenmillError):  # the unit that needs it will say what is wrong
+    with contextlib.suppress(TokenmillError):  # the unit that needs the file will report it
         hub.fetch(path)
 
 
@@ -124,14 +124,15 @@ def _noted(folder: Folder) -> tuple[str, ...]:
 def prefetching(
     folder: Folder, root: str, tasks: Iterator[UnitTask]
 ) -> Iterator[tuple[Iterator[UnitTask], Callable[[int], None]]]:
-    """Tasks with their files fetched ahead, if these are on the hub; and what to call with each unit that is done."""
+    """Tasks whose files are fetched ahead if they are on the hub, and a function to call with each unit that is
+    done."""
     if not is_hub(root):
         yield tasks, lambda unit: None
         return
-    ahead = Prefetcher(folder, root)
+    prefetcher = Prefetcher(folder, root)
     try:
-        yield ahead.lead(tasks), ahead.release
+        yield prefetcher.prefetch(tasks), prefetcher.release
     except BaseException:
-        ahead.stop(wait=False)  # nobody waits for a file who wants to stop
+        prefetcher.stop(wait=False)  # do not delay shutdown
         raise
-    ahead.stop()
+    prefetcher.stop()

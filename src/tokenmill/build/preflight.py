@@ -1,24 +1,16 @@
-"""The check before the work: documents from all over the sources, encoded twice.
+"""Before the work: the engine against its reference, an estimate of the whole, and the free space.
 
-    a worker    looks at the sources  ->  the engine's ids  ---------+
-                        |                                            +-> the same? -> an estimate of the whole
-    here                +---------------> the reference's ids  ------+
+    a worker    probes the sources  ->  the engine's ids  ----------+
+                        |                                           +-> equal? -> estimate of the whole
+    this one            +---------------> the reference's ids  -----+
 
-The engine and its reference must agree on them, and they tell how many tokens and how much time
-the whole will take.
+The positions to probe are at even distances over all planned bytes:
 
-The estimate: from what was seen at some places to the whole, with an error bar.
+    planned     | a.parquet  | b.jsonl         | c.txt, d.txt |
+    positions       x      x       x      x        x      x       a slice for each unit and source that has any
 
-    planned bytes   |-----x-----------x-----------x-----------x-----|
-    seen there            tokens, documents and text for each planned byte
-
-The places are spread evenly over the planned bytes, so that a large document is met more often than a small one, in
-proportion to its size. Hence each place counts the same, and the plain mean over the places is that of the whole.
-
-What to look at before the work: places at even distances over all that was planned.
-
-planned   | a.parquet  | b.jsonl         | c.txt, d.txt |
-places        x      x       x      x        x      x       a visit for each unit and source that holds any
+A large document is met more often than a small one, in proportion to its size. Hence each position has the same weight,
+and the mean over the positions, of tokens per planned byte, is the mean of the whole.
 """
 
 from __future__ import annotations
@@ -49,19 +41,19 @@ from tokenmill.units.task import BuildConfig, ProbeRequest, ProbeSlice, UnitTask
 
 
 def check_space(folder: Folder, whole: int) -> None:
-    """Raise `DiskFullError` now rather than after hours. What is there already of the whole needs no more room."""
-    if has_space(folder, whole):  # as mostly: then a million pieces need not be looked at
+    """Raise `DiskFullError` now rather than after hours. What is written already counts."""
+    if has_space(folder, whole):  # the usual case, in which a million pieces need not be listed
         return
     require_space(
         folder,
         whole - workspace.bytes_done(folder),
-        hint="free some space, choose another output, or limit the work with --max-tokens or --sample",
+        hint="free some space, choose another output, or limit the work with `max_tokens` or `sample`",
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParityResult:
-    """What was compared with the reference, what was seen by the way, and the units that could not be read."""
+    """What was compared with the reference, what the probe found, and the units that could not be read."""
 
     parity: dict[str, Any]
     survey: Survey
@@ -72,19 +64,21 @@ class ParityResult:
         return estimate(self.survey)
 
 
-def check_parity_of_plan(request: ProbeRequest, work: BuildConfig, spec: TokenizerSpec, worker: Prober) -> ParityResult:
-    """Have documents of every place encoded by the engine and its reference, and count what they come to."""
+def check_parity_of_plan(
+    request: ProbeRequest, config: BuildConfig, spec: TokenizerSpec, worker: Prober
+) -> ParityResult:
+    """Compare the engine with its reference on documents of every position, and count their tokens."""
     with ThreadPoolExecutor(1, thread_name_prefix="tokenmill-reference") as beside:
         reference = beside.submit(open_reference, spec)
-        found = worker.look(request)
+        found = worker.probe(request)
     hard = hard_texts(spec)
     compare(spec, reference.result(), hard, worker.encode(hard))
     parity, trial = check_parity(spec, reference.result(), found.texts, worker.encode)
     survey = Survey(
-        seen=tuple(_count(found, trial, eot=work.eot != "none")),
+        seen=tuple(_count(found, trial, eot=config.eot != "none")),
         counts=found.counts,
         planned_bytes=request.planned_bytes,
-        token_bytes=numpy_dtype(work.dtype).itemsize,
+        token_bytes=numpy_dtype(config.dtype).itemsize,
         encoded_bytes=parity.bytes,
         seconds=trial.seconds,
     )
@@ -92,17 +86,17 @@ def check_parity_of_plan(request: ProbeRequest, work: BuildConfig, spec: Tokeniz
 
 
 def _count(found: ProbeResult, trial: Trial, *, eot: bool) -> Iterator[SampledPosition]:
-    """Tokens at every place, for each planned byte."""
+    """Tokens per planned byte at every position."""
     tokens = np.array(trial.lengths, np.int64)
     sizes = np.array([len(text.encode()) for text in found.texts], np.int64)
-    for place in found.places:
-        texts = list(place.texts)
+    for position in found.positions:
+        texts = list(position.texts)
         yield SampledPosition(
-            at=place.at,
-            tokens=float(tokens[texts].sum()) / place.planned_bytes + eot * place.documents,
-            documents=place.documents,
-            text_bytes=float(sizes[texts].sum()) / place.planned_bytes,
-            weight=place.weight,
+            at=position.at,
+            tokens=float(tokens[texts].sum()) / position.planned_bytes + eot * position.documents,
+            documents=position.documents,
+            text_bytes=float(sizes[texts].sum()) / position.planned_bytes,
+            weight=position.weight,
         )
 
 
@@ -111,9 +105,9 @@ _Z = 1.96  # 95 % of a normal distribution lie so many deviations around its mea
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """What the whole dataset will come to, give or take `error` (a 95 % interval) of the tokens.
+    """The size of the whole dataset; its tokens are known to ± `error` (95 %).
 
-    `encode_seconds` are those of one worker that does nothing else, and knows all words already.
+    `encode_seconds` is the time of one worker that does nothing but encode, with a warm cache of words.
     """
 
     tokens: int
@@ -124,15 +118,15 @@ class Estimate:
     encode_seconds: float
 
     def share(self, max_tokens: int | None) -> float:
-        """How much of the whole a budget of tokens takes."""
+        """The fraction of the whole that a token budget takes."""
         return min(1.0, max_tokens / self.tokens) if max_tokens and self.tokens else 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampledPosition:
-    """What one place holds for each byte that was planned; `at` is where it is among all of those.
+    """What one position holds per planned byte; `at` is its offset among all planned bytes.
 
-    `weight` is not 1 where a place turned out to stand for more or fewer bytes than the others.
+    `weight` is not 1 where a position turned out to stand for more or fewer bytes than the others.
     """
 
     at: int
@@ -144,7 +138,7 @@ class SampledPosition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Survey:
-    """All that was seen: places, counts, and what the engine needed for the text of the places."""
+    """All that was found: positions, document counts, and the time that the engine took."""
 
     seen: tuple[SampledPosition, ...]
     counts: tuple[DocumentCount, ...]
@@ -175,7 +169,7 @@ def estimate(survey: Survey) -> Estimate:
 
 
 def _error(seen: Sequence[SampledPosition], mean: float) -> float:
-    """A single place says nothing of how far the others may be from it."""
+    """A single position says nothing of how far the others may be from it."""
     if len(seen) < 2:
         return mean
     return deviation([one.weight * (one.tokens - mean) for one in seen]) / fmean(one.weight for one in seen)
@@ -203,59 +197,59 @@ def deviation(values: Sequence[float]) -> float:
 
 
 def _student(freedom: float) -> float:
-    """The quantile of Student's distribution that takes the place of `_Z` when the spread itself is uncertain."""
+    """The quantile of Student's distribution that takes the position of `_Z` when the spread itself is uncertain."""
     first = (_Z**3 + _Z) / 4
     second = (5 * _Z**5 + 16 * _Z**3 + 3 * _Z) / 96
     return _Z + first / freedom + second / freedom**2
 
 
-# Places that are looked at before the work; text that is encoded, and read to get there, of them all together.
+# Positions that are looked at before the work; text that is encoded, and read to get there, of them all together.
 POSITIONS = 8
 ENCODE_BYTES = 256_000
 READ_BYTES = 1_000_000
 
 
 def make_request(
-    plan: Plan, places: int = POSITIONS, *, encode_bytes: int = ENCODE_BYTES, read_bytes: int = READ_BYTES
+    plan: Plan, positions: int = POSITIONS, *, encode_bytes: int = ENCODE_BYTES, read_bytes: int = READ_BYTES
 ) -> ProbeRequest:
-    """Places at even distances over all that was planned."""
+    """Positions at even distances over all that was planned."""
     total = plan.text_bytes()
-    wanted = [total * (2 * place + 1) // (2 * places) for place in range(places)]
-    visits: list[ProbeSlice] = []
+    wanted = [total * (2 * position + 1) // (2 * positions) for position in range(positions)]
+    slices: list[ProbeSlice] = []
     num_files = begin = taken = 0
     for unit in plan.units:
         end = begin + unit.text_bytes
         first = taken
-        while taken < places and (wanted[taken] < end or unit.index == len(plan.units) - 1):
+        while taken < positions and (wanted[taken] < end or unit.index == len(plan.units) - 1):
             taken += 1
         if first < taken:
-            visits += _slices(make_task(plan, unit.index), begin, [at - begin for at in wanted[first:taken]])
+            slices += _slices(make_task(plan, unit.index), begin, [at - begin for at in wanted[first:taken]])
         num_files += unit.num_sources
         begin = end
     return ProbeRequest(
-        visits=tuple(visits),
-        encode_bytes=encode_bytes // places,
-        read_bytes=read_bytes // places,
+        slices=tuple(slices),
+        encode_bytes=encode_bytes // positions,
+        read_bytes=read_bytes // positions,
         planned_bytes=total,
         num_files=num_files,
     )
 
 
-def _slices(task: UnitTask, begin: int, places: list[int]) -> Iterator[ProbeSlice]:
-    """A visit to each source of a unit that holds any of the places."""
+def _slices(task: UnitTask, begin: int, positions: list[int]) -> Iterator[ProbeSlice]:
+    """A slice for each source of a unit that has any of the positions."""
     if len(task.sources) == 1:
-        yield ProbeSlice(task=task, at=begin, places=tuple(places))
+        yield ProbeSlice(task=task, at=begin, positions=tuple(positions))
         return
     sizes = _planned_sizes(task)
     ends = list(itertools.accumulate(sizes))
     last = len(ends) - 1
-    for number, inside in itertools.groupby(places, lambda place: min(bisect_right(ends, place), last)):
+    for number, inside in itertools.groupby(positions, lambda position: min(bisect_right(ends, position), last)):
         start = ends[number] - sizes[number]
         unit = replace(task.unit, source=task.unit.source + number, num_sources=1, text_bytes=sizes[number])
         yield ProbeSlice(
             task=UnitTask(unit=unit, sources=(task.sources[number],)),
             at=begin + start,
-            places=tuple(place - start for place in inside),
+            positions=tuple(position - start for position in inside),
         )
 
 

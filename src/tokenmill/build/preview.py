@@ -16,11 +16,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Any
+from typing import Unpack
 
 import numpy as np
 
 from tokenmill import arguments
+from tokenmill.arguments import RecipeOptions, Sources
 from tokenmill.build import workspace
 from tokenmill.build.api import check_executor, check_place
 from tokenmill.build.plan import Plan, make_task
@@ -31,8 +32,9 @@ from tokenmill.errors import DatasetError, OutputError, SourceChangedError, Toke
 from tokenmill.executors.in_process import InProcessProber
 from tokenmill.formats.base import format_bytes_of
 from tokenmill.formats.convert import bytes_beside, check_layout
-from tokenmill.recipe import Sources, make_recipe
+from tokenmill.recipe import make_recipe
 from tokenmill.resources import MEMORY_BUDGET, num_cores, resolve_workers
+from tokenmill.sizes import counted, format_bytes, format_count, format_seconds
 from tokenmill.sources.base import Batch, text_array, text_buffers
 from tokenmill.storage.base import MARGIN_BYTES, is_url, local_folder, open_folder
 from tokenmill.storage.filesystem import LocalFileSystem
@@ -80,6 +82,12 @@ class PlanResult:
     conflict: tuple[str, ...]
     notes: tuple[str, ...]
 
+    def __repr__(self) -> str:
+        tokens = f"about {format_count(self.estimate.tokens)} tokens (± {format_count(self.estimate.error)})"
+        time = f"{format_seconds(self.seconds)} with {counted(self.workers, 'worker')}"
+        left = f"{self.units - self.units_done:,} of {counted(self.units, 'unit')} left"
+        return f"PlanResult({counted(self.files, 'file')}, {left}: {tokens}, {format_bytes(self.disk_needed)}, {time})"
+
     @property
     def disk_missing(self) -> int:
         """Bytes that are not free on the output's disk, and would have to be; those of `disk_layout` are among them."""
@@ -98,7 +106,7 @@ def plan(
     update: bool = False,
     layout: str | None = None,
     executor: str = "local",
-    **recipe: Any,
+    **recipe: Unpack[RecipeOptions],
 ) -> PlanResult:
     """Files, units, tokens with an error bar, disk, memory and time of a build that is not started.
 

@@ -1,4 +1,4 @@
-"""Progress: what a build tells while it runs, and the log of it in `.build/events.jsonl`."""
+"""The events of a running build, its totals, and their log in `.build/events.jsonl`."""
 
 from __future__ import annotations
 
@@ -7,11 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from tokenmill.arguments import Event, Watcher
 from tokenmill.sources.base import Unit
 from tokenmill.storage.output import EventLog
-
-Event = dict[str, Any]
-Watcher = Callable[[Event], None]
 
 LOG_SECONDS = 1.0
 _COUNTS = ("documents", "tokens", "bytes")
@@ -19,9 +17,9 @@ _COUNTS = ("documents", "tokens", "bytes")
 
 @dataclass(slots=True)
 class Tally:
-    """Running totals, those of earlier runs apart. `bytes` are planned ones, of which `total_bytes` are to be done.
+    """Running totals, with the work of earlier runs apart. Bytes are planned bytes, out of `total_bytes`.
 
-    Rates and the time that is left are those of this run's own work.
+    Rates and the remaining time count the work of this run only.
     """
 
     total_bytes: int
@@ -41,11 +39,11 @@ class Tally:
         self.bytes += planned_bytes
 
     def add_kept(self, documents: int, tokens: int, planned_bytes: int) -> None:
-        """What an earlier run has done and this one has found to hold."""
+        """Count work of an earlier run that was found intact."""
         self.documents += documents
         self.done_tokens += tokens
         self.done_bytes += planned_bytes
-        if not self.bytes:  # the work of this run has not begun: to hash again is none
+        if not self.bytes:  # hashing again is not work of this run
             self.started = time.monotonic()
 
     def snapshot(self) -> Event:
@@ -68,21 +66,21 @@ class Tally:
 
 
 class Progress:
-    """Passes events on to whoever watches, and to the log."""
+    """Passes events on to a watcher and to the log."""
 
     def __init__(self, watch: Watcher | None) -> None:
         self._watch = watch
         self._log: EventLog | None = None
         self._logged = 0.0
-        self._counted: dict[int, tuple[int, int, int]] = {}  # of each unit that has begun and is not done
-        self._kept: set[int] = set()  # those of them that an earlier run has done
+        self._counted: dict[int, tuple[int, int, int]] = {}  # of each unit that is running
+        self._kept: set[int] = set()  # running units that an earlier run has done
         self.tally = Tally(total_bytes=0, total_units=0, workers=0)
 
     def log_to(self, log: EventLog) -> None:
         self._log = log
 
     def tell(self, kind: str, **fields: Any) -> None:
-        """An event that is worth a line."""
+        """Emit an event that is worth a line."""
         event = {"kind": kind, **fields}
         if self._log is not None:
             self._log.add({"time": round(time.time(), 3), **event})
@@ -95,13 +93,13 @@ class Progress:
         self.tell("start", **{key: value for key, value in tally.snapshot().items() if key != "kind"})
 
     def settle(self, left: Sequence[Unit]) -> None:
-        """These units are all that is left: a budget of tokens takes more or less of the plan than was expected."""
+        """Only these units are left: a token budget took more or less of the plan than expected."""
         self.tally.total_bytes = self.tally.done_bytes + self.tally.bytes + sum(unit.text_bytes for unit in left)
         self.tally.total_units = self.tally.done_units + len(left)
         self._show()
 
     def hear(self, message: Event) -> None:
-        """What an executor tells."""
+        """Count a message of an executor, and emit progress."""
         if message["kind"] == "progress":
             if message.get("kept"):
                 self._kept.add(message["unit"])
@@ -110,7 +108,7 @@ class Progress:
             counted = self._counted.pop(message["unit"], (0, 0, 0))
             if message["kind"] == "done":
                 self.tally.done_units += 1
-            else:  # all of it is done again, or was for nothing
+            else:  # the unit will be run again, or has failed
                 self._adder(message["unit"])(*(-count for count in counted))
             self._kept.discard(message["unit"])
             self.tell(message["kind"], **{key: value for key, value in message.items() if key != "kind"})

@@ -1,4 +1,4 @@
-"""Node-local placement: every node of a Ray cluster builds its part on its own disk; the driver's side.
+"""Node-local placement, the driver: every node of a Ray cluster builds its part on its own disk.
 
     plan -> ask the disks -> deal -> [ node: a whole build of its part ] x nodes -> nodes.json, on every node
                                         messages -> progress of the whole
@@ -21,11 +21,11 @@ from functools import partial
 from typing import Any
 
 from tokenmill import errors, records
+from tokenmill.arguments import Event, Watcher
 from tokenmill.build import parts as build_parts
 from tokenmill.build import parts as part
 from tokenmill.build import workspace
 from tokenmill.build.plan import Plan
-from tokenmill.build.progress import Event, Watcher
 from tokenmill.build.resolve import ResolvedBuild, resolve_build
 from tokenmill.dataset import manifest as dataset_manifest
 from tokenmill.dataset import manifest as manifests
@@ -48,13 +48,13 @@ from tokenmill.recipe import Recipe
 from tokenmill.storage.base import local_folder
 from tokenmill.storage.output import Digest
 
-# What adds up over the nodes, of their reports.
+# Fields of the nodes' reports that are added up.
 _SUMS = ("bytes", "units", "documents", "tokens", "workers", "bytes_per_second", "tokens_per_second")
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A node that is up; `host` and `path` are as it says itself."""
+    """A node that is up. `host` and `path` are its own names for them."""
 
     id: str
     slots: int
@@ -80,7 +80,7 @@ def build_on_nodes(
     patience: float | None,
     watch: Watcher | None,
 ) -> tuple[Manifest, bool, Nodes]:
-    """A dataset in parts: what they come to, whether all stood already, and where they are.
+    """Build a dataset in parts: their totals, whether all were complete already, and where they are.
 
     `patience` is how long a node waits for another build there, which may be one that is about to end.
     """
@@ -101,7 +101,7 @@ def build_on_nodes(
             told = {"output": job.node.path, "workers": slots, "patience": patience}
             return _submit(job, slots, {**part.to_message(setup, job.plan), **told})
 
-        ends = _run(jobs, submit, running, _Whole(setup.plan, tell))
+        ends = _run(jobs, submit, running, _AllNodes(setup.plan, tell))
         parts = [
             manifests.unseal_manifest(end["manifest"].encode(), where=job.node.host)
             for job, end in zip(jobs, ends, strict=True)
@@ -123,15 +123,15 @@ def build_on_nodes(
 
 
 def _check_recipe(recipe: Recipe) -> None:
-    """Refuse what needs all documents in one place."""
+    """Refuse settings that need all documents in one place."""
     if recipe.max_tokens is not None:
-        raise RecipeError("--max-tokens counts through all parts, which nodes build alone", hint="use --sample")
+        raise RecipeError("`max_tokens` counts through all parts, which nodes build alone", hint="use `sample`")
     if recipe.split == "nanogpt":
-        raise RecipeError("--split nanogpt is drawn from all documents", hint="use --split val=0.0005")
+        raise RecipeError("`split='nanogpt'` is drawn from all documents", hint="use `split='val=0.0005'`")
 
 
 def _share_out(setup: ResolvedBuild, output: str, tell: Watcher, *, restart: bool) -> list[NodeJob]:
-    """The parts, each with the node that has it or gets it."""
+    """The parts, each with the node that has it or will build it."""
     told = {**part.greeting(setup.spec), "output": output, "restart": restart}
     found: dict[Node, Message] = {}
     for node, answer in _call_all(part.look, [(node, told) for node in _living_nodes()]):
@@ -164,7 +164,7 @@ def _living_nodes() -> list[Node]:
 
 
 def _call_all(function: Callable[[str], str], calls: Iterable[tuple[Node, Message]]) -> list[tuple[Node, Message]]:
-    """The answers of nodes, all asked at the same time; a refusal is raised. It takes no slot of theirs."""
+    """Ask all nodes at the same time, without taking a slot of theirs. A refusal is raised."""
     task = ray.remote(num_cpus=0, max_retries=0)(function)
     asked = [(node, task.options(scheduling_strategy=_only(node)).remote(json.dumps(told))) for node, told in calls]
     answers = [(node, hear_from(ref)) for node, ref in asked]
@@ -175,7 +175,7 @@ def _call_all(function: Callable[[str], str], calls: Iterable[tuple[Node, Messag
 
 
 def _submit(job: NodeJob, slots: int, told: Message) -> Any:
-    """Begin to build a part. Gives what its messages come from."""
+    """Begin to build a part. Returns the source of its messages."""
     options = {"num_cpus": slots, "max_retries": 0, "num_returns": "streaming"}
     return ray.remote(**options, scheduling_strategy=_only(job.node))(part.build_part).remote(json.dumps(told))
 
@@ -190,10 +190,10 @@ def _next(talk: Any) -> str:
 
 
 def _run(
-    jobs: Sequence[NodeJob], submit: Callable[[NodeJob], Any], running: dict[Any, int], whole: _Whole
+    jobs: Sequence[NodeJob], submit: Callable[[NodeJob], Any], running: dict[Any, int], whole: _AllNodes
 ) -> list[Message]:
-    """Build all parts side by side; the last message of each. Where one fails, the others go on to their end first.
-    What `running` holds at the end has been left behind."""
+    """Build all parts concurrently; the last message of each. If one fails, the others still run to their end.
+    What `running` holds at the end is still running."""
     running.update((submit(job), number) for number, job in enumerate(jobs))
     tries: Counter[int] = Counter(running.values())
     ends: dict[int, Message] = {}
@@ -212,7 +212,7 @@ def _run(
                 del running[talk]
                 if heard["kind"] == "stands":
                     ends[number] = heard
-                    whole.stands(jobs[number])
+                    whole.complete(jobs[number])
                 elif heard["kind"] == "died" and not _is_up(jobs[number].node):
                     failures.append((jobs[number], _lost("the node was lost")))
                 elif heard["kind"] == "died" and tries[number] < MAX_TRIES:
@@ -224,21 +224,19 @@ def _run(
                 else:
                     failures.append((jobs[number], errors.from_record(heard["error"])))
     except KeyboardInterrupt:
-        raise Interrupted(
-            "stopped; what the nodes have done is kept", hint="run the same command again: it goes on from there"
-        ) from None
+        raise Interrupted("what the nodes have done is saved", hint="run the same command to resume") from None
     _raise_failures(failures, len(jobs))
     return [ends[number] for number in range(len(jobs))]
 
 
 def _leave(running: Iterable[Any], *, ours: bool) -> None:
-    """Stop tasks at once, wherever they run, by leaving the cluster if it was us who joined it: it ends what a driver
-    has left behind, while Ray's cancel can bring down a driver whose task gives its answer in that moment."""
+    """Stop tasks at once, wherever they run, by leaving the cluster if this program joined it. The cluster then ends
+    the tasks, whereas Ray's cancel can crash a driver whose task finishes at that moment."""
     if ours:
         leave()
         return
     for task in running:
-        with contextlib.suppress(ray.exceptions.RayError, ValueError):  # it is over already
+        with contextlib.suppress(ray.exceptions.RayError, ValueError):  # it has ended already
             ray.cancel(task, force=True)
 
 
@@ -270,8 +268,8 @@ def _place(job: NodeJob, manifest: Manifest, end: Message) -> PartLocation:
     return dataset_manifest.describe_nodes(manifest, digest, host=job.node.host, path=job.node.path)
 
 
-class _Whole:
-    """Reports of all nodes as one: what each said last, added up."""
+class _AllNodes:
+    """The progress of all nodes as one: the last report of each, added up."""
 
     def __init__(self, plan: Plan, tell: Watcher) -> None:
         self._tell = tell
@@ -286,8 +284,8 @@ class _Whole:
         else:
             self._tell({**event, "node": node.host})
 
-    def stands(self, job: NodeJob) -> None:
-        """A part is done, whatever of it was there before: nothing of it is left, and nobody works on it."""
+    def complete(self, job: NodeJob) -> None:
+        """Count a part as complete, with no work left and no worker on it."""
         before = self._last.get(job.node, dict.fromkeys(_SUMS, 0))
         done = {"bytes": job.plan.text_bytes(), "units": len(job.plan.units), "seconds_left": 0}
         self._last[job.node] = {**before, **done, "workers": 0, "bytes_per_second": 0, "tokens_per_second": 0}

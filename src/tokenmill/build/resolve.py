@@ -55,7 +55,7 @@ def resolve_build(recipe: Recipe, *, output: str | None = None) -> ResolvedBuild
         spec, _, note = choose_engine(spec)
     if recipe.eot != "none" and spec.eot_id is None:
         raise TokenizerError(
-            f"{spec.name} names no end-of-text token", hint="name one with --eot-token, or use --eot none"
+            f"{spec.name} names no end-of-text token", hint="name one with `eot_token`, or use `eot='none'`"
         )
     listing = list_sources(recipe, output=output)
     _check_used(recipe, {source.kind for source in listing.sources})

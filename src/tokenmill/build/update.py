@@ -1,11 +1,11 @@
-"""Going on with sources that changed: what was made of the others is kept, under the numbers of the new plan.
+"""Resume a build whose sources changed: what was made of the others is kept, under the unit numbers of the new plan.
 
-    .build/receipts, pieces, rejects    of the old plan: untouched until all that is kept has been gathered
+    .build/receipts, pieces, rejects    of the old plan: untouched until everything that is kept has been gathered
     .build/kept/receipts, pieces, ...   the same files by their new names, and receipts of the new plan for them
-    .build/kept/plan.json               comes last: from here on it is decided, and whoever was killed goes on with it
+    .build/kept/plan.json               written last: from here on the update is decided, and the next run completes it
 
-What a unit wrote depends on its own sources and the recipe, so that nothing of it changes but its name. No step
-moves a file: each gives it a second name, which a store can do as well.
+What a unit wrote depends on its own sources and the recipe, so only its name changes. No step moves a file: each gives
+it a second name, which works in an object store as well.
 """
 
 from __future__ import annotations
@@ -38,29 +38,29 @@ _CLEAN = f"{KEPT}/clean.json"
 
 
 def start_update(folder: Folder, plan: Plan) -> None:
-    """Make the unfinished build in a folder one of this plan, if it is of the same recipe. The lock is held."""
+    """Turn the unfinished build in a folder into one of this plan, if the recipe is the same. The lock is held."""
     finish_update(folder)
     if not folder.exists(receipts.PLAN) or workspace.is_stored(folder, plan):
         return
     old = workspace.load_plan(folder)
     if old.identity != plan.identity:
-        return  # whoever enters with it is told
+        return  # workspace.enter raises
     if plan.identity.get("split") == "nanogpt":
         raise RecipeError(
-            "--update does not go with --split nanogpt: which documents it holds out depends on all of them",
-            hint="start over with --restart",
+            "`update` does not go with `split='nanogpt'`: which documents it holds out depends on all of them",
+            hint="start over with `restart=True`",
         )
     if not _gather(folder, old, plan) and workspace.num_receipts(folder):
         raise OutputError(
             f"nothing in {folder.path} can be kept: no unit that is done would be one of the new plan",
-            hint="choose another output, or start this one over with --restart",
+            hint="choose another output, or start this one over with `restart=True`",
         )
     folder.write_parts(KEPT_PLAN, records.sealed_parts(plan))
     finish_update(folder)
 
 
 def finish_update(folder: Folder) -> None:
-    """Do what is left of an update that was decided, if there was one."""
+    """Complete an update that was decided, if there is one."""
     if not folder.exists(KEPT_PLAN):
         return
     workspace.start_over(folder, but=(KEPT,))
@@ -77,37 +77,37 @@ def finish_update(folder: Folder) -> None:
 
 
 def num_kept(folder: Folder, old: Plan, new: Plan) -> int:
-    """How many units that are done an update would keep."""
+    """How many finished units an update would keep."""
     done = set(folder.names(RECEIPTS))
-    return sum(f"{unit_name(was, NO_LIMIT)}.json" in done for was, _ in _twins(old, new))
+    return sum(f"{unit_name(was, NO_LIMIT)}.json" in done for was, _ in _matching_units(old, new))
 
 
 def _gather(folder: Folder, old: Plan, new: Plan) -> bool:
-    """Give what is kept its new names, beside the old ones; says whether there was anything."""
+    """Give what is kept its new names beside the old ones. True if there was anything to keep."""
     workspace.forget_kept(folder)
     for parent in (PIECES, RECEIPTS, REJECTS):
-        folder.make(_place(parent))
-    twins = dict(_twins(old, new))
+        folder.make(_kept_name(parent))
+    matches = dict(_matching_units(old, new))
     clean = set(workspace.clean_units(folder, old))
-    found = load_receipts(folder, twins, old.fingerprint)
+    found = load_receipts(folder, matches, old.fingerprint)
 
     def keep(receipt: Receipt) -> int:
-        kept = _renamed(receipt, twins[receipt.unit], new.fingerprint)
+        kept = _renamed(receipt, matches[receipt.unit], new.fingerprint)
         for (was, digest), now in zip(receipt.all_files().items(), kept.all_files(), strict=True):
-            folder.link(was, _place(now), digest)
-        folder.write(_place(receipt_name(*kept.key)), records.seal(kept))
+            folder.link(was, _kept_name(now), digest)
+        folder.write(_kept_name(receipt_name(*kept.key)), records.seal(kept))
         return receipt.unit
 
     kept = list(folder.each(keep, (receipt for receipt in found if receipt is not None)))
     for parent in (PIECES, REJECTS):
-        folder.sync(_place(parent))
-    units = tuple(sorted(twins[unit] for unit in kept if unit in clean))
+        folder.sync(_kept_name(parent))
+    units = tuple(sorted(matches[unit] for unit in kept if unit in clean))
     folder.replace(_CLEAN, records.seal(workspace.Clean(fingerprint=new.fingerprint, units=units)))
     return bool(kept)
 
 
-def _twins(old: Plan, new: Plan) -> Iterator[tuple[int, int]]:
-    """Units of both plans that read the same part of the same sources, as numbers in the old one and in the new one."""
+def _matching_units(old: Plan, new: Plan) -> Iterator[tuple[int, int]]:
+    """Units of both plans that read the same part of the same sources: numbers in the old and in the new plan."""
     numbers = {(new.sources[unit.source].name, unit.start): unit.index for unit in new.units}
     for unit in old.units:
         number = numbers.get((old.sources[unit.source].name, unit.start))
@@ -118,7 +118,7 @@ def _twins(old: Plan, new: Plan) -> Iterator[tuple[int, int]]:
 
 
 def _renamed(receipt: Receipt, unit: int, fingerprint: str) -> Receipt:
-    """The receipt of the same work as a unit of another plan."""
+    """The receipt of a unit, as the same unit of another plan."""
     was, now = (unit_name(number, NO_LIMIT) for number in (receipt.unit, unit))
 
     def rename(name: str) -> str:
@@ -135,24 +135,24 @@ def _renamed(receipt: Receipt, unit: int, fingerprint: str) -> Receipt:
 
 
 def _kept(folder: Folder) -> Iterable[tuple[bytes, Receipt]]:
-    """Receipts that were gathered, each with its text."""
+    """Receipts that were gathered, each with its bytes."""
 
     def read(name: str) -> tuple[bytes, Receipt]:
         data = folder.read(name)
         return data, open_receipt(data, where=folder.at(name))
 
-    return folder.each(read, [f"{_place(RECEIPTS)}/{name}" for name in folder.names(_place(RECEIPTS))])
+    return folder.each(read, [f"{_kept_name(RECEIPTS)}/{name}" for name in folder.names(_kept_name(RECEIPTS))])
 
 
 def _links(receipt: Receipt) -> Iterator[tuple[str, str, Digest]]:
-    return ((_place(name), name, digest) for name, digest in receipt.all_files().items())
+    return ((_kept_name(name), name, digest) for name, digest in receipt.all_files().items())
 
 
 def _receipt_link(data: bytes, receipt: Receipt) -> tuple[str, str, Digest]:
     name = receipt_name(*receipt.key)
-    return _place(name), name, Digest(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
+    return _kept_name(name), name, Digest(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
 
 
-def _place(name: str) -> str:
-    """Where a file is kept until it gets its name."""
+def _kept_name(name: str) -> str:
+    """The name under which a file is kept until it gets its final name."""
     return f"{KEPT}/{name.removeprefix('.build/')}"

@@ -1,11 +1,11 @@
-"""Prepare once: many processes want the same dataset, one of them builds it.
+"""Prepare once: many processes want the same dataset, and one of them builds it.
 
     rank 0   builds ............ done          dies -> the next one takes over
-    rank 1   waits  ............ uses it       fails -> the others get the same error
+    rank 1   waits  ............ uses it       fails -> the others raise the same error
     rank 2   waits  ............ uses it
 
-The lock tells who builds. A build that fails leaves a note for those who wait; one that dies
-leaves none, and its lock is broken by whoever tries next.
+The lock says who builds. A build that fails records its error for the processes that wait. A build that dies records
+nothing, and the next process breaks its lock.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ POLL_SECONDS = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildFailure:
-    """Why a build ended. `token` tells one failure from the next."""
+    """Why a build failed. `token` distinguishes one failure from the next."""
 
     token: str
     error: dict[str, str]
@@ -39,14 +39,14 @@ class BuildFailure:
 
 @contextlib.contextmanager
 def recording_failure(folder: Folder) -> Iterator[None]:
-    """Have an error of this build reach those who wait for it. An interruption is no reason for them to stop."""
+    """Record an error of this build for the processes that wait for it. They do not stop for an interruption."""
     folder.remove(NOTE)
     try:
         yield
     except Interrupted:
         raise
     except TokenmillError as error:
-        with contextlib.suppress(StorageError):  # on a full disk they find out by themselves
+        with contextlib.suppress(StorageError):  # on a full disk they will see for themselves
             folder.replace(NOTE, records.seal(BuildFailure(token=secrets.token_hex(8), error=errors.to_record(error))))
         raise
 
@@ -54,16 +54,17 @@ def recording_failure(folder: Folder) -> Iterator[None]:
 def wait_for(
     folder: Folder, attempt: Callable[[Callable[[], None]], T], *, timeout: float | None, tell: Callable[[str], None]
 ) -> T:
-    """Try until nobody else holds the lock. Raises what the build that was waited for failed of.
+    """Retry until the lock is free. Raises the error of the build that was waited for, if it failed.
 
-    An attempt asks for that as well once it has the lock: the other build may have failed since it began. Between two
-    attempts only the lock, the manifest and a note are looked at: an attempt plans anew, which may read every source.
+    An attempt checks for that error once more when it has the lock, since the other build may have failed in between.
+    Between two attempts only the lock, the manifest and the record of a failure are read: an attempt makes the plan
+    anew, which may read every source.
     """
     begin = time.monotonic()
     before = _note(folder)
     told = False
 
-    def heed() -> None:
+    def on_lock() -> None:
         now = _note(folder)
         if now is not None and now != before:
             raise errors.from_record(now.error)
@@ -76,13 +77,13 @@ def wait_for(
                     hint="wait longer, or look at .build/events.jsonl",
                 ) from None
             time.sleep(POLL_SECONDS)
-            heed()
+            on_lock()
             if folder.exists(manifest.MANIFEST) or not is_held(folder):
                 return
 
     while True:
         try:
-            return attempt(heed)
+            return attempt(on_lock)
         except LockedError as error:
             if not told:
                 tell(f"{error.message}; waiting for it")

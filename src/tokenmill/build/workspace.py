@@ -8,7 +8,7 @@ OUT/.build/plan.json      the plan; its fingerprint must match
     .build/rejects        bad documents        .build/quarantine   files that failed a check
     .build/kept           what an update keeps of a build whose sources changed, on its way
 
-Redoing units of a finished build: what repair and `verify --source` stand on.
+Redoing units of a finished build: what repair and `verify --source` need.
 """
 
 from __future__ import annotations
@@ -78,8 +78,10 @@ _BEGUN = (
 )  # fmt: skip
 _OF_A_UNIT = re.compile(r"\.build-(?:receipts|pieces|rejects)-(\d+)\..*")
 _SHARD_FILE = re.compile(r"\d{5,}\.(bin|idx|parquet)|.*\.tmp")
-_WAYS_OUT = "choose another output, or start this one over with --restart"
-_OTHER_SOURCES = "--update keeps what was made of the others, --restart starts over; or put the old files back"
+_WAYS_OUT = "choose another output, or start this one over with `restart=True`"
+_OTHER_SOURCES = (
+    "`update=True` keeps what was made of the others, `restart=True` starts over; or put the old files back"
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,15 +150,15 @@ def finished(folder: Folder, plan: Plan) -> Manifest | None:
         try:
             before = load_plan(folder).sources
         except DatasetError as error:
-            hint = "a finished dataset can do without it: remove it, or start over with --restart"
+            hint = "a finished dataset can do without it: remove it, or start over with `restart=True`"
             raise DatasetError(error.message, hint=hint) from None
-        _check_pins(before, plan.sources, hint="put the old file back, or start over with --restart")
+        _check_pins(before, plan.sources, hint="put the old file back, or start over with `restart=True`")
     elif not folder.exists(PLAN):
         _check_not_newer(folder, plan)
     try:
         quick_check(folder, found)
     except DatasetError as error:
-        hint = error.hint if folder.exists(PLAN) else "its .build folder is gone: start it over with --restart"
+        hint = error.hint if folder.exists(PLAN) else "its .build folder is gone: start it over with `restart=True`"
         raise DatasetError(error.message, hint=hint) from None
     return found
 
@@ -390,7 +392,7 @@ def what_was_compared(folder: Folder) -> str:
     if folder.exists(PLAN):
         return ""
     said = "its .build folder is gone, so the sources were compared by name and size, not by content"
-    return f"{said}; if they may have changed, start over with --restart"
+    return f"{said}; if they may have changed, start over with `restart=True`"
 
 
 def _check_not_newer(folder: Folder, plan: Plan) -> None:
@@ -406,7 +408,7 @@ def _check_not_newer(folder: Folder, plan: Plan) -> None:
         raise SourceChangedError(
             f"{folder.path} has no .build folder, which would tell whether its sources have changed:\n  "
             + few(newer, "\n  "),
-            hint="start over with --restart, or choose another output",
+            hint="start over with `restart=True`, or choose another output",
         )
 
 
@@ -421,8 +423,8 @@ def _check_pins(before: Sequence[Source], now: Sequence[Source], *, hint: str) -
 
 
 # A finished dataset is not updated: what a build says of a source that changed would be no help.
-SOURCE_CHANGED = "put the old file back, with its time, or prepare the dataset again, with --restart or elsewhere"
-_PREPARE_AGAIN = "prepare it again, with --restart here or into another folder, and compare the two manifests"
+SOURCE_CHANGED = "put the old file back, with its time, or prepare the dataset again, with `restart=True` or elsewhere"
+_PREPARE_AGAIN = "prepare it again, with `restart=True` here or into another folder, and compare the two manifests"
 
 
 def reopen(folder: Folder, filter: str | None) -> tuple[Plan, BuildRecord]:
@@ -446,7 +448,7 @@ def reopen(folder: Folder, filter: str | None) -> tuple[Plan, BuildRecord]:
     if job.work.filter != filter:  # whoever had the folder may have changed it
         raise DatasetError(
             f"{folder.path} was made with the filter {job.work.filter!r}, not {filter!r}",
-            hint="its .build names code that --filter did not: trust neither, and prepare the dataset again",
+            hint="its .build names code that `filter` did not: trust neither, and prepare the dataset again",
         )
     return plan, job
 

@@ -27,13 +27,13 @@ from tokenmill.cli import output as show
 from tokenmill.cli.options import (
     OPTIONS,
     PREPARE_OPTIONS,
+    for_shell,
     library_arguments,
-    naming_options,
     with_modules_here,
     with_options,
 )
-from tokenmill.cli.progress import Watcher
-from tokenmill.errors import INTERRUPTED, RecipeError, TokenmillError, redact
+from tokenmill.cli.progress import ProgressDisplay
+from tokenmill.errors import INTERRUPTED, Interrupted, RecipeError, TokenmillError, redact
 from tokenmill.formats.open import open as open_dataset
 from tokenmill.loader.loader import DataLoader
 
@@ -140,7 +140,7 @@ def prepare(options: dict[str, Any]) -> int:
     quiet, progress = options["quiet"], not options["no_progress"]
     # Ray prints what goes wrong in a cluster to the output by itself; the watcher tells it as well.
     hushed = contextlib.redirect_stdout(io.StringIO()) if options["executor"] == "ray" else contextlib.nullcontext()
-    with Watcher(quiet=quiet, verbose=options["verbose"], progress=progress) as watcher, hushed, naming_options():
+    with ProgressDisplay(quiet=quiet, verbose=options["verbose"], progress=progress) as watcher, hushed:
         result = prepare(watch=watcher, wait=options["wait"], **library_arguments(options))
     export = result.export
     if options["as_json"]:
@@ -160,8 +160,7 @@ def prepare(options: dict[str, Any]) -> int:
 def plan(options: dict[str, Any]) -> int:
     from tokenmill.build.preview import plan
 
-    with naming_options():
-        preview = plan(**library_arguments(options))
+    preview = plan(**library_arguments(options))
     if options["as_json"]:
         show.as_json(dataclasses.asdict(preview) | {"disk_missing": preview.disk_missing})
     elif not options["quiet"]:
@@ -256,8 +255,12 @@ def run() -> int:
     except _UsageError as error:
         error.show()
         return 2
+    except Interrupted as error:
+        show.interrupted(error.message, error.hint)
+        return error.exit_code
     except TokenmillError as error:
-        show.error(error.message, error.hint)
+        begins_with_field = isinstance(error, RecipeError)
+        show.error(for_shell(error.message, begins_with_field=begins_with_field), for_shell(error.hint))
         return error.exit_code
     except BrokenPipeError:
         return 1
@@ -375,15 +378,7 @@ def export(
     from tokenmill.formats.templar import read_expected
 
     expected = {} if skip_validation else read_expected(expect or (), checksums)
-    options = {
-        "shard_size": shard_size,
-        "seq_len": seq_len,
-        "name": name,
-        "order": order,
-        "seed": seed,
-        "templar_compat": templar_compat or None,
-    }
-    with Watcher(quiet=quiet, verbose=False, progress=not no_progress) as watcher:
+    with ProgressDisplay(quiet=quiet, verbose=False, progress=not no_progress) as watcher:
         result = export(
             dataset,
             output,
@@ -393,7 +388,12 @@ def export(
             restart=restart,
             watch=watcher,
             expected=expected,
-            **options,
+            shard_size=shard_size,
+            seq_len=seq_len,
+            name=name,
+            order=order,
+            seed=seed,
+            templar_compat=templar_compat or None,
         )
     if as_json:
         show.as_json(show.export_record(result))
@@ -422,7 +422,7 @@ def import_(
 ) -> int:
     from tokenmill.formats.convert import import_
 
-    with Watcher(quiet=quiet, verbose=False, progress=not no_progress) as watcher:
+    with ProgressDisplay(quiet=quiet, verbose=False, progress=not no_progress) as watcher:
         result = import_(
             path,
             output,
@@ -463,7 +463,7 @@ def consolidate(
     from tokenmill.formats.templar import consolidate, read_expected
 
     expected = {} if skip_validation else read_expected(expect or (), checksums)
-    with Watcher(quiet=quiet, verbose=False, progress=not no_progress) as watcher:
+    with ProgressDisplay(quiet=quiet, verbose=False, progress=not no_progress) as watcher:
         result = consolidate(
             data_root, seq_len, expected=expected, compat=templar_compat, workers=workers, watch=watcher
         )
@@ -548,7 +548,7 @@ def _run(
     from tokenmill.maintenance import push_pull
 
     move = push_pull.push if what == "push" else push_pull.pull
-    with Watcher(quiet=quiet, verbose=False, progress=not no_progress) as watcher:
+    with ProgressDisplay(quiet=quiet, verbose=False, progress=not no_progress) as watcher:
         moved = move(source, target, split=split, shards=shards, workers=workers, watch=watcher)
     if as_json:
         show.as_json(dataclasses.asdict(moved))

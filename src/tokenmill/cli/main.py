@@ -1,4 +1,7 @@
-"""The command line: parse, call the library, print. Whatever a command does, one call does."""
+"""The entry point: standard streams, signals, workers that load early, exit code.
+
+Every command parses its options, makes one call of the library and prints the result: see commands.py.
+"""
 
 from __future__ import annotations
 
@@ -11,38 +14,38 @@ import sys
 from collections.abc import Iterator
 from typing import NoReturn
 
-from tokenmill.cli.signals import STOPPED, heed_signals
+from tokenmill.cli.signals import INTERRUPTION, handle_signals
 from tokenmill.errors import INTERRUPTED
 
 
 def main() -> None:
     """The `tokenmill` command."""
     if sys.argv[1:] == ["--version"]:
-        # Scripts ask for it; they need not wait for the parser to load.
+        # Scripts ask for it, and should not wait for the parser to load.
         from tokenmill import __version__
 
         print(f"tokenmill {__version__}")
         return
-    _have_streams()
+    _open_streams()
     try:
-        heed_signals()
+        handle_signals()
         # No command does linear algebra; without this numpy starts a thread for each core when it loads.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
-        # What a command loads stays: looking through it for garbage again and again makes loading slower.
+        # What a command loads stays, so collecting garbage meanwhile only makes loading slower.
         gc.set_threshold(100_000)
-        with _foreman_for(sys.argv[1:]):
+        with _early_workers(sys.argv[1:]):
             from tokenmill.cli.commands import run
 
             code = run()
     except KeyboardInterrupt:
         code = INTERRUPTED
         with contextlib.suppress(OSError):
-            sys.stderr.write(STOPPED)
+            sys.stderr.write(INTERRUPTION)
     _leave(code)
 
 
-def _have_streams() -> None:
-    """Open those that whoever started us has closed: the next file would get the number of one, and be taken for it."""
+def _open_streams() -> None:
+    """Open standard streams that were closed: else the next file would get the number of one, and be taken for it."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -51,23 +54,23 @@ def _have_streams() -> None:
     sys.stdout = sys.stdout or os.fdopen(1, "w")
     sys.stderr = sys.stderr or os.fdopen(2, "w")
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):  # where the output is plain ASCII, names and texts may be not
+        if isinstance(stream, io.TextIOWrapper):  # file names and texts may not be ASCII
             stream.reconfigure(errors="backslashreplace")
 
 
 def _leave(code: int) -> NoReturn:
-    """End at once: what is done is on disk, and taking the interpreter apart would take a tenth of a second."""
+    """Exit at once: everything is on disk, and a regular exit of the interpreter takes a tenth of a second."""
     try:
         sys.stdout.flush()
         sys.stderr.flush()
-    except OSError:  # nobody reads on, or the disk that it went to is full
+    except OSError:  # the reader has gone, or the output's disk is full
         code = code or 1
     os._exit(code)
 
 
 @contextlib.contextmanager
-def _foreman_for(arguments: list[str]) -> Iterator[None]:
-    """Workers load as much as this command does: where there are cores for both, both begin at once."""
+def _early_workers(arguments: list[str]) -> Iterator[None]:
+    """Let the fork server of a `prepare` load while this process does, where there are cores for both."""
     from tokenmill.resources import num_cores
 
     line = " ".join(arguments)

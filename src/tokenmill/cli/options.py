@@ -1,20 +1,20 @@
-"""The options that `prepare` and `plan` share, each said once."""
+"""The options that `prepare` and `plan` share, each declared once; and what Python calls them, in messages."""
 
 from __future__ import annotations
 
+import ast
 import codecs
-import contextlib
+import functools
 import inspect
 import os
 import re
+import shlex
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-
-from tokenmill.errors import RecipeError
 
 
 def _option(*names: str, metavar: str | None = None, help: str, callback: Callable[..., Any] | None = None) -> Any:
@@ -188,18 +188,83 @@ def library_arguments(given: dict[str, Any]) -> dict[str, Any]:
     return arguments
 
 
-@contextlib.contextmanager
-def naming_options() -> Iterator[None]:
-    """Errors of a recipe begin with its field, which is an option here. Those of a file begin with the file's name."""
+_QUOTED = re.compile(r"`([^`\n]{1,4000})`")
+_FIELD = re.compile(r"(\w+)(?=: | is )")
+# What the command line calls otherwise than Python does, beside the dashes.
+_PYTHON_NAMES = {"val_source": "val_sources", "expect": "expected", "as_json": "json"}
+
+
+def for_shell(text: str, *, begins_with_field: bool = False) -> str:
+    """A message or hint as a shell user needs it. The library writes Python in backquotes:
+
+    `restart=True` -> --restart    `eot='none'` -> --eot none    `tokenmill.export('a', 'b', to='mds')` -> a command
+
+    What a recipe is refused for begins with the name of its field, which is an option here.
+    """
+    command = sys.argv[1] if len(sys.argv) > 1 else ""
+    names = shell_names(command)
+    if begins_with_field:
+        text = _FIELD.sub(lambda found: names.get(found[1], found[1]), text, count=1) if _FIELD.match(text) else text
+    return _QUOTED.sub(lambda found: _translated(found[1], names) or found[0], text)
+
+
+@functools.cache
+def shell_names(command: str) -> dict[str, str]:
+    """The options that Python's names stand for: those of a command, then those that only other commands have."""
+    commands = _commands()
+    found: dict[str, str] = {}
+    for name in sorted(commands, key=lambda name: name != command):
+        for option in commands[name].params:
+            found.setdefault(_PYTHON_NAMES.get(option.name, option.name), _shown(option))
+    return found
+
+
+@functools.cache
+def _commands() -> dict[str, Any]:
+    from tokenmill.cli.commands import app
+
+    found: dict[str, Any] = typer.main.get_command(app).commands  # type: ignore[attr-defined]  # it is a group
+    return found
+
+
+def _shown(option: Any) -> str:
+    """`--seq-len` of an option; `SOURCE` of an argument."""
+    if option.param_type_name == "argument":
+        return str(option.metavar or option.name.upper()).rstrip(".")
+    return max((name for name in option.opts if "_" not in name), key=len, default=str(option.opts[0]))
+
+
+def _translated(code: str, names: Mapping[str, str]) -> str:
+    """Options or a command for a piece of Python that names them; "" for anything else, like another program."""
     try:
-        yield
-    except RecipeError as error:
-        field, _, what = error.message.partition(": ")
-        name = "val_source" if field == "val_sources" else field
-        if not what or name not in OPTIONS:
-            raise
-        option = "SOURCE" if name == "sources" else f"--{name.replace('_', '-')}"
-        raise type(error)(f"{option}: {what}", hint=error.hint) from None
+        match ast.parse(code).body:
+            case [ast.Assign(targets=[ast.Name(name)], value=value)] if name in names:
+                return " ".join(_option_words(names[name], ast.literal_eval(value)))
+            case [ast.Expr(ast.Name(name))]:
+                return names.get(name, "")
+            case [ast.Expr(ast.Attribute(ast.Name("tokenmill"), function))] if function.rstrip("_") in _commands():
+                return f"tokenmill {function.rstrip('_')}"
+            case [ast.Expr(ast.Call(ast.Attribute(ast.Name("tokenmill"), function), values, keywords))]:
+                return _command_line(function.rstrip("_"), values, keywords)
+    except (SyntaxError, ValueError, TypeError, LookupError, RecursionError, MemoryError):
+        pass  # a name of a file may be anything
+    return ""
+
+
+def _command_line(command: str, values: list[ast.expr], keywords: list[ast.keyword]) -> str:
+    names = shell_names(_commands()[command].name)
+    words = ["tokenmill", command, *(_quoted(ast.literal_eval(value)) for value in values)]
+    for keyword in keywords:
+        words += _option_words(names[str(keyword.arg)], ast.literal_eval(keyword.value))
+    return " ".join(words)
+
+
+def _option_words(option: str, value: object) -> list[str]:
+    return [option] if value is True else [option, _quoted(value)]
+
+
+def _quoted(value: object) -> str:
+    return shlex.quote(str(value).replace("\n", "\\n"))
 
 
 def unescape(text: str | None) -> str | None:

@@ -14,6 +14,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from tokenmill.cli.options import for_shell
 from tokenmill.dataset import manifest as manifests
 from tokenmill.dataset import manifest as placement
 from tokenmill.errors import RecipeError
@@ -25,8 +26,7 @@ if TYPE_CHECKING:
     from tokenmill.build.api import PrepareResult
     from tokenmill.build.preview import PlanResult
     from tokenmill.dataset.manifest import Nodes
-    from tokenmill.formats.base import ExportResult
-    from tokenmill.formats.convert import ImportResult
+    from tokenmill.formats.results import ExportResult, ImportResult
     from tokenmill.maintenance.push_pull import TransferResult
     from tokenmill.maintenance.verify import Problem, VerifyReport
 
@@ -43,6 +43,12 @@ def error(message: str, hint: str) -> None:
     print(f"error: {printable(message)}", file=sys.stderr)
     if hint:
         print(f"hint: {printable(hint)}", file=sys.stderr)
+
+
+def interrupted(saved: str, hint: str) -> None:
+    """An interrupt is not an error: `Interrupted. 10 of 20 units are saved; run the same command to resume.`"""
+    said = "; ".join(part for part in (saved, hint) if part not in ("", "interrupted"))
+    print(f"Interrupted. {printable(said[:1].upper() + said[1:])}.", file=sys.stderr)
 
 
 def as_json(record: Mapping[str, Any]) -> None:
@@ -153,7 +159,7 @@ def preview(preview: PlanResult) -> None:
     for name, text in rows:
         _print(f"  {name:<10} {text}")
     for note in (*preview.notes, *preview.conflict):
-        _print(f"  note: {note}")
+        _print(f"  note: {for_shell(note)}")
     if preview.finished:
         _print("  the dataset is complete already")
     if preview.disk_missing:

@@ -6,8 +6,10 @@ import sys
 import time
 from collections.abc import Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from tokenmill.arguments import Event
+from tokenmill.cli.options import for_shell
 from tokenmill.cli.output import printable
 from tokenmill.sizes import counted, format_bytes, format_count, format_seconds
 
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
 
 
 LINE_SECONDS = 30.0
-Event = dict[str, Any]
 
 _BAR_CELLS = (24, 16, 8)
 _GAP = "  "
@@ -27,7 +28,7 @@ _IN_ORDER = ("bar", "share", "bytes", "documents", "tokens", "speed", "left", "w
 _BY_USE = ("share", "left", "speed", "bytes", "tokens", "bar", "documents", "workers")
 
 
-class Watcher:
+class ProgressDisplay:
     """Shows the events of a build on standard error."""
 
     def __init__(self, *, quiet: bool, verbose: bool, progress: bool) -> None:
@@ -41,7 +42,7 @@ class Watcher:
         self._node = ""  # who speaks, where nodes build parts of their own
         self._failures: set[str] = set()
 
-    def __enter__(self) -> Watcher:
+    def __enter__(self) -> ProgressDisplay:
         return self
 
     def __exit__(
@@ -86,9 +87,9 @@ class Watcher:
             self._end_live()
 
     def _say(self, text: str, *, only_verbose: bool = False) -> None:
-        text = f"{self._node}: {text}" if self._node else text
         if self._quiet or (only_verbose and not self._verbose):
             return
+        text = for_shell(f"{self._node}: {text}" if self._node else text)
         if self._live is not None:
             self._live.console.print(printable(text), markup=False, highlight=False)
         else:

@@ -225,7 +225,7 @@ class ShardWriter:
         """Add documents: their tokens end to end, and the length of each."""
         assert tokens.dtype == numpy_dtype(self._dtype), "narrow the ids before writing them"
         if len(lengths) and int(lengths.max()) > MAX_DOCUMENT_TOKENS:
-            raise BuildError(f"{self.name}: a document has 2^31 tokens or more", hint="lower --max-document-bytes")
+            raise BuildError(f"{self.name}: a document has 2^31 tokens or more", hint="lower `max_document_bytes`")
         self._lengths.append(lengths.astype(np.int32))
         self.documents += len(lengths)
         self.append(tokens.data.cast("B"))

@@ -108,7 +108,7 @@ def check_tokens(num_tokens: int, seq_len: int) -> None:
     if num_tokens <= seq_len:
         raise RecipeError(
             f"{num_tokens} tokens make no sample of seq_len {seq_len}, which takes {seq_len + 1}",
-            hint="use a smaller seq_len or more text",
+            hint="use a smaller `seq_len` or more text",
         )
 
 

@@ -1,0 +1,1 @@
+"""Who runs units: this process, a pool of processes, a Ray cluster."""

@@ -1,6 +1,8 @@
-"""What runs units: the questions it is asked and the answers it gives.
+"""The protocol of executors, which run units, and the rules by which all of them retry.
 
-Inline   this process        Pool   a crew of worker processes        Ray   benches of a cluster
+in_process     this process
+process_pool   worker processes of this machine
+ray            actors of a Ray cluster
 """
 
 from __future__ import annotations
@@ -18,61 +20,47 @@ from tokenmill.tokenizers.spec import TokenizerSpec
 from tokenmill.units.probe import ProbeResult
 from tokenmill.units.task import BuildConfig, ProbeRequest, UnitTask
 
-
-def make_executor(
-    workers: int, crew: WorkerProcesses | None, folder: Folder, work: BuildConfig, spec: TokenizerSpec
-) -> Executor:
-    """A pool, of a `crew` that loads already if there is one; this process where no crew is needed."""
-    if needs_processes(workers, folder):
-        from tokenmill.executors.process_pool import ProcessPool
-
-        return ProcessPool(crew or WorkerProcesses(workers), folder, work, spec)
-    # Only here: in a pool, the engine is the workers' business.
-    from tokenmill.executors.in_process import InProcess
-    from tokenmill.tokenizers.engine import open_engine
-
-    return InProcess(folder, work, spec, open_engine(spec))
-
-
-class Prober(Protocol):
-    def look(self, request: ProbeRequest) -> ProbeResult:
-        """The texts at some places of the sources."""
-
-    def encode(self, texts: Sequence[str]) -> Trial:
-        """What the engine makes of some texts."""
-
-
 MAX_TRIES = 3
-# Errors of the whole build; any other one concerns a unit.
+# Errors that concern the whole build. Any other one concerns a unit.
 FATAL = (errors.DiskFullError, errors.DeterminismError, errors.BadDocumentError, errors.RecipeError)
 
-# Hears messages like {"kind": "progress" | "done" | "retry" | "failed", ...}.
+# Receives messages like {"kind": "progress" | "done" | "retry" | "failed", ...}.
 Listener = Callable[[Message], None]
 
 
 @dataclass(frozen=True, slots=True)
 class UnitFailure:
-    """A unit that could not be done, and why."""
+    """A unit that failed, and why."""
 
     task: UnitTask
     error: errors.TokenmillError
 
 
+class Prober(Protocol):
+    """Answers the questions of the preflight, as a single worker does."""
+
+    def probe(self, request: ProbeRequest) -> ProbeResult:
+        """The texts at some positions of the sources."""
+
+    def encode(self, texts: Sequence[str]) -> Trial:
+        """The engine's ids of some texts."""
+
+
 class Executor(Prober, Protocol):
-    """It is asked as a single worker is before the work, and has one answer."""
+    """Runs units, and answers the questions of the preflight as a single worker does."""
 
     @property
     def workers(self) -> int:
         """How many units run at once."""
 
     def run(self, tasks: Iterator[UnitTask], listener: Listener) -> list[UnitFailure]:
-        """Do the tasks, more or less in order; gives those that failed for good."""
+        """Run the tasks, roughly in order. Returns those that failed for good."""
 
-    def dismiss(self) -> None:
-        """All is done: workers may go, and nobody waits for them."""
+    def release(self) -> None:
+        """All units are done: let the workers end, without waiting for them."""
 
     def stop(self) -> None:
-        """Stop at once; nothing that was published is touched."""
+        """Stop at once. What units have published stays."""
 
 
 def judge(
@@ -95,7 +83,7 @@ def judge(
 
 
 def is_silent(error: errors.TokenmillError) -> bool:
-    """Whether a unit failed for the want of any answer: if its node alone is cut off, others are not."""
+    """Whether a unit failed because a store did not answer. Perhaps only its own node is cut off."""
     return isinstance(error, errors.SilentStoreError)
 
 
@@ -104,3 +92,18 @@ def is_final(error: errors.TokenmillError, tries: int) -> bool:
     if isinstance(error, FATAL):
         raise error
     return isinstance(error, errors.SourceError) or tries >= MAX_TRIES
+
+
+def open_executor(
+    workers: int, processes: WorkerProcesses | None, folder: Folder, config: BuildConfig, spec: TokenizerSpec
+) -> Executor:
+    """The executor for units of this machine. `processes` are workers that were started early, if there are any."""
+    if needs_processes(workers, folder):
+        from tokenmill.executors.process_pool import ProcessPool
+
+        return ProcessPool(processes or WorkerProcesses(workers), folder, config, spec)
+    # In a pool, only the workers load the engine.
+    from tokenmill.executors.in_process import InProcess
+    from tokenmill.tokenizers.engine import open_engine
+
+    return InProcess(folder, config, spec, open_engine(spec))

@@ -1,15 +1,15 @@
-"""The foreman: a process that loads what every worker needs once, and then forks a worker whenever one is wanted.
+"""Worker processes, and the fork server that starts them.
 
-    parent --- a socket and "hire" ---> foreman --- fork ---> worker, with that socket
-           <-- what it died of --------                       (and no thread but its own)
+    parent --- a socket, "start a worker" ---> fork server --- fork ---> worker, with that socket
+           <-- its exit code -----------------                           (and no thread but its own)
 
-To load takes longer than to fork by far, and memory that was loaded once is shared. Nothing runs in
-the foreman but this, so it has a single thread, and forking is safe.
+The fork server loads what every worker needs once: loading takes far longer than forking, and memory that was loaded
+once is shared. It runs a single thread and nothing else, so that forking is safe. `multiprocessing` has a fork server
+too, but it pickles, imports the caller's main module again, and reports no exit codes.
 
-A crew of worker processes: hired, briefed, heard, replaced when they die.
-
-Light on purpose: it is the first thing that a build loads, so that the workers load their heavy
-libraries while the parent loads its own and makes the plan.
+Light on purpose: this is the first module that a build loads, so that the workers load their heavy libraries while the
+parent loads its own and makes the plan. `WorkerProcesses` starts the workers, configures them, hears what they report,
+and replaces those that die.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from typing import Any, NoReturn
 
 from tokenmill.storage.local import Folder
 
-# What is loaded stays: looking through it for garbage again and again makes loading slower.
+# Collecting garbage while loading finds none and makes loading slower.
 _PROGRAM = """
 import gc; gc.disable()
 from tokenmill.executors import forkserver, worker
 forkserver.serve({fd}, {tokenizer!r})
 """
-# What a process that does units has in its environment when it starts, here and on a cluster.
+# The environment in which a process that runs units starts, here and on a cluster.
 WORKER_ENVIRONMENT = {
     # numpy would start a thread for each core as it loads, and take a tenth of a second; Arrow's allocator starts one.
     "OPENBLAS_NUM_THREADS": "1",
@@ -57,12 +57,12 @@ _unused: list[ForkServer] = []
 
 
 class ForkServer:
-    """The parent's view: workers have the numbers 0, 1, 2, ... in the order in which they were hired."""
+    """The fork server as its parent sees it. Workers are numbered 0, 1, 2, ... in the order of their start."""
 
     def __init__(self, tokenizer: str = "") -> None:
         self._line, theirs = socket.socketpair()
         self._is_heard = True
-        self._hired = 0
+        self._workers = 0
         with theirs:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", _PROGRAM.format(fd=theirs.fileno(), tokenizer=tokenizer)],
@@ -74,21 +74,21 @@ class ForkServer:
 
     @property
     def is_alive(self) -> bool:
-        # A process that dies closes its line first, and is a dead one some time later.
-        # Dead, it still keeps its number, which is that of its workers' group, until it leaves.
+        # A dying process closes its socket first and can be waited for only later. Until `close`, it keeps its process
+        # id, which is the id of its workers' process group as well.
         return self._is_heard and os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
 
-    def hire(self, link: socket.socket) -> int:
-        """Have a worker that listens to `link`. If the foreman is dead, `link` is closed, as if the worker were."""
+    def start_worker(self, link: socket.socket) -> int:
+        """Start a worker that listens to `link`. A dead fork server closes `link`, as a dead worker would."""
         try:
             socket.send_fds(self._line, [_MESSAGE.pack(_START_WORKER)], [link.fileno()])
         except OSError:
             self._is_heard = False
-        self._hired += 1
-        return self._hired - 1
+        self._workers += 1
+        return self._workers - 1
 
     def exit_code(self, worker: int) -> int | None:
-        """What a worker that is gone ended with, negative for a signal; None if nobody knows."""
+        """The exit code of a worker that ended, negative for a signal; None if it is unknown."""
         try:
             self._line.send(_MESSAGE.pack(worker))
             code: int = _MESSAGE.unpack(self._line.recv(_MESSAGE.size))[0]
@@ -98,11 +98,11 @@ class ForkServer:
         return code
 
     def signal_all(self, number: signal.Signals) -> None:
-        """Send a signal to the workers and to the foreman itself."""
+        """Send a signal to the workers and to the fork server itself."""
         os.killpg(self._process.pid, number)
 
-    def leave(self) -> None:
-        """Once the workers are gone. It takes leave of them, so that what they used is counted as ours."""
+    def close(self) -> None:
+        """End the fork server after its workers. It waits for them, so that their resource usage counts as ours."""
         self._line.close()
         self._process.terminate()  # one that still loads
         try:
@@ -113,7 +113,7 @@ class ForkServer:
 
 
 def start_early(tokenizer: str = "") -> None:
-    """Have a foreman load while this process does, too: for a command that will most likely want one.
+    """Start a fork server that loads while this process does, for a command that will most likely need one.
 
     It opens the engine of `tokenizer` for all its workers, if that is given.
     """
@@ -121,23 +121,23 @@ def start_early(tokenizer: str = "") -> None:
 
 
 def take_fork_server() -> ForkServer:
-    """The one that was called in, if nobody has it yet."""
+    """The fork server that was started early, if it is still unused, or a new one."""
     return _unused.pop() if _unused else ForkServer()
 
 
 def stop_unused() -> None:
-    """Nobody wanted the one that was called in."""
+    """Stop a fork server that was started early and not needed."""
     while _unused:
-        _unused.pop().leave()
+        _unused.pop().close()
 
 
 def serve(fd: int, tokenizer: str) -> NoReturn:
-    """The foreman's own life: ends when the parent does."""
+    """The main loop of the fork server. It ends when the parent does."""
     from tokenmill.executors import worker as executors_worker
 
-    for number in (signal.SIGINT, signal.SIGTERM):  # the parent decides: the line ends when it is time to go
+    for number in (signal.SIGINT, signal.SIGTERM):  # the parent decides: it closes the socket
         signal.signal(number, signal.SIG_IGN)
-    ready = executors_worker.get_ready(tokenizer) if tokenizer else None
+    prepared = executors_worker.prepare_tokenizer(tokenizer) if tokenizer else None
     gc.freeze()
     line = socket.socket(fileno=fd)
     numbers: list[int] = []
@@ -147,7 +147,7 @@ def serve(fd: int, tokenizer: str) -> NoReturn:
             _reap(numbers)
         wanted = _MESSAGE.unpack(message)[0]
         if wanted == _START_WORKER:
-            numbers.append(_fork(partial(executors_worker.main, links[0], ready), links[0], line))
+            numbers.append(_fork(partial(executors_worker.main, links[0], prepared), links[0], line))
         else:
             _, status = os.waitpid(numbers[wanted], 0)
             line.send(_MESSAGE.pack(os.waitstatus_to_exitcode(status)))
@@ -155,7 +155,7 @@ def serve(fd: int, tokenizer: str) -> NoReturn:
 
 def _reap(workers: list[int]) -> NoReturn:
     for worker in workers:
-        with contextlib.suppress(ChildProcessError):  # somebody has asked what it died of
+        with contextlib.suppress(ChildProcessError):  # its exit code was asked for before
             os.waitpid(worker, 0)
     os._exit(0)
 
@@ -169,12 +169,12 @@ def _fork(main: Callable[[], None], link: int, line: socket.socket) -> int:
         gc.enable()
         line.close()
         main()
-    except BaseException:  # a bug of ours; the foreman's loop is no place for it
+    except BaseException:  # a bug of ours, which must not end up in the loop of the fork server
         import traceback
 
         from tokenmill.errors import redact
 
-        print(redact(traceback.format_exc()), file=sys.stderr, flush=True)  # noqa: T201 - there is nobody else to tell
+        print(redact(traceback.format_exc()), file=sys.stderr, flush=True)  # noqa: T201 - there is no other way to report it
     os._exit(1)
 
 
@@ -191,62 +191,62 @@ def receive(link: Connection) -> Message:
 
 
 def needs_processes(workers: int, folder: Folder) -> bool:
-    """Whether workers are processes of their own. For a store even one is: it loads while the store is asked, and
-    computes a unit while the one before is put."""
+    """Whether units run in processes of their own. With an object store even a single worker does: it encodes a unit
+    while the one before is uploaded."""
     return workers > 1 or not folder.is_local
 
 
 class WorkerProcesses:
-    """Worker processes and the sockets that lead to them."""
+    """The worker processes of a build, each at the other end of a socket."""
 
     def __init__(self, workers: int) -> None:
         self.workers = workers
-        self._briefing: Message | None = None
-        self._foremen = [take_fork_server()]
-        self._hired: dict[Connection, tuple[ForkServer, int]] = {}
+        self._configuration: Message | None = None
+        self._servers = [take_fork_server()]
+        self._workers: dict[Connection, tuple[ForkServer, int]] = {}
         for _ in range(workers):
-            self._hire()
+            self._start_worker()
 
-    def brief(self, briefing: Message) -> None:
-        """Tell the workers, and those that will replace them, what they work on."""
-        self._briefing = briefing
-        for link in self._hired:
-            self.tell(link, briefing)
+    def configure(self, configuration: Message) -> None:
+        """Send the workers, and those that will replace them, what they need for their units."""
+        self._configuration = configuration
+        for link in self._workers:
+            self.tell(link, configuration)
 
     def tell(self, link: Connection, message: Message) -> None:
         with contextlib.suppress(OSError):  # a dead worker is noticed when it is heard
             send(link, message)
 
     def hear(self) -> list[tuple[Connection, Message]]:
-        """What workers say, as soon as one of them says something. The death of one is a message too."""
-        return [(link, self._hear_one(link)) for link in _ready(self._hired)]
+        """Wait for messages of the workers. The death of a worker is a message, too."""
+        return [(link, self._hear_one(link)) for link in _ready(self._workers)]
 
-    def dismiss(self) -> None:
-        """Tell all workers to go: to give its memory back takes each of them a moment."""
-        for foreman in self._foremen:
-            foreman.signal_all(signal.SIGTERM)
+    def release(self) -> None:
+        """Tell all workers to end, without waiting: each needs a moment to free its memory."""
+        for server in self._servers:
+            server.signal_all(signal.SIGTERM)
 
     def stop(self) -> None:
-        """Stop all workers: politely, and a second later by force."""
-        foremen, self._foremen = self._foremen, []
+        """Stop all workers with SIGTERM, and after a second with SIGKILL."""
+        servers, self._servers = self._servers, []
         for number, seconds in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, None)):
-            if self._hired:
-                for foreman in foremen:
-                    foreman.signal_all(number)
-                self._see_off(seconds)
-        for foreman in foremen:
-            foreman.leave()
+            if self._workers:
+                for server in servers:
+                    server.signal_all(number)
+                self._wait_for_end(seconds)
+        for server in servers:
+            server.close()
 
-    def _see_off(self, seconds: float | None) -> None:
-        """Wait until all workers are gone, or for so long."""
+    def _wait_for_end(self, seconds: float | None) -> None:
+        """Wait until all workers ended, for at most so many seconds."""
         deadline = None if seconds is None else time.monotonic() + seconds
-        while self._hired:
-            found = _ready(self._hired, None if deadline is None else max(0.0, deadline - time.monotonic()))
+        while self._workers:
+            found = _ready(self._workers, None if deadline is None else max(0.0, deadline - time.monotonic()))
             for link in found:
                 try:
-                    link.recv_bytes()  # what it still had to say
+                    link.recv_bytes()  # a last message
                 except (EOFError, OSError):
-                    del self._hired[link]
+                    del self._workers[link]
                     link.close()
             if not found:
                 return
@@ -255,24 +255,24 @@ class WorkerProcesses:
         try:
             return receive(link)
         except (EOFError, OSError):
-            foreman, worker = self._hired.pop(link)
+            server, worker = self._workers.pop(link)
             link.close()
-            code = foreman.exit_code(worker)
-            self._hire()
+            code = server.exit_code(worker)
+            self._start_worker()
             error = {"kind": "BuildError", "message": f"a worker {_cause(code)}", "hint": _hint(code)}
             return {"kind": "died", "error": error}
 
-    def _hire(self) -> None:
-        if not self._foremen[-1].is_alive:
-            self._foremen.append(take_fork_server())
-        foreman = self._foremen[-1]
+    def _start_worker(self) -> None:
+        if not self._servers[-1].is_alive:
+            self._servers.append(take_fork_server())
+        server = self._servers[-1]
         ours, theirs = socket.socketpair()
         with theirs:
-            worker = foreman.hire(theirs)
+            worker = server.start_worker(theirs)
         link = Connection(ours.detach())
-        self._hired[link] = foreman, worker
-        if self._briefing is not None:
-            self.tell(link, self._briefing)
+        self._workers[link] = server, worker
+        if self._configuration is not None:
+            self.tell(link, self._configuration)
 
 
 def _cause(code: int | None) -> str:
@@ -285,7 +285,7 @@ def _cause(code: int | None) -> str:
 
 def _hint(code: int | None) -> str:
     if code in (None, -signal.SIGKILL):
-        return "use fewer workers with -j, give a lower --max-document-bytes, or allow more memory"
+        return "use fewer `workers`, give a lower `max_document_bytes`, or allow more memory"
     return "the same command tries it again; if it ends like this each time, please report it, with the file"
 
 

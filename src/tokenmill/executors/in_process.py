@@ -1,4 +1,4 @@
-"""Units in this process, and what every process that does units needs: its tokenizer and its reports."""
+"""Units in this process, and the progress reports that every process with units makes."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tokenmill.units.task import BuildConfig, ProbeRequest, UnitTask
 
 @dataclass(frozen=True, slots=True)
 class InProcessProber:
-    """A worker that is this process."""
+    """Answers the questions of the preflight in this process."""
 
-    work: BuildConfig
+    config: BuildConfig
     engine: Engine
 
-    def look(self, request: ProbeRequest) -> ProbeResult:
-        return probe(request, self.work)
+    def probe(self, request: ProbeRequest) -> ProbeResult:
+        return probe(request, self.config)
 
     def encode(self, texts: Sequence[str]) -> Trial:
         return try_engine(self.engine, texts)
@@ -37,17 +37,17 @@ _REPORT_SECONDS = 0.2
 
 
 class InProcess:
-    """An executor of one worker: this process itself."""
+    """An executor of one worker: this process."""
 
     workers = 1
 
-    def __init__(self, folder: Folder, work: BuildConfig, spec: TokenizerSpec, engine: Engine) -> None:
+    def __init__(self, folder: Folder, config: BuildConfig, spec: TokenizerSpec, engine: Engine) -> None:
         self._folder = folder
-        self._work = work
+        self._config = config
         self._engine = EngineHolder(spec, engine)
 
-    def look(self, request: ProbeRequest) -> ProbeResult:
-        return probe(request, self._work)
+    def probe(self, request: ProbeRequest) -> ProbeResult:
+        return probe(request, self._config)
 
     def encode(self, texts: Sequence[str]) -> Trial:
         return try_engine(self._engine(), texts)
@@ -68,19 +68,19 @@ class InProcess:
         for attempt in range(1, MAX_TRIES + 1):
             try:
                 with Reporter(listener, task.unit.index) as report:
-                    run_unit(self._folder, self._work, task, self._engine, report)
+                    run_unit(self._folder, self._config, task, self._engine, report)
                 return None
-            except Exception as error:  # whatever a unit dies of, the other units go on
+            except Exception as error:  # the other units continue
                 failure = errors.from_record(errors.to_record(error))
             if is_final(failure, attempt):
                 break
             listener(_message("retry", task, failure))
         return failure
 
-    def dismiss(self) -> None:
-        """There is nobody but ourselves."""
+    def release(self) -> None:
+        """There are no workers to end."""
 
-    stop = dismiss
+    stop = release
 
 
 def _message(kind: str, task: UnitTask, error: errors.TokenmillError) -> Message:
@@ -88,7 +88,7 @@ def _message(kind: str, task: UnitTask, error: errors.TokenmillError) -> Message
 
 
 class Reporter:
-    """Gathers the progress of a unit, and passes it on a few times a second; the last of it where its `with` ends."""
+    """Collects the progress of a unit and passes it on a few times a second, and at the end of its `with` block."""
 
     def __init__(self, say: Callable[[Message], None], unit: int) -> None:
         self._say = say

@@ -1,12 +1,12 @@
-"""The pool: units shared out over a crew of workers.
+"""Units shared out over worker processes of this machine.
 
     tasks  ->  free worker  ->  done | failed | died
                    ^                      |
                    +---- up to 3 tries ---+--> failures, once all other units are through
 
-A worker is free for the next unit while the one before is still on its way to the disk.
-A worker that dies (kill -9, out of memory, a crash in native code) costs its unit a retry. An
-error that no retry can mend is not retried; an error that concerns the whole build stops it.
+A worker gets its next unit while the one before is still being written to disk. A worker that dies (kill -9, out of
+memory, a crash in native code) costs its units a retry. Errors of a source are not retried, and an error that concerns
+the whole build stops it.
 """
 
 from __future__ import annotations
@@ -29,37 +29,37 @@ from tokenmill.units.task import BuildConfig, ProbeRequest, UnitTask
 
 
 class ProcessPool:
-    """Units shared out over a crew."""
+    """An executor of several processes."""
 
-    def __init__(self, crew: WorkerProcesses, folder: Folder, work: BuildConfig, spec: TokenizerSpec) -> None:
-        self.workers = crew.workers
-        self._crew = crew
+    def __init__(self, processes: WorkerProcesses, folder: Folder, config: BuildConfig, spec: TokenizerSpec) -> None:
+        self.workers = processes.workers
+        self._processes = processes
         self._idle: list[Connection] = []
         self._failed_starts = 0
-        crew.brief(
+        processes.configure(
             {
                 "path": sys.path,
                 "output": to_record(folder),
-                "work": dataclasses.asdict(work),
+                "work": dataclasses.asdict(config),
                 "tokenizer": spec.describe(),
             }
         )
 
-    def look(self, request: ProbeRequest) -> ProbeResult:
-        return records.convert(ProbeResult, self._ask({"request": dataclasses.asdict(request)}), where="look")
+    def probe(self, request: ProbeRequest) -> ProbeResult:
+        return records.convert(ProbeResult, self._ask({"request": dataclasses.asdict(request)}), where="probe")
 
     def encode(self, texts: Sequence[str]) -> Trial:
         return records.convert(Trial, self._ask({"texts": texts}), where="trial")
 
     def _ask(self, question: Message) -> Message:
-        """A worker's answer. If it dies of the question, another one gets it."""
+        """Ask an idle worker, and another one if that dies of the question."""
         asked: Connection | None = None
         answer: Message | None = None
         while answer is None:
             if asked is None and self._idle:
                 asked = self._idle.pop()
-                self._crew.tell(asked, question)
-            for link, message in self._crew.hear():
+                self._processes.tell(asked, question)
+            for link, message in self._processes.hear():
                 if link is not asked:
                     self._welcome(link, message)
                 elif message["kind"] == "answer":
@@ -86,10 +86,10 @@ class ProcessPool:
                     break
                 link = self._idle.pop()
                 begun.setdefault(link, {})[task.unit.index] = task
-                self._crew.tell(link, dataclasses.asdict(task))
+                self._processes.tell(link, dataclasses.asdict(task))
             if exhausted and not again and not any(begun.values()):
                 return failures
-            for link, message in self._crew.hear():
+            for link, message in self._processes.hear():
                 kind = message["kind"]
                 if kind == "progress":
                     listener(message)
@@ -99,7 +99,7 @@ class ProcessPool:
                 elif kind == "free" or not begun.get(link):
                     self._welcome(link, message)
                 else:
-                    # A worker that died leaves two units at most: one that it computed, one on its way to the disk.
+                    # A worker has at most two units: one that it computes, and one that it writes to disk.
                     lost = begun.pop(link) if kind == "died" else {0: begun[link].pop(message["unit"])}
                     if link in self._idle and kind == "died":
                         self._idle.remove(link)
@@ -107,14 +107,14 @@ class ProcessPool:
                     for task in lost.values():
                         judge(task, error, tries, again, failures, listener)
 
-    def dismiss(self) -> None:
-        self._crew.dismiss()
+    def release(self) -> None:
+        self._processes.release()
 
     def stop(self) -> None:
-        self._crew.stop()
+        self._processes.stop()
 
     def _welcome(self, link: Connection, message: Message) -> None:
-        """A worker is ready; or it is not, and will not do better the next time."""
+        """Note an idle worker. Raise if workers could not start, or keep dying before their first unit."""
         if message["kind"] == "free":
             self._idle.append(link)
             return

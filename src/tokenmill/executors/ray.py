@@ -1,19 +1,19 @@
-"""Units on the benches of a Ray cluster: the third executor.
+"""Units on actors of a Ray cluster.
 
-    driver    tasks  ->  a bench with room  ->  done | failed | the bench was lost
-                              ^                                 |
-                              +---------- up to 3 tries --------+--> failures, in the end
-    a node    a bench for every core: briefing once, then call after call
+    driver    tasks  ->  an actor with a free call  ->  done | failed | the actor was lost
+                                 ^                                  |
+                                 +---------- up to 3 tries ---------+--> failures, at the end
+    node      an actor for every core: configured once, then one unit after the other
 
-An answer is a hint; the receipts are the truth, so a bench, a node or a driver that is lost costs
-the units in flight, and nothing has to be told to whoever goes on.
+A reply is a hint and the receipts on the shared output are the truth, so losing an actor, a node or the driver costs
+the units in flight, and the next run needs no other information to resume.
 
-A bench: a slot of a Ray cluster, with all that a unit needs. It has two calls at a time:
+An actor runs two calls at a time, so that it computes a unit while it publishes the one before:
 
     one call      unit 7 computes | unit 7 publishes |                  unit 12 computes | ...
     the other                     | unit 9 computes  | unit 9 publishes                  | ...
 
-JSON goes in and out. What it says is a hint; the receipts on the shared output are the truth.
+JSON goes in and out.
 """
 
 from __future__ import annotations
@@ -59,66 +59,66 @@ from tokenmill.units.probe import ProbeResult
 from tokenmill.units.run import begin_unit
 from tokenmill.units.task import BuildConfig, ProbeRequest, UnitTask
 
-# Benches that wait for a slot: they replace lost ones at once, and an autoscaler sees that there is more to do.
+# Actors that wait for a slot: they replace lost ones at once, and an autoscaler sees that there is more to do.
 SPARE_ACTORS = 16
 
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """What a bench was asked for, and how much of its room that takes. To open it is no task."""
+    """A call of an actor, and how many of its free calls it takes. `task` is None while the actor opens."""
 
-    bench: Any
+    actor: Any
     task: UnitTask | None
-    room: int
+    free_calls: int
 
 
 class RayExecutor:
-    """Units on the benches of a cluster; `workers` limits how many there are, and is the size of a local Ray."""
+    """Units on the actors of a cluster; `workers` limits how many there are, and is the size of a local Ray."""
 
     def __init__(
-        self, folder: Folder, work: BuildConfig, spec: TokenizerSpec, *, address: str | None, workers: int | None
+        self, folder: Folder, config: BuildConfig, spec: TokenizerSpec, *, address: str | None, workers: int | None
     ) -> None:
         wanted = workers if workers is not None else positive_from_environment("DATASET_NUM_PROC")
         self._ours = connect(address, wanted)
         self._wanted = wanted
         options = {"num_cpus": 1, "max_concurrency": CALLS, "runtime_env": {"env_vars": WORKER_ENVIRONMENT}}
-        self._new_bench = ray.remote(**options)(UnitActor)
-        self._room: dict[Any, int] = {}  # of every bench
-        self._hosts: dict[Any, str] = {}  # of every bench that ever opened
-        self._calls: dict[Any, _Call] = {}  # by what the answer comes from
+        self._new_actor = ray.remote(**options)(UnitActor)
+        self._free_calls: dict[Any, int] = {}  # of every actor
+        self._hosts: dict[Any, str] = {}  # of every actor that has opened
+        self._calls: dict[Any, _Call] = {}  # by the reference of their result
         self._failed_starts = 0
         self._limit, self._looked = 0, -LOOK_SECONDS
-        briefing = {
+        configuration = {
             "path": sys.path,
             "output": to_record(folder),
-            "work": asdict(work),
+            "work": asdict(config),
             "tokenizer": spec.describe(),
             "version": own_version(),
         }
-        self._briefing = ray.put(json.dumps(briefing, sort_keys=True))
+        self._configuration = ray.put(json.dumps(configuration, sort_keys=True))
 
     @property
     def workers(self) -> int:
         return num_slots(self._wanted, num_cores())
 
-    def look(self, request: ProbeRequest) -> ProbeResult:
-        return records.convert(ProbeResult, self._ask({"request": asdict(request)}), where="look")
+    def probe(self, request: ProbeRequest) -> ProbeResult:
+        return records.convert(ProbeResult, self._ask({"request": asdict(request)}), where="probe")
 
     def encode(self, texts: Sequence[str]) -> Trial:
         return records.convert(Trial, self._ask({"texts": texts}), where="trial")
 
     def _ask(self, question: Message) -> Message:
-        """The answer of one bench. One that is lost is replaced a few times."""
+        """The answer of one actor. If the actor is lost, another one is asked, a few times."""
         for _ in range(MAX_TRIES):
-            while (bench := self._roomiest()) is None:
+            while (actor := self._freest()) is None:
                 for _, answer in self._hear():
                     self._welcome(answer)
-            answer = hear_from(bench.do.remote(json.dumps(question)))
+            answer = hear_from(actor.do.remote(json.dumps(question)))
             if answer["kind"] == "answer":
                 return dict(answer["answer"])
             if answer["kind"] == "failed":
                 break
-            self._lose(bench, answer)
+            self._lose(actor, answer)
         raise error_of(answer)
 
     def run(self, tasks: Iterator[UnitTask], listener: Listener) -> list[UnitFailure]:
@@ -127,13 +127,13 @@ class RayExecutor:
         failures: list[UnitFailure] = []
         exhausted = False
         while True:
-            while (again or not exhausted) and (bench := self._roomiest()) is not None:
+            while (again or not exhausted) and (actor := self._freest()) is not None:
                 task = again.pop() if again else next(tasks, None)
                 if task is None:
                     exhausted = True
                     break
-                # What shares a bench with a unit that kills it is lost as well. So a second try gets no new company.
-                self._give(bench, task, room=CALLS if tries[task.unit.index] else 1)
+                # A unit that kills its actor takes the other call down with it, so a second try runs alone.
+                self._give(actor, task, free_calls=CALLS if tries[task.unit.index] else 1)
             if exhausted and not again and not any(call.task for call in self._calls.values()):
                 return failures
             for task, answer in self._hear():
@@ -145,92 +145,92 @@ class RayExecutor:
                 else:
                     judge(task, error_of(answer), tries, again, failures, listener)
 
-    def dismiss(self) -> None:
-        """The cluster gets its slots back before the commit."""
+    def release(self) -> None:
+        """Give the cluster its slots back before the commit."""
         self.stop()
 
     def stop(self) -> None:
-        """Stop what is in flight, and leave the cluster; a Ray of our own ends with it."""
+        """Stop what is in flight and leave the cluster. A temporary local Ray ends with it."""
         ours, self._ours = self._ours, False
         self._calls.clear()
         if ours:
             leave()
-            self._room.clear()
-        for bench in list(self._room):
-            self._dismiss(bench)
+            self._free_calls.clear()
+        for actor in list(self._free_calls):
+            self._kill_actor(actor)
 
-    def _roomiest(self) -> Any:
-        """The bench with the most room; None if none has any."""
-        bench = max(self._room, key=self._room.__getitem__, default=None)
-        return bench if bench is not None and self._room[bench] > 0 else None
+    def _freest(self) -> Any:
+        """The actor with the most free calls; None if there is no free call."""
+        actor = max(self._free_calls, key=self._free_calls.__getitem__, default=None)
+        return actor if actor is not None and self._free_calls[actor] > 0 else None
 
-    def _give(self, bench: Any, task: UnitTask, *, room: int) -> None:
-        self._room[bench] -= room
-        self._calls[bench.do.remote(json.dumps(asdict(task)))] = _Call(bench, task, room)
+    def _give(self, actor: Any, task: UnitTask, *, free_calls: int) -> None:
+        self._free_calls[actor] -= free_calls
+        self._calls[actor.do.remote(json.dumps(asdict(task)))] = _Call(actor, task, free_calls)
 
     def _hear(self) -> Iterator[tuple[UnitTask | None, Message]]:
-        """Answers, once there is one, with the tasks that they are of. Sees to it that there are benches."""
-        self._hire()
+        """Wait for answers and give them with their tasks. Starts actors where some are missing."""
+        self._start_actors()
         for ref in answered(list(self._calls)):
             call, answer = self._calls.pop(ref), hear(partial(ray.get, ref))
             if answer["kind"] == "died":
-                self._lose(call.bench, answer)
-            elif call.bench in self._room:
-                self._room[call.bench] += call.room
-                self._hosts.setdefault(call.bench, answer.get("host", ""))  # the first answer is that it has opened
+                self._lose(call.actor, answer)
+            elif call.actor in self._free_calls:
+                self._free_calls[call.actor] += call.free_calls
+                self._hosts.setdefault(call.actor, answer.get("host", ""))  # its first answer: it has opened
             yield call.task, answer
 
-    def _hire(self) -> None:
-        """As many benches as the cluster has slots now, and some to spare."""
+    def _start_actors(self) -> None:
+        """Start as many actors as the cluster has slots now, and some spare ones."""
         if time.monotonic() - self._looked >= LOOK_SECONDS:
             self._limit, self._looked = num_actors(self._wanted, num_cores()), time.monotonic()
-        for _ in range(self._limit - len(self._room)):
-            bench = self._new_bench.remote()
-            self._room[bench] = 0
-            self._calls[bench.open.remote(self._briefing)] = _Call(bench, None, CALLS)
+        for _ in range(self._limit - len(self._free_calls)):
+            actor = self._new_actor.remote()
+            self._free_calls[actor] = 0
+            self._calls[actor.open.remote(self._configuration)] = _Call(actor, None, CALLS)
 
-    def _lose(self, bench: Any, answer: Message) -> None:
-        """A bench died, which it could not say itself; nor where."""
-        answer["host"] = self._hosts.get(bench, "")
-        self._dismiss(bench)
+    def _lose(self, actor: Any, answer: Message) -> None:
+        """Note that an actor died, and on which host."""
+        answer["host"] = self._hosts.get(actor, "")
+        self._kill_actor(actor)
 
-    def _dismiss(self, bench: Any) -> None:
-        """It is lost already, or no longer wanted."""
-        self._room.pop(bench, None)
-        ray.kill(bench)
+    def _kill_actor(self, actor: Any) -> None:
+        """Remove an actor that is lost or no longer needed."""
+        self._free_calls.pop(actor, None)
+        ray.kill(actor)
 
     def _welcome(self, answer: Message) -> None:
-        """A bench is ready; or it is not, and others will not do better."""
+        """Raise if an actor could not open, and others would not either."""
         self._failed_starts = self._failed_starts + 1 if answer["kind"] == "died" else 0
         if answer["kind"] == "failed" or self._failed_starts > MAX_TRIES * self.workers:
             raise error_of(answer)
 
 
 def num_actors(wanted: int | None, cores: int) -> int:
-    """How many benches a cluster is asked for. It does not hold back itself: those that have a slot get units."""
+    """How many actors to start. The cluster itself decides which of them have a slot, and only those get units."""
     slots = num_slots(wanted, cores)
     return slots if slots < cores else slots + min(slots, SPARE_ACTORS)
 
 
-# Calls that a bench has at a time: one that computes, and one that waits for the disk.
+# Calls of an actor at a time: one computes, one waits for the disk.
 CALLS = 2
 
 
 class UnitActor:
-    """An actor. Whatever a call dies of is an answer."""
+    """The actor itself. An error of a call is part of its answer."""
 
     _computing: threading.Lock
     _folder: Folder
-    _work: BuildConfig
+    _config: BuildConfig
     _spec: TokenizerSpec
     _engine: EngineHolder
 
-    def open(self, briefing: str) -> str:
+    def open(self, configuration: str) -> str:
         """Get ready for the units of a build."""
-        return _answer(lambda: self._open(json.loads(briefing)))
+        return _answer(lambda: self._open(json.loads(configuration)))
 
     def do(self, message: str) -> str:
-        """Do a unit, or answer what is asked before the work."""
+        """Do a unit, or answer what is asked before the config."""
         told = json.loads(message)
         return _answer(lambda: self._do(told) if "unit" in told else self._look(told))
 
@@ -238,7 +238,7 @@ class UnitActor:
         start_arrow()
         sys.path += [path for path in told["path"] if path not in sys.path]
         self._computing = threading.Lock()
-        self._work = records.convert(BuildConfig, told["work"], where="work")
+        self._config = records.convert(BuildConfig, told["work"], where="work")
         self._folder = from_record(told["output"])
         if not self._folder.exists(receipts.PLAN):
             raise RecipeError(
@@ -246,8 +246,8 @@ class UnitActor:
                 hint="the nodes of a cluster write to one output: give a folder that they share, or a URL",
             )
         self._folder.make()
-        if self._work.scratch:
-            Folder(self._work.scratch).make()
+        if self._config.scratch:
+            Folder(self._config.scratch).make()
         name = told["tokenizer"]["file"]
         self._spec = from_dataset(told["tokenizer"], self._folder.read(name) if name else None)
         check_versions(told["version"], told["tokenizer"], self._spec)
@@ -256,7 +256,7 @@ class UnitActor:
 
     def _look(self, question: Message) -> Message:
         with self._computing:
-            return {"kind": "answer", "answer": answer_to(question, self._work, self._engine())}
+            return {"kind": "answer", "answer": answer_to(question, self._config, self._engine())}
 
     def _do(self, told: Message) -> Message:
         task = records.convert(UnitTask, told, where="task")
@@ -266,7 +266,7 @@ class UnitActor:
             counts.update(documents=documents, tokens=tokens, bytes=planned_bytes, kept=int(kept))
 
         with self._computing:
-            finish = begin_unit(self._folder, self._work, task, self._engine, report)
+            finish = begin_unit(self._folder, self._config, task, self._engine, report)
         finish()
         return {"kind": "done", "counts": counts}
 

@@ -1,15 +1,18 @@
-"""A Ray cluster: found, joined, asked and left.
+"""A Ray cluster: find it, join it, ask it, leave it. The versions of its nodes, and its token.
 
-Who may use a Ray: the secret that all its processes and drivers show to each other. Ray calls it a token.
+A cluster is the one that is named, or that of RAY_ADDRESS, or the one that `ray start` noted on this machine. Where
+none is found, a temporary local Ray is started that listens on 127.0.0.1 alone.
 
-    a Ray of our own             a new secret, known to its processes alone
-    a cluster that Ray noted     the user's secret, if there is one, as `ray.init("auto")` would do
-    a cluster at an address      what the environment says; a secret is not shown to just anyone
+Every process of a Ray cluster, and every driver, shows a token:
 
-Ray by itself would write a secret to the user's home, where every later Ray program finds it, and would leave the
-environment of this one changed.
+    a temporary local Ray        a new token, known to its processes alone
+    a cluster noted here         the user's token, if there is one, as `ray.init("auto")` would use
+    a cluster at an address      what the environment says: a token is not shown to just any address
 
-The same tokenmill and the same engine on every node of a cluster, or no build.
+Left to itself, Ray would write its token to the user's home, where every later Ray program finds it, and would leave
+the environment of this process changed.
+
+Driver and nodes must run the same tokenmill and the same engine, or the build is refused.
 """
 
 from __future__ import annotations
@@ -36,7 +39,7 @@ from tokenmill.resources import resolve_workers
 from tokenmill.tokenizers.spec import TokenizerSpec
 
 try:
-    import ray as ray  # noqa: PLC0414 - who needs a cluster takes it from here
+    import ray as ray  # noqa: PLC0414 - other modules import it from here
 except ImportError:
     raise RecipeError("Ray is not installed", hint="pip install 'tokenmill[ray]', on every node") from None
 
@@ -45,11 +48,11 @@ T = TypeVar("T")
 
 # How long a cluster may take to answer at all. Ray itself would try for ten minutes.
 ANSWER_SECONDS = 5.0
-# How often the size of the cluster is looked at: nodes come and go.
+# How often the size of the cluster is checked: nodes come and go.
 LOOK_SECONDS = 5.0
 # How long the head may be silent. Some clusters start it again; after a minute Ray ends every program that has joined.
 LOST_SECONDS = 30.0
-# What is said is small; a local Ray needs no more room for it.
+# Messages are small, so the object store of a local Ray may be small.
 STORE_BYTES = 100_000_000
 ADDRESS = "RAY_ADDRESS"
 # Where `ray start` notes the cluster of a machine.
@@ -58,7 +61,7 @@ _JOIN_HINT = "has it the same version of Ray? does it ask for a token? then set 
 
 
 def connect(address: str | None, workers: int | None) -> bool:
-    """Join a cluster, or start a Ray of our own where none is found. False in a program that has joined one already."""
+    """Join a cluster, or start a temporary local Ray. False if this program has joined one already."""
     if ray.is_initialized():
         joined = ray.get_runtime_context().gcs_address
         if address not in (None, "auto", joined):
@@ -68,9 +71,9 @@ def connect(address: str | None, workers: int | None) -> bool:
     options: dict[str, Any]
     if found is None:
         options = {"num_cpus": resolve_workers(workers), "include_dashboard": False, "object_store_memory": STORE_BYTES}
-        secret = of_our_own()
+        secret = local_environment()
     else:
-        options, secret = {"address": found}, of_the_user() if _is_noted(address) else {}
+        options, secret = {"address": found}, user_environment() if _is_noted(address) else {}
     try:
         with _own_signals(), environment(secret), _at_home() if found is None else contextlib.nullcontext():
             ray.init(**options, log_to_driver=False, logging_level="error")
@@ -85,15 +88,15 @@ def connect(address: str | None, workers: int | None) -> bool:
 
 
 def leave() -> None:
-    """Leave the cluster; a Ray of our own ends with it. Nothing of it stays in this program."""
+    """Leave the cluster. A temporary local Ray ends with it."""
     ray.shutdown()
-    look_again()
+    reload_token()
 
 
 @contextlib.contextmanager
 def _at_home() -> Iterator[None]:
-    """Have a Ray that starts meanwhile listen on 127.0.0.1 alone. By itself it does so on the systems where it has no
-    clusters; on others it takes that address, even if it is given, for the one where other machines find it."""
+    """Make a Ray that starts meanwhile listen on 127.0.0.1 alone. Ray does so by itself only on systems without
+    clusters; elsewhere it replaces that address, even if it is given, by one that other machines can reach."""
     constants = ray._private.ray_constants
     before, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
     try:
@@ -103,12 +106,12 @@ def _at_home() -> Iterator[None]:
 
 
 def _is_noted(address: str | None) -> bool:
-    """Whether the cluster to join is the one that `ray start` noted."""
+    """Whether the cluster to join is the one that `ray start` noted on this machine."""
     return (address or os.environ.get(ADDRESS) or "auto") == "auto"
 
 
 def find_cluster(address: str | None) -> str | None:
-    """HOST:PORT of the cluster to join: the one asked for, or of the environment, or of this machine; None if none."""
+    """HOST:PORT of the cluster to join: as asked for, from the environment, or of this machine; else None."""
     given = address or os.environ.get(ADDRESS) or None
     found = _cluster_here() if given in (None, "auto") else given
     if found is None:
@@ -123,13 +126,13 @@ def find_cluster(address: str | None) -> str | None:
             f"{found!r} is no address of a Ray cluster",
             hint="give auto or HOST:PORT, and run the command on a node of the cluster",
         )
-    if host in ("localhost", "127.0.0.1", "::1"):  # Ray looks for it at this machine's own address
+    if host in ("localhost", "127.0.0.1", "::1"):  # Ray expects the own address of this machine
         host, found = ray.util.get_node_ip_address(), f"{ray.util.get_node_ip_address()}:{port}"
     try:
         socket.create_connection((host.strip("[]"), int(port)), ANSWER_SECONDS).close()
     except (OSError, OverflowError) as error:
         if given is None:
-            return None  # what was here has ended
+            return None  # the noted cluster has ended
         raise RecipeError(
             f"no Ray cluster answers at {found}: {error}", hint="is it up? `ray status --address` tells"
         ) from None
@@ -137,7 +140,7 @@ def find_cluster(address: str | None) -> str | None:
 
 
 def _cluster_here() -> str | None:
-    """The cluster that `ray start` on this machine has noted."""
+    """The cluster that `ray start` noted on this machine."""
     try:
         with open(os.path.join(os.environ.get("RAY_TMPDIR", "/tmp"), NOTED), encoding="ascii") as file:  # noqa: S108 - Ray's own place
             return file.read(300).strip() or None
@@ -147,7 +150,7 @@ def _cluster_here() -> str | None:
 
 @contextlib.contextmanager
 def _own_signals() -> Iterator[None]:
-    """What a signal means is the command's business, not Ray's."""
+    """Keep our signal handlers: Ray installs its own."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -159,7 +162,7 @@ def _own_signals() -> Iterator[None]:
 
 
 def num_slots(wanted: int | None, cores: int) -> int:
-    """How many units run at once: as asked, three quarters of the cores for 0 or less, else all; never none."""
+    """How many units run at once: as asked, three quarters of the cores for 0 or less, else all; at least one."""
     if wanted is not None and wanted <= 0:
         wanted = cores * 3 // 4
     return max(1, cores if wanted is None else min(wanted, cores))
@@ -171,14 +174,14 @@ def num_cores() -> int:
 
 
 def ask_head(question: Callable[[], T]) -> T:
-    """What the head of the cluster says. One that is gone keeps whoever asks it waiting until Ray ends the program, and
-    no signal gets through: so another thread asks."""
+    """Ask the head of the cluster, in another thread: if the head is gone, the call blocks until Ray ends the program,
+    and signals are not delivered meanwhile."""
     answer: Future[T] = Future()
 
     def ask() -> None:
         try:
             answer.set_result(question())
-        except Exception as error:  # it is raised where the answer is wanted
+        except Exception as error:  # raised in the calling thread
             answer.set_exception(error)
 
     threading.Thread(target=ask, daemon=True).start()
@@ -192,7 +195,7 @@ def ask_head(question: Callable[[], T]) -> T:
 
 
 def answered(refs: list[Any]) -> list[Any]:
-    """The tasks that have an answer, once there is one; none if that takes long."""
+    """The tasks that have an answer, as soon as there is one; empty after a while without any."""
     if not ray.wait(refs, timeout=LOOK_SECONDS)[0]:
         return []
     ready: list[Any] = ray.wait(refs, num_returns=len(refs), timeout=0)[0]
@@ -200,14 +203,14 @@ def answered(refs: list[Any]) -> list[Any]:
 
 
 def hear_from(ref: Any) -> Message:
-    """The answer of a task, however long it takes, unless the head is lost meanwhile."""
+    """Wait for the answer of a task, as long as the head of the cluster is up."""
     while not answered([ref]):
         num_cores()
     return hear(partial(ray.get, ref))
 
 
 def hear(get: Callable[[], str]) -> Message:
-    """The answer of a task, which `get` gives; that its worker died is one too."""
+    """The answer of a task, from `get`. The death of its worker is an answer, too."""
     try:
         answer: Message = json.loads(get())
         return answer
@@ -216,7 +219,7 @@ def hear(get: Callable[[], str]) -> Message:
         if cause is None:
             message = f"a worker was lost: {type(error).__name__}"
             return {"kind": "died", "error": errors.to_record(BuildError(message, hint="is there enough memory?"))}
-        # An error of the whole build: a node that fails at once would be asked again and again.
+        # An error of the whole build: a node that fails at once would get task after task.
         message, hint = (
             f"{_node_of(error)} cannot run tokenmill: {cause}",
             f"install tokenmill {own_version()} on every node",
@@ -225,7 +228,7 @@ def hear(get: Callable[[], str]) -> Message:
 
 
 def error_of(answer: Message) -> TokenmillError:
-    """The error that an answer tells of, with the host where it happened, if that is known."""
+    """The error in an answer, with the host where it happened, if that is known."""
     error, host = errors.from_record(answer["error"]), answer.get("host", "")
     if host and not re.search(rf"(?<![\w.-]){re.escape(host)}(?![\w-])", error.message):
         return type(error)(f"{host}: {error.message}", hint=error.hint)
@@ -233,13 +236,13 @@ def error_of(answer: Message) -> TokenmillError:
 
 
 def _node_of(error: Exception) -> str:
-    """The node that an error of Ray's is of, as Ray knows it."""
+    """The node that an error of Ray names."""
     found = re.search(r"\bip[=:] ?([0-9a-f.:]+[0-9a-f])", str(error))
     return f"the node at {found[1]}" if found else "a node"
 
 
 def _never_began(error: Exception) -> str | None:
-    """Why a call did not come to our code, which lets nothing through; None if it did, and was lost."""
+    """Why a call never reached our code, which raises nothing itself; None if it did and was lost."""
     if isinstance(error, ray.exceptions.RayTaskError):
         said = str(error.cause)
     elif isinstance(error, ray.exceptions.RayActorError) and error.actor_init_failed:
@@ -254,23 +257,23 @@ USAGE = "RAY_USAGE_STATS_ENABLED"
 HOME_PATH = "~/.ray/auth_token"
 
 
-def of_our_own() -> dict[str, str]:
-    """The environment in which a Ray of our own starts. It calls nobody."""
+def local_environment() -> dict[str, str]:
+    """The environment in which a temporary local Ray starts, without usage reports."""
     return {MODE: "token", SECRET: secrets.token_hex(32), USAGE: "0"}
 
 
-def of_the_user() -> dict[str, str]:
-    """The environment in which a cluster of this machine is joined."""
+def user_environment() -> dict[str, str]:
+    """The environment in which a cluster is joined."""
     has_secret = os.environ.get(SECRET) or os.environ.get(SECRET_PATH) or os.path.exists(os.path.expanduser(HOME_PATH))
     return {MODE: "token"} if has_secret and MODE not in os.environ else {}
 
 
 @contextlib.contextmanager
 def environment(changes: Mapping[str, str]) -> Iterator[None]:
-    """Variables for what is started meanwhile. What was there before is there again in the end, whatever Ray did."""
+    """Set variables for what is started meanwhile, and restore the old ones whatever Ray did."""
     before = dict(os.environ)
     os.environ.update(changes)
-    look_again()
+    reload_token()
     try:
         yield
     finally:
@@ -279,10 +282,10 @@ def environment(changes: Mapping[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
-def look_again() -> None:
-    """Have this process, which keeps the secret that it was told first, go by its environment again."""
+def reload_token() -> None:
+    """Make this process read its token from the environment again."""
     within: Any = ray._raylet
-    with contextlib.suppress(AttributeError):  # a Ray that knows no secrets
+    with contextlib.suppress(AttributeError):  # a Ray without tokens
         within.Config.initialize("")
         within.AuthenticationTokenLoader.instance().reset_cache()
 
@@ -292,7 +295,7 @@ def own_version() -> str:
 
 
 def check_versions(version: str, tokenizer: dict[str, Any], spec: TokenizerSpec) -> None:
-    """Refuse a driver with another tokenmill than this node's, or with another engine than `spec` has here."""
+    """Refuse a driver whose tokenmill or engine differs from those of this node."""
     ours, theirs = (version, tokenizer["engine"]), (own_version(), spec.describe()["engine"])
     if ours != theirs:
         raise RecipeError(

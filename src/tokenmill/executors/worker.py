@@ -1,10 +1,10 @@
-"""A worker process. It talks JSON over one socket: first the briefing, then task after task.
+"""A worker process. It speaks JSON over one socket: first the configuration, then task after task.
 
     compute   unit 7 | unit 9 | unit 12 |          one thread encodes,
     publish          | unit 7 | unit 9  | unit 12  another waits for the disk
 
-A closed socket means that the parent is gone, and ends it. What it says is a hint; the receipts
-on disk are the truth.
+A closed socket means that the parent ended, and ends the worker. Its messages are hints; the receipts on disk are the
+truth.
 """
 
 from __future__ import annotations
@@ -42,30 +42,30 @@ _STOPPED = 128 + signal.SIGTERM
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """A tokenizer that is opened before it is known whether it is the one."""
+class PreparedTokenizer:
+    """The default tokenizer, opened before the build has said which one it uses."""
 
     spec: TokenizerSpec
     engine: Engine
 
 
-def get_ready(tokenizer: str) -> Ready:
+def prepare_tokenizer(tokenizer: str) -> PreparedTokenizer:
     spec = resolve(tokenizer)
-    return Ready(spec, open_engine(spec))
+    return PreparedTokenizer(spec, open_engine(spec))
 
 
-def main(fd: int, ready: Ready | None) -> None:
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides what Ctrl-C means
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(_STOPPED))  # there is nothing to tidy up yet
+def main(fd: int, prepared: PreparedTokenizer | None) -> None:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    signal.signal(signal.SIGTERM, lambda *_: os._exit(_STOPPED))  # there is nothing to clean up yet
     start_arrow()
     code = 0
     try:
-        _serve(_Line(fd), ready)
+        _serve(_Line(fd), prepared)
     except (EOFError, BrokenPipeError, ConnectionResetError):
-        pass  # the parent is gone
+        pass  # the parent ended
     except SystemExit:
         code = _STOPPED
-    # Units have tidied up by now; the interpreter would take a quarter of a second to free what ends with it.
+    # Units have cleaned up by now. Without this, the interpreter takes a quarter of a second to free its memory.
     for stream in filter(None, (sys.stdout, sys.stderr)):
         with contextlib.suppress(OSError):
             stream.flush()
@@ -73,7 +73,7 @@ def main(fd: int, ready: Ready | None) -> None:
 
 
 class _Line:
-    """The socket to the parent. Two threads speak on it, one at a time."""
+    """The socket to the parent, shared by two threads."""
 
     def __init__(self, fd: int) -> None:
         self._link = Connection(socket.socket(fileno=fd).detach())
@@ -87,7 +87,7 @@ class _Line:
             send(self._link, message)
 
     def attempt(self, unit: int | None, part: Callable[[], T]) -> T | None:
-        """What a part of the work gives; whatever it dies of, the parent hears of it, and the result is None."""
+        """The result of a part of the work; an error of it is sent to the parent, and the result is None."""
         try:
             return part()
         except (BrokenPipeError, ConnectionResetError):
@@ -97,24 +97,24 @@ class _Line:
             return None
 
 
-def _serve(line: _Line, ready: Ready | None) -> None:
-    briefing = line.hear()
-    sys.path[:] = briefing["path"]
+def _serve(line: _Line, prepared: PreparedTokenizer | None) -> None:
+    configuration = line.hear()
+    sys.path[:] = configuration["path"]
     try:
-        work = records.convert(BuildConfig, briefing["work"], where="work")
-        folder = from_record(briefing["output"])
-        name = briefing["tokenizer"]["file"]
-        spec = from_dataset(briefing["tokenizer"], folder.read(name) if name else None)
-        if not work.filter:
+        config = records.convert(BuildConfig, configuration["work"], where="work")
+        folder = from_record(configuration["output"])
+        name = configuration["tokenizer"]["file"]
+        spec = from_dataset(configuration["tokenizer"], folder.read(name) if name else None)
+        if not config.filter:
             stand_in()
-        engine = EngineHolder(spec, ready.engine if ready and ready.spec == spec else open_engine(spec))
+        engine = EngineHolder(spec, prepared.engine if prepared and prepared.spec == spec else open_engine(spec))
     except errors.TokenmillError as error:
         line.say({"kind": "failed", "unit": None, "error": errors.to_record(error)})
         return
 
     def begin(task: UnitTask) -> Callable[[], Receipt]:
         with Reporter(line.say, task.unit.index) as report:
-            return begin_unit(folder, work, task, engine, report)
+            return begin_unit(folder, config, task, engine, report)
 
     with ThreadPoolExecutor(1) as disk:
         before = disk.submit(lambda: None)
@@ -122,7 +122,7 @@ def _serve(line: _Line, ready: Ready | None) -> None:
         while True:
             message = line.hear()
             if "unit" not in message:
-                answer = line.attempt(None, lambda: answer_to(message, work, engine()))  # noqa: B023 - called at once
+                answer = line.attempt(None, lambda: answer_to(message, config, engine()))  # noqa: B023 - called at once
                 if answer is not None:
                     line.say({"kind": "answer", "answer": answer})
                 continue
@@ -135,11 +135,11 @@ def _serve(line: _Line, ready: Ready | None) -> None:
             line.say({"kind": "free"})
 
 
-def answer_to(question: Message, work: BuildConfig, engine: Engine) -> Message:
-    """What is asked before the work: to look at the sources, or to encode some texts."""
+def answer_to(question: Message, config: BuildConfig, engine: Engine) -> Message:
+    """Answer a question of the preflight: probe the sources, or encode some texts."""
     if "texts" in question:
         return dataclasses.asdict(try_engine(engine, question["texts"]))
-    return dataclasses.asdict(probe(records.convert(ProbeRequest, question["request"], where="request"), work))
+    return dataclasses.asdict(probe(records.convert(ProbeRequest, question["request"], where="request"), config))
 
 
 def _publish(line: _Line, unit: int, finish: Callable[[], Receipt]) -> None:

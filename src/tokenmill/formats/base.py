@@ -56,7 +56,7 @@ MAX_FILES = 1_000_000
 
 GPT2_EOT = 50256
 NPY_MAGIC = b"\x93NUMPY"
-DTYPE_HINT = "is the file complete? Otherwise give dtype: uint16 or uint32"
+DTYPE_HINT = "is the file complete? Otherwise give `dtype`: uint16 or uint32"
 _FIRST_SEARCH_TOKENS = 1 << 16
 
 Facts = dict[str, Any]
@@ -100,7 +100,7 @@ class CheckedFormat(Format, Protocol):
 
     EXPECTED_FILES: Mapping[str, str]
 
-    def check_expected(self, files: Mapping[str, Digest], expected: Mapping[str, ExpectedChecksum], dtype: str) -> None:
+    def check_expected(self, files: Mapping[str, Digest], expected: Mapping[str, Expected], dtype: str) -> None:
         """Raise `DatasetError` unless the files are as expected."""
 
 
@@ -138,7 +138,7 @@ class Hints:
     def stored_dtype(self, *, default: str | None = None, where: str) -> str:
         """The dtype by its name here. uint32 is read as int32, since ids are below 2^31."""
         if self.dtype is None and default is None:
-            raise DatasetError(f"{where} does not record its dtype", hint="give dtype: uint16 or uint32")
+            raise DatasetError(f"{where} does not record its dtype", hint="give `dtype`: uint16 or uint32")
         try:
             return {"uint16": "uint16", "uint32": "int32", "int32": "int32"}[self.dtype or default or ""]
         except KeyError:
@@ -172,7 +172,7 @@ class DetectedFiles:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ExpectedChecksum:
+class Expected:
     """What a file must hash to. `elements` are its tokens or ids; -1 accepts any number."""
 
     sha256: str
@@ -246,22 +246,6 @@ class Export:
     finish: Callable[[Sequence[PartReceipt]], Mapping[str, bytes]] = no_more_files
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportResult:
-    """A finished export. `already_complete`: all files existed, with the right digests."""
-
-    output: str
-    layout: str
-    files: dict[str, Digest]
-    notes: tuple[str, ...]
-    already_complete: bool
-    seconds: float
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(digest.bytes for digest in self.files.values())
-
-
 def parse_format(text: str) -> tuple[str, Options]:
     """`templar:seq_len=2048,shard_size=1Gi` as the name of a format and its options."""
     name, _, rest = text.partition(":")
@@ -292,15 +276,15 @@ def check_options(name: str, options: Options) -> Options:
     """Refuse options that a format would ignore."""
     accepted = load_format(name).OPTIONS
     if unknown := sorted(options.given().keys() - accepted):
-        flags = ", ".join(f"--{option.replace('_', '-')}" for option in unknown)
-        known = ", ".join(f"--{option.replace('_', '-')}" for option in sorted(accepted)) or "none"
-        raise RecipeError(f"{flags} does not apply to {name}", hint=f"options of {name}: {known}")
+        refused = ", ".join(f"`{option}`" for option in unknown)
+        known = ", ".join(f"`{option}`" for option in sorted(accepted)) or "none"
+        raise RecipeError(f"{refused} does not apply to {name}", hint=f"options of {name}: {known}")
     if options.seq_len is not None and options.seq_len < 1:
-        raise RecipeError(f"seq_len is {options.seq_len}", hint="give a positive number of tokens")
+        raise RecipeError(f"`seq_len` is {options.seq_len}", hint="give a positive number of tokens")
     if options.order not in (None, "source", "shuffled"):
-        raise RecipeError(f"unknown order {options.order!r}", hint="use source or shuffled")
+        raise RecipeError(f"`order={options.order!r}` is unknown", hint="use source or shuffled")
     if options.seed is not None and not 0 <= options.seed < 1 << 62:
-        raise RecipeError(f"seed {options.seed} is out of range", hint="use a whole number, 0 or more")
+        raise RecipeError(f"`seed={options.seed}` is out of range", hint="use a whole number, 0 or more")
     return options
 
 
@@ -327,7 +311,7 @@ def check_needs(name: str, *, dtype: str, vocab_size: int, eot: str, where: str)
     if "eot" in needs and eot == "none":
         raise RecipeError(
             f"{name} separates documents by an end of text, and the documents of {where} have none",
-            hint="prepare the dataset with --eot append",
+            hint="prepare the dataset with `eot='append'`",
         )
 
 

@@ -21,16 +21,16 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from tokenmill import arguments, records
+from tokenmill.arguments import Watcher
 from tokenmill.dataset import manifest as manifests
 from tokenmill.dataset.bin_idx import MAX_DOCUMENT_TOKENS, ShardWriter, Tokens, dtype_for, index_bytes, numpy_dtype
 from tokenmill.dataset.dataset import Dataset, Starts, TokenSplit
@@ -38,8 +38,7 @@ from tokenmill.dataset.manifest import Manifest, Shard, Split
 from tokenmill.errors import DatasetError, RecipeError, TokenmillError, from_record, to_record
 from tokenmill.formats.base import (
     SIZES,
-    ExpectedChecksum,
-    ExportResult,
+    Expected,
     Facts,
     Files,
     Hints,
@@ -61,7 +60,8 @@ from tokenmill.formats.base import (
 )
 from tokenmill.formats.open import InPlaceDataset
 from tokenmill.formats.open import open as open_dataset
-from tokenmill.formats.resumable import Watcher, check_output, make_request, run_conversion, start_over
+from tokenmill.formats.results import ExportResult, ImportResult
+from tokenmill.formats.resumable import check_output, make_request, run_conversion, start_over
 from tokenmill.formats.rows import RowsDataset
 from tokenmill.recipe import Recipe
 from tokenmill.resources import resolve_workers
@@ -97,20 +97,32 @@ def export(
     scratch: str | os.PathLike[str] | None = None,
     restart: bool = False,
     watch: Watcher | None = None,
-    expected: Mapping[str, ExpectedChecksum] | None = None,
-    **options: Any,
+    expected: Mapping[str, Expected] | None = None,
+    shard_size: int | str | None = None,
+    seq_len: int | str | None = None,
+    name: str | None = None,
+    order: Literal["source", "shuffled"] | None = None,
+    seed: int | None = None,
+    templar_compat: bool | None = None,
 ) -> ExportResult:
     """Write a dataset as the files of the layout `to`. Called again after an interruption, it resumes.
 
-    `dataset` may also be files of another layout. `options` are those of the layout: `shard_size` (tokens), `seq_len`,
-    `order`, `seed`, `name`, ... `expected` are known checksums of its files, for layouts that have some.
+    `dataset` may also be files of another layout. `expected` are known checksums of its files, for layouts that have
+    some.
+
+    A layout refuses options that it does not have: `shard_size` and `seq_len` are numbers of tokens, `name` is the
+    prefix of file names, `order` and `seed` are those of the documents, and `templar_compat` computes sample ids as
+    Templar's own script does.
     """
     begin = time.monotonic()
     arguments.text("to", to, hint="name a layout, like nanogpt")
     arguments.function_or_none("watch", watch)
     restart, folder = arguments.flag("restart", restart), local_folder(output, name="output")
     source = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
-    layout, wanted = load_format(to), check_options(to, _options(options))
+    options = _read_options(
+        shard_size=shard_size, seq_len=seq_len, name=name, order=order, seed=seed, templar_compat=templar_compat
+    )
+    layout, wanted = load_format(to), check_options(to, options)
     manifest = source.manifest
     check_needs(
         to,
@@ -124,9 +136,9 @@ def export(
     if not planned.parts:
         raise RecipeError(f"{source.path} has no tokens to export", hint="check the dataset")
     checked = load_checked_format(to) if expected else None
-    for name in expected or {}:
-        if checked is not None and checked.EXPECTED_FILES.get(name) not in {part.name for part in planned.parts}:
-            raise RecipeError(f"this export has no file {name!r} to compare", hint="drop the expected checksums")
+    for file in expected or {}:
+        if checked is not None and checked.EXPECTED_FILES.get(file) not in {part.name for part in planned.parts}:
+            raise RecipeError(f"this export has no file {file!r} to compare", hint="drop the expected checksums")
     request = make_request(layout=to, options=wanted.given(), dataset=manifest.fingerprint, **source.pins())
     if restart:
         start_over(folder)
@@ -165,27 +177,12 @@ def export(
     )
 
 
-def _options(given: dict[str, Any]) -> Options:
-    known = Options.__dataclass_fields__
-    if unknown := sorted(given.keys() - known.keys()):
-        raise RecipeError(f"unknown option {unknown[0]!r}", hint=f"choose from {', '.join(known)}")
+def _read_options(**given: Any) -> Options:
     wanted = {name: value for name, value in given.items() if value is not None}
     readers: dict[str, Callable[[Any], Any]] = {name: partial(parse_size, name=name, of="tokens") for name in SIZES}
     readers |= {name: partial(arguments.text, name) for name in ("name", "order")}
     readers |= {"seed": partial(arguments.whole, "seed"), "templar_compat": partial(arguments.flag, "templar_compat")}
     return Options(**{name: readers[name](value) for name, value in wanted.items()})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ImportResult:
-    """A finished import. `notes` tell what was detected, and what could not be preserved."""
-
-    output: str
-    layout: str
-    manifest: Manifest
-    notes: tuple[str, ...]
-    already_complete: bool
-    seconds: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -349,7 +346,7 @@ def _part(name: str, split: TokenSplit, bounds: tuple[int, int], target: _Import
         if split.eot == "prepend" and not num_eots == num_ended == len(lengths):
             raise DatasetError(
                 f"{name}: the end of text {target.eot_id} does not begin every document, or occurs elsewhere",
-                hint="import without --eot-id and --tokenizer: then documents are those that the layout stores",
+                hint="import without `eot_id` and `tokenizer`: then documents are those that the layout stores",
             )
         writer.outputs()
         return {
@@ -514,7 +511,7 @@ def check_layout(text: str, recipe: Recipe) -> None:
     if name in recipe.splits:
         raise RecipeError(
             f"the layout {name} would be written to a folder of that name, which a split uses",
-            hint=f"give the split another name, or export afterwards: tokenmill export OUT --to {name} DIR",
+            hint=f"give the split another name, or export afterwards: `tokenmill.export('OUT', 'DIR', to={name!r})`",
         )
     spec = resolve(recipe.tokenizer, eot_token=recipe.eot_token)
     check_needs(name, dtype=dtype_for(spec.vocab_size), vocab_size=spec.vocab_size, eot=recipe.eot, where="this recipe")
@@ -563,17 +560,11 @@ def export_beside(
             **options.given(),
         )
     except TokenmillError as error:
-        line = ["tokenmill", "export", output, target, "--to", name, *_as_flags(options)]
+        given = "".join(f", {option}={value!r}" for option, value in {"to": name, **options.given()}.items())
+        call = f"`tokenmill.export({output!r}, {target!r}{given})`"
         done = f"the dataset at {output} is complete, but its export to {name} is not"
         replaced = {
             "message": f"{done}: {error.message}",
-            "hint": f"{error.hint}; to resume only the export: {shlex.join(line)}",
+            "hint": f"{error.hint}; to resume only the export: {call}",
         }
         raise from_record({**to_record(error), **replaced}) from None
-
-
-def _as_flags(options: Options) -> Iterator[str]:
-    for name, value in options.given().items():
-        if value is not False:
-            yield f"--{name.replace('_', '-')}"
-            yield from () if value is True else (str(value),)

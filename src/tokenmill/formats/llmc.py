@@ -109,7 +109,7 @@ def write(source: Dataset, options: Options) -> Export:
         if len(ranges) < 2:
             raise RecipeError(
                 f"llmc uses the first shard for validation, and a shard of {size} tokens holds everything",
-                hint="use a smaller --shard-size, or prepare the dataset with --split val=0.0005",
+                hint="use a smaller `shard_size`, or prepare the dataset with `split='val=0.0005'`",
             )
         notes = (f"the dataset has no validation split: its first {size:,} tokens become one, as in llm.c's scripts",)
     parts = []

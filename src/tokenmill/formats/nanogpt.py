@@ -80,7 +80,7 @@ def detect(path: str, hints: Hints) -> DetectedFiles | None:
 
 def write(source: Dataset, options: Options) -> Export:
     if options.seed is not None and options.order != "shuffled":
-        raise RecipeError("a seed needs --order shuffled", hint="add it, or drop --seed")
+        raise RecipeError("`seed` needs `order='shuffled'`", hint="add it, or drop `seed`")
     return Export(
         parts=tuple(
             file_part(f"{name}.bin", 2 * split.num_tokens, _reading(source, name, options))

@@ -257,7 +257,7 @@ class UnknownEnds:
     def between(self, start: int, stop: int) -> Numbers:
         raise DatasetError(
             f"{self.path} does not record where its documents end",
-            hint="give the id of the end of text (eot_id, --eot-id), or the tokenizer",
+            hint="give the id of the end of text with `eot_id`, or import with `tokenizer`",
         )
 
 

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from tokenmill import records
+from tokenmill.arguments import Watcher
 from tokenmill.dataset.manifest import check_name
 from tokenmill.errors import DatasetError, Interrupted, OutputError, RecipeError, TokenmillError
 from tokenmill.formats.base import Files, OutputPart, PartReceipt
@@ -39,10 +40,9 @@ LAST = "last"
 # Keys of a request that identify the content it reads: those of `Dataset.pins`.
 PINS = ("content", "files")
 _PROGRESS_SECONDS = 0.1
-_RESUME_HINT = "run the same command again to resume"
+_RESUME_HINT = "run the same command to resume"
 
 T = TypeVar("T")
-Watcher = Callable[[dict[str, Any]], None]
 Finish = Callable[[Sequence[PartReceipt]], Mapping[str, bytes]]
 
 
@@ -88,7 +88,7 @@ def check_output(folder: Folder, request: ConversionRequest, *, what: str, ignor
             kind = f"the {what} of other content" if _same_except_content(before, request) else f"another {what}"
             raise OutputError(
                 f"{folder.path} has {kind}:\n  {lines}",
-                hint="choose another output, or start over with --restart",
+                hint="choose another output, or start over with `restart=True`",
             )
     elif names and not begun:
         raise OutputError(
@@ -253,7 +253,7 @@ class _ConversionRun:
                         reported = now
                         self._watch(_progress(self._bytes, now - begin, units=len(found), **about))
         except KeyboardInterrupt:
-            raise Interrupted("interrupted; finished parts are saved", hint=_RESUME_HINT) from None
+            raise Interrupted("finished parts are saved", hint=_RESUME_HINT) from None
         return found
 
     def _stop(self) -> None:

@@ -93,14 +93,14 @@ def rows_of(source: Dataset, layout: str, seq_len: int | None) -> tuple[dict[str
     if source.manifest.identity.get("eot", "none") == "none":
         raise RecipeError(
             f"packed rows of {layout} need an end of text after every document, and {source.path} has none",
-            hint="drop --seq-len to write a document in a row, or prepare the dataset with --eot append",
+            hint="drop `seq_len` to write a document in a row, or prepare the dataset with `eot='append'`",
         )
     notes = []
     for name, rows in found.items():
         if not rows.num_tokens:
             raise RecipeError(
                 f"{name} has {rows.split.num_tokens} tokens, which do not fill a row of {seq_len}",
-                hint="use a smaller --seq-len",
+                hint="use a smaller `seq_len`",
             )
         if left := rows.split.num_tokens - rows.num_tokens:
             notes.append(f"the last {left:,} tokens of {name} do not fill a row of {seq_len:,}, and are left out")

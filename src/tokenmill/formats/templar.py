@@ -24,21 +24,21 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
 from tokenmill import records
+from tokenmill.arguments import Watcher
 from tokenmill.dataset.bin_idx import numpy_dtype
 from tokenmill.dataset.dataset import Dataset, TokenSplit
 from tokenmill.errors import DatasetError, RecipeError
 from tokenmill.formats.base import (
     NPY_MAGIC,
     DetectedFiles,
-    ExpectedChecksum,
+    Expected,
     Export,
-    ExportResult,
     Facts,
     Files,
     Hints,
@@ -56,13 +56,11 @@ from tokenmill.formats.base import (
     train_and_val,
 )
 from tokenmill.formats.open import open_in_place
+from tokenmill.formats.results import ExportResult
 from tokenmill.sizes import parse_size
 from tokenmill.storage.base import local_folder
 from tokenmill.storage.local import Folder
 from tokenmill.storage.output import Digest
-
-if TYPE_CHECKING:
-    from tokenmill.formats.resumable import Watcher
 
 SUMMARY = ".npy shards of an exact size, tokens.bin and sample_ids.bin"
 OPTIONS = frozenset({"shard_size", "seq_len", "templar_compat"})
@@ -174,9 +172,9 @@ def consolidated(split: TokenSplit, seq_len: int, *, compat: bool) -> list[Outpu
     stream = TokenStream(split, "append" if split.eot != "none" else "")
     count = split.num_tokens // seq_len
     if not count:
-        raise RecipeError(f"{split.num_tokens} tokens make no sample of {seq_len}", hint="use a smaller --seq-len")
+        raise RecipeError(f"{split.num_tokens} tokens make no sample of {seq_len}", hint="use a smaller `seq_len`")
     if compat and stream.itemsize != 2:
-        raise RecipeError("Templar's own ids need uint16 tokens", hint="drop --templar-compat")
+        raise RecipeError("Templar's own ids need uint16 tokens", hint="drop `templar_compat`")
     size = split.num_tokens * stream.itemsize
     return [
         file_part("tokens.bin", size, lambda: stream.data(0, split.num_tokens)),
@@ -204,7 +202,7 @@ def consolidate(
     data_root: str | os.PathLike[str],
     seq_len: int = 2048,
     *,
-    expected: Mapping[str, ExpectedChecksum] | None = None,
+    expected: Mapping[str, Expected] | None = None,
     compat: bool = False,
     workers: int | None = None,
     watch: Watcher | None = None,
@@ -271,14 +269,14 @@ def _check_numbers(shards: Sequence[str], where: str) -> None:
             raise DatasetError(f"{where} has {name} where train_{number:06d}.npy should be", hint="is a shard missing?")
 
 
-def read_expected(given: Sequence[str], checksums: str | os.PathLike[str] | None) -> dict[str, ExpectedChecksum]:
+def read_expected(given: Sequence[str], checksums: str | os.PathLike[str] | None) -> dict[str, Expected]:
     """Checksums from the command line and from a file, by name: tokens, sample_ids."""
-    expected: dict[str, ExpectedChecksum] = {}
+    expected: dict[str, Expected] = {}
     if checksums is not None:
         try:
             found = records.parse(Path(checksums).read_bytes(), where=str(checksums))
             expected = {
-                str(name): ExpectedChecksum(sha256=str(one["sha256"]), elements=int(one.get("elements", -1)))
+                str(name): Expected(sha256=str(one["sha256"]), elements=int(one.get("elements", -1)))
                 for name, one in found.items()
             }
         except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
@@ -288,7 +286,7 @@ def read_expected(given: Sequence[str], checksums: str | os.PathLike[str] | None
         sha, _, count = rest.partition(":")
         if count and not count.isdecimal():
             raise RecipeError(f"{text!r} is not a checksum", hint="write it like tokens=SHA256:COUNT")
-        expected[name] = ExpectedChecksum(sha256=sha, elements=int(count) if count else -1)
+        expected[name] = Expected(sha256=sha, elements=int(count) if count else -1)
     if unknown := sorted(expected.keys() - EXPECTED_FILES.keys()):
         raise RecipeError(f"unknown file {unknown[0]!r}", hint=f"choose from {', '.join(EXPECTED_FILES)}")
     for name, one in expected.items():
@@ -297,7 +295,7 @@ def read_expected(given: Sequence[str], checksums: str | os.PathLike[str] | None
     return expected
 
 
-def check_expected(files: Mapping[str, Digest], expected: Mapping[str, ExpectedChecksum], dtype: str) -> None:
+def check_expected(files: Mapping[str, Digest], expected: Mapping[str, Expected], dtype: str) -> None:
     """Raise `DatasetError` unless the files are as expected. `dtype` is that of the tokens."""
     sizes = {"tokens": numpy_dtype(dtype).itemsize, "sample_ids": 8}
     for name, wanted in expected.items():
@@ -307,7 +305,7 @@ def check_expected(files: Mapping[str, Digest], expected: Mapping[str, ExpectedC
             raise DatasetError(
                 f"{EXPECTED_FILES[name]} has {elements} elements and SHA-256 {found.sha256}, expected "
                 f"{wanted.elements if wanted.elements >= 0 else 'any number of'} elements and {wanted.sha256}",
-                hint="are the shards complete, and is the sequence length right? --skip-validation does not compare",
+                hint="are the shards complete, and is the sequence length right? Leave `expected` out to skip this",
             )
 
 

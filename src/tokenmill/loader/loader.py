@@ -15,7 +15,7 @@ import threading
 from collections.abc import Generator, Iterator, Mapping
 from dataclasses import replace
 from itertools import count
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypedDict, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -34,6 +34,33 @@ from tokenmill.loader.page_cache import release
 from tokenmill.permutation import Order
 
 PackingKind = Literal["concat", "best_fit", "padded"]
+# What a loader reads.
+DatasetLike = str | os.PathLike[str] | Dataset | Mixture
+
+
+class RowOptions(TypedDict, total=False):
+    """The contents of rows: options of the loaders of all frameworks."""
+
+    packing: PackingKind
+    fields: tuple[str, ...]
+    mask_boundaries: bool
+
+
+class SampleOptions(RowOptions, total=False):
+    """The same, and the split, the order and the seed."""
+
+    split: str
+    order: Order
+    seed: int
+
+
+class LoaderOptions(SampleOptions, total=False):
+    """The same, and the options of iteration."""
+
+    epochs: int | None
+    drop_last: bool
+    prefetch: int
+
 
 STATE_VERSION = 1
 # Steps whose samples are computed at once, at most: permuting many positions takes little longer than a few.
@@ -68,7 +95,7 @@ class DataLoader:
 
     def __init__(
         self,
-        dataset: str | os.PathLike[str] | Dataset | Mixture,
+        dataset: DatasetLike,
         seq_len: int,
         batch_size: int,
         *,

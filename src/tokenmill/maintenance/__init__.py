@@ -1,0 +1,1 @@
+"""Verify, repair, push and pull finished datasets."""

@@ -18,12 +18,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from tokenmill import arguments, records
+from tokenmill.arguments import Watcher
 from tokenmill.dataset import manifest
 from tokenmill.dataset.manifest import Manifest, Shard, Split
 from tokenmill.errors import DatasetError, Interrupted, OutputError, RecipeError
+from tokenmill.sizes import counted, format_bytes, format_seconds
 from tokenmill.storage.base import open_folder, ready, require_space
 from tokenmill.storage.local import Folder
 from tokenmill.storage.locks import locked
@@ -36,8 +37,6 @@ MAX_FILES_AT_ONCE = 1024
 LEFT_BEHIND = "left_behind"
 _TELL_SECONDS = 0.2
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
-
-Watcher = Callable[[dict[str, Any]], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,6 +51,11 @@ class TransferResult:
     moved_bytes: int
     seconds: float
 
+    def __repr__(self) -> str:
+        whole = f"{counted(self.files, 'file')}, {format_bytes(self.num_bytes)}"
+        moved = f"moved {self.moved_files:,} of them in {format_seconds(self.seconds)}"
+        return f"TransferResult({self.source!r} -> {self.target!r}: {whole}; {moved})"
+
 
 def push(
     dataset: str | os.PathLike[str],
@@ -65,7 +69,9 @@ def push(
     """Put a dataset of this machine to a URL. Called again, it moves what is missing or wrong there."""
     source, target = open_folder(dataset, name="dataset"), open_folder(url, name="url")
     if not source.is_local or target.is_local:
-        raise RecipeError("push goes from a folder to a URL", hint="tokenmill push data/owt s3://bucket/owt")
+        raise RecipeError(
+            "push goes from a folder to a URL", hint="write it like `tokenmill.push('data/owt', 's3://bucket/owt')`"
+        )
     target, _ = ready(target)
     return _move(source, target, partial(_put, source, target), split, shards, workers, watch)
 
@@ -82,7 +88,9 @@ def pull(
     """Get a dataset from a URL to a folder. Called again, also after a kill, it gets what is missing or wrong there."""
     source, target = open_folder(url, name="url"), open_folder(folder, name="folder")
     if source.is_local or not target.is_local:
-        raise RecipeError("pull goes from a URL to a folder", hint="tokenmill pull s3://bucket/owt data/owt")
+        raise RecipeError(
+            "pull goes from a URL to a folder", hint="write it like `tokenmill.pull('s3://bucket/owt', 'data/owt')`"
+        )
     return _move(source, target, partial(_get, source, target), split, shards, workers, watch)
 
 
@@ -151,7 +159,8 @@ def _put(source: Folder, target: Folder, name: str, digest: Digest, tally: Trans
     found = source.stat(name)
     if found is None or not found.is_file or fast_digest(source, name) != digest:
         raise DatasetError(
-            f"{source.at(name)} is not what the manifest says", hint=f"tokenmill repair {source.path}, then push again"
+            f"{source.at(name)} is not what the manifest says",
+            hint=f"repair it with `tokenmill.repair({source.path!r})`, then push again",
         )
     target.store.put(target.key(name), Path(source.at(name)), sha256=digest.sha256)
     target.check(name, digest)
@@ -293,7 +302,7 @@ class TransferTally:
 
     def add(self, count: int, *, moved: bool = True) -> None:
         if self._is_stopped:
-            raise Interrupted("stopped", hint="run the same command again: it goes on from there")
+            raise Interrupted("interrupted", hint="run the same command to resume")
         with self._lock:
             self._done += count
             self._moved += count if moved else 0

@@ -26,7 +26,7 @@ from tokenmill.build.workspace import (
 from tokenmill.dataset import manifest
 from tokenmill.dataset.manifest import Manifest
 from tokenmill.errors import BuildError, DatasetError, DeterminismError, SourceChangedError, StorageError
-from tokenmill.executors.base import Executor, make_executor
+from tokenmill.executors.base import Executor, open_executor
 from tokenmill.maintenance.verify import Problem, strays, verify_folder
 from tokenmill.resources import resolve_workers
 from tokenmill.sizes import counted
@@ -101,7 +101,7 @@ def _repair(
         folder.make(name)
     workspace.sweep(folder, job.work.split_names)
     spec = _restore_tokenizer(folder, job)
-    executor = make_executor(workers, None, folder, job.work, spec)
+    executor = open_executor(workers, None, folder, job.work, spec)
     try:
         _complete(folder, plan, executor)
         parts = dataset_receipts(folder, plan)
@@ -114,7 +114,7 @@ def _repair(
         if find_receipt(folder, plan, key) != parts[key[0]]:
             raise DeterminismError(
                 f"unit {key[0]} gave other bytes than the first time",
-                hint="has the source changed? see verify --source",
+                hint=f"check the source with `tokenmill.verify({folder.path!r}, source='all')`",
             )
     result = commit(
         folder,

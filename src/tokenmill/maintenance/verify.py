@@ -26,6 +26,7 @@ from tokenmill.dataset.manifest import Manifest
 from tokenmill.errors import BuildError, DatasetError, RecipeError, SourceChangedError, StorageError, TokenmillError
 from tokenmill.recipe import check_filter
 from tokenmill.resources import resolve_workers
+from tokenmill.sizes import counted, few, format_bytes
 from tokenmill.sources.files import open_file
 from tokenmill.storage.base import open_folder
 from tokenmill.storage.local import Folder
@@ -63,6 +64,11 @@ class VerifyReport:
     def ok(self) -> bool:
         return not self.problems
 
+    def __repr__(self) -> str:
+        found = few([f"{problem.file}: {problem.what}" for problem in self.problems], "; ") or "ok"
+        hashed = f", {format_bytes(self.bytes_hashed)} hashed" if self.bytes_hashed else ""
+        return f"VerifyReport({self.path!r}: {counted(self.files, 'file')}{hashed}; {found})"
+
 
 def verify(
     path: str | os.PathLike[str],
@@ -95,7 +101,7 @@ def verify_folder(
     begin = time.monotonic()
     if filter is not None and source is None:
         raise RecipeError(
-            "--filter is for --source: nothing is filtered otherwise", hint="add --source, or leave it out"
+            "`filter` is for `source`: nothing is filtered otherwise", hint="add `source='sample'`, or leave it out"
         )
     found = manifest.load_manifest(folder)
     if source is not None:

@@ -180,7 +180,7 @@ def _expand_url(argument: str, passed_over: Counter[str], *, any_ending: bool) -
 def _no_files(argument: str) -> RecipeError:
     return RecipeError(
         f"{argument} holds no files of a known kind ({KNOWN}, also with .gz or .zst)",
-        hint="name the files with a glob, or say --documents files",
+        hint="name the files with a glob, or use `documents='files'`",
     )
 
 

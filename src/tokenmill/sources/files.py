@@ -76,7 +76,7 @@ def changed(path: str, source: Source, found: Pin) -> SourceChangedError:
     now = replace(source, bytes=found.bytes, modified=found.modified, etag=found.etag).pin()
     return SourceChangedError(
         f"{path} changed since the plan was made: it had {source.pin()}, now {now}",
-        hint="put the old file back, or go on with --update, which keeps what was made of the others",
+        hint="put the old file back, or resume with `update=True`, which keeps what was made of the others",
     )
 
 
@@ -262,7 +262,7 @@ def explained(path: str, *, where: str = "") -> Iterator[None]:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise SourceError(
             f"cannot read {path}{where}: {reason}",
-            hint="the same command tries it again; mend or remove a file that is broken, and go on with --update",
+            hint="the same command tries it again; mend or remove a file that is broken, and resume with `update=True`",
         ) from None
 
 

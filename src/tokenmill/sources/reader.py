@@ -97,7 +97,7 @@ def _check_read(path: str, source: Source) -> None:
         (parquet if source.kind == "parquet" else arrow).columns(path, pin_of(source))
     raise SourceError(
         f"{path} could not be read when the plan was made, and can be now",
-        hint="go on with --update: it is planned anew",
+        hint="resume with `update=True`: it is planned anew",
     )
 
 
@@ -172,7 +172,7 @@ def check_kind(path: str, *, documents: str) -> None:
         )
     if ending_of(path).lower().startswith(_TABLES_AS_TEXT) and documents == "lines":
         raise RecipeError(
-            f"{path}: tables as text are not read", hint="make it parquet or JSON lines, or say --documents files"
+            f"{path}: tables as text are not read", hint="make it parquet or JSON lines, or use `documents='files'`"
         )
 
 

@@ -75,12 +75,12 @@ def refusal(columns: Collection[str], *, text_column: str | None, template: str 
     if rule is None:
         return RecipeError(
             f"{where}: no known shape of text among its columns: {shown}",
-            hint='name the text with --text-column NAME or --template "{a}\\n\\n{b}"',
+            hint="name the text with `text_column='NAME'` or `template='{a}\\n\\n{b}'`",
         )
     wanted = rule_columns(rule)
     missing = [name for name in wanted if name not in columns]
     what = f"column {missing[0]!r}" if missing else f"object with all of {', '.join(wanted)}"
-    return RecipeError(f"{where} has no {what}; its columns: {shown}", hint="check --text-column or --template")
+    return RecipeError(f"{where} has no {what}; its columns: {shown}", hint="check `text_column` or `template`")
 
 
 def unseen_rule(*, text_column: str | None, template: str | None) -> Rule:
@@ -204,7 +204,7 @@ def _check_text_column(field: pa.Field, rule: Rule, path: str) -> None:
     binaries = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
     if "column" in rule and not any(is_kind(kind) for is_kind in (*texts, *binaries)):
         raise RecipeError(
-            f"{path}: column {field.name!r} holds {kind}, not text", hint="name a text column with --text-column"
+            f"{path}: column {field.name!r} holds {kind}, not text", hint="name a text column with `text_column`"
         )
 
 

@@ -197,8 +197,8 @@ def check_parity(
 
 
 _WAY_OUT = {
-    "hf": "; --tokenizer tokenizers:NAME encodes with the reference meanwhile",
-    "tiktoken": "; --tokenizer tiktoken:NAME encodes with the reference meanwhile",
+    "hf": "; `tokenizer='tokenizers:NAME'` encodes with the reference meanwhile",
+    "tiktoken": "; `tokenizer='tiktoken:NAME'` encodes with the reference meanwhile",
 }
 
 

@@ -372,7 +372,7 @@ def _configured_eos(config: bytes | None) -> str | None:
 
 def _no_eot_token(name: str, eot_token: str | None) -> None:
     if eot_token is not None:
-        raise TokenizerError(f"--eot-token does not apply to {name}", hint="its last id ends a text")
+        raise TokenizerError(f"`eot_token` does not apply to {name}", hint="its last id ends a text")
 
 
 def _embedded() -> bytes:

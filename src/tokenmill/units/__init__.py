@@ -1,0 +1,1 @@
+"""One unit's work: what every worker runs."""

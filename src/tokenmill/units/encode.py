@@ -1,10 +1,8 @@
-"""From a batch of text to the tokens of the documents that are kept. Nothing here touches a disk.
+"""From a batch of text to the tokens of the documents that are kept. No disk is involved.
 
-    check UTF-8 -> drop or keep -> hash -> encode -> split -> EOT -> narrow
+    check UTF-8 -> drop or keep -> hash -> encode -> split -> end of text -> check the range, narrow
 
-What a build writes and what a stream feeds to a trainer come from here, so they are the same tokens.
-
-From ids to tokens on disk: the end of text in its place, the range checked, one narrowing.
+A build and a text stream both use these functions, so a trainer gets the same tokens from either.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ Filter = Callable[[str], bool]
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """Documents of a batch that pass, with their hashes; the others are among `skips`."""
+    """The documents of a batch that are kept, with their hashes. The others are among `skips`."""
 
     text: pa.Array
     sources: npt.NDArray[np.int32]
@@ -45,9 +43,9 @@ class Kept:
 
 @dataclass(frozen=True, slots=True)
 class Documents:
-    """What is kept of a batch, encoded; `splits` numbers the split of each document.
+    """The kept documents of a batch, encoded. `splits` has the number of each document's split.
 
-    `read_sum` is the sum of the hashes of all that was read, taken before anything was dropped.
+    `read_sum` is the sum of the hashes of all documents that were read, before any was dropped.
     """
 
     kept: Kept
@@ -58,78 +56,82 @@ class Documents:
 
 @dataclass(frozen=True, slots=True)
 class SplitTokens:
-    """The documents of one split: their tokens end to end, how many each has, and the sum of their hashes."""
+    """The documents of one split: their tokens end to end, the length of each, and the sum of their hashes."""
 
     tokens: Tokens
     lengths: npt.NDArray[np.int64]
     hash_sum: npt.NDArray[np.uint64]
 
 
-def read_batches(work: BuildConfig, task: UnitTask) -> Iterator[Batch]:
-    """The text of a unit."""
-    paths = [f"{work.root}/{source.name}" for source in task.sources]
+def read_batches(config: BuildConfig, task: UnitTask) -> Iterator[Batch]:
+    """The text of a unit, batch by batch."""
+    paths = [f"{config.root}/{source.name}" for source in task.sources]
     for path in paths:
         bring(path)
     return read_unit(
         task.unit,
         paths,
         list(task.sources),
-        documents=work.documents,
-        limit=work.max_document_bytes,
-        max_documents=work.max_documents,
+        documents=config.documents,
+        limit=config.max_document_bytes,
+        max_documents=config.max_documents,
     )
 
 
 def encode_batch(
-    batch: Batch, work: BuildConfig, task: UnitTask, engine: Engine, *, keep: Filter | None, room: int | None
+    batch: Batch, config: BuildConfig, task: UnitTask, engine: Engine, *, keep: Filter | None, room: int | None
 ) -> Documents:
-    """Take a batch of a unit to ids. `keep` is the user's filter, `room` what a budget has left."""
+    """Encode a batch of a unit. `keep` is the user's filter, `room` the tokens left in a budget."""
     hashes = hash_documents(batch.text)
-    kept = _keep(batch, hashes, work, task, keep)
-    check_bad(kept.skips, work, task)
+    kept = _keep(batch, hashes, config, task, keep)
+    check_bad(kept.skips, config, task)
     encoded = engine.encode(kept.text) if len(kept.text) else Encoded(np.zeros(0, np.uint32), np.zeros(0, np.int64))
-    kept, encoded = _with_tokens(kept, encoded, work)
+    kept, encoded = _with_tokens(kept, encoded, config)
     if room is not None:
-        kept, encoded = _within_budget(kept, encoded, work, room)
-    return Documents(kept, encoded, _splits(kept, work, task), hashes.sum(axis=0, dtype=np.uint64))
+        kept, encoded = _within_budget(kept, encoded, config, room)
+    return Documents(kept, encoded, _splits(kept, config, task), hashes.sum(axis=0, dtype=np.uint64))
 
 
-def tokens_of_split(documents: Documents, split: int, work: BuildConfig) -> SplitTokens | None:
-    """The tokens of one split as they are stored; None if it has no document here."""
+def tokens_of_split(documents: Documents, split: int, config: BuildConfig) -> SplitTokens | None:
+    """The tokens of one split as they are stored; None if it has no document in this batch."""
     chosen = documents.splits == split
     if not chosen.any():
         return None
     part = select(documents.encoded, chosen)
-    tokens = place_eot(part, eot=work.eot, eot_id=work.eot_id, vocab_size=work.vocab_size, dtype=work.dtype)
-    return SplitTokens(tokens, part.lengths + num_eot(work), documents.kept.hashes[chosen].sum(axis=0, dtype=np.uint64))
+    tokens = place_eot(part, eot=config.eot, eot_id=config.eot_id, vocab_size=config.vocab_size, dtype=config.dtype)
+    return SplitTokens(
+        tokens, part.lengths + num_eot(config), documents.kept.hashes[chosen].sum(axis=0, dtype=np.uint64)
+    )
 
 
-def num_eot(work: BuildConfig) -> int:
-    """End-of-text tokens of a document."""
-    return int(work.eot != "none")
+def num_eot(config: BuildConfig) -> int:
+    """The number of end-of-text tokens per document."""
+    return int(config.eot != "none")
 
 
-def check_bad(skips: tuple[Skip, ...], work: BuildConfig, task: UnitTask) -> None:
-    """Raise `BadDocumentError` for the first bad document if the recipe wants none."""
-    if work.on_bad != "fail":
+def check_bad(skips: tuple[Skip, ...], config: BuildConfig, task: UnitTask) -> None:
+    """Raise `BadDocumentError` for the first bad document, if the recipe says so."""
+    if config.on_bad != "fail":
         return
     for skip in skips:
         if skip.reason in BAD:
             raise BadDocumentError(
                 f"{name_of(skip, task)} at {skip.position}: {skip.reason.replace('_', ' ')}",
-                hint="mend the document, or drop --on-bad fail to quarantine it and go on",
+                hint="fix the document, or leave `on_bad='fail'` out to quarantine it and continue",
             )
 
 
 def name_of(skip: Skip, task: UnitTask) -> str:
-    """The source of a document that is not kept."""
+    """The name of the source of a skipped document."""
     return task.sources[skip.source - task.unit.source].name
 
 
-def _keep(batch: Batch, hashes: npt.NDArray[np.uint64], work: BuildConfig, task: UnitTask, keep: Filter | None) -> Kept:
+def _keep(
+    batch: Batch, hashes: npt.NDArray[np.uint64], config: BuildConfig, task: UnitTask, keep: Filter | None
+) -> Kept:
     bad = np.zeros(len(batch.text), np.bool_)
     skips = list(batch.skips)
-    for reason, found in _reasons(batch, work, task, keep):
+    for reason, found in _reasons(batch, config, task, keep):
         fresh = found & ~bad
         bad |= found
         skips += [Skip(int(batch.sources[i]), int(batch.positions[i]), reason) for i in np.flatnonzero(fresh)]
@@ -138,36 +140,38 @@ def _keep(batch: Batch, hashes: npt.NDArray[np.uint64], work: BuildConfig, task:
     return _without(whole, bad, ()) if bad.any() else whole
 
 
-def _with_tokens(kept: Kept, encoded: Encoded, work: BuildConfig) -> tuple[Kept, Encoded]:
-    """Without an end of text, a document that encodes to nothing would leave no trace: it is dropped."""
+def _with_tokens(kept: Kept, encoded: Encoded, config: BuildConfig) -> tuple[Kept, Encoded]:
+    """Drop documents that encode to nothing, where no end-of-text token would mark them."""
     has_tokens = encoded.lengths > 0
-    if work.eot != "none" or has_tokens.all():
+    if config.eot != "none" or has_tokens.all():
         return kept, encoded
     return _drop(kept, ~has_tokens, "no_tokens"), Encoded(encoded.ids, encoded.lengths[has_tokens])
 
 
-def _within_budget(kept: Kept, encoded: Encoded, work: BuildConfig, room: int) -> tuple[Kept, Encoded]:
-    if len(encoded.ids) + num_eot(work) * len(encoded.lengths) <= room:
+def _within_budget(kept: Kept, encoded: Encoded, config: BuildConfig, room: int) -> tuple[Kept, Encoded]:
+    if len(encoded.ids) + num_eot(config) * len(encoded.lengths) <= room:
         return kept, encoded
-    cut = cut_to(encoded, room=room, eot=work.eot != "none") if room else Encoded(encoded.ids[:0], encoded.lengths[:0])
+    cut = (
+        cut_to(encoded, room=room, eot=config.eot != "none") if room else Encoded(encoded.ids[:0], encoded.lengths[:0])
+    )
     return _drop(kept, np.arange(len(kept.text)) >= len(cut.lengths), "over_budget"), cut
 
 
-def _splits(kept: Kept, work: BuildConfig, task: UnitTask) -> npt.NDArray[np.int8]:
-    """The split of every document: by its source, by its place, or by its content, so that copies stay together."""
-    names = work.split_names
+def _splits(kept: Kept, config: BuildConfig, task: UnitTask) -> npt.NDArray[np.int8]:
+    """The split of every document: by its source, by its position, or by its content, so that copies stay together."""
+    names = config.split_names
     if any(source.split for source in task.sources):
         by_source = np.array([names.index(source.split or "train") for source in task.sources], np.int8)
         return by_source[kept.sources - task.unit.source]
     splits = np.zeros(len(kept.text), np.int8)
-    if work.held_out is not None:
+    if config.held_out is not None:
         for number, source in enumerate(task.sources, start=task.unit.source):
-            chosen = np.isin(kept.positions, work.held_out.get(source.name, ()))
+            chosen = np.isin(kept.positions, config.held_out.get(source.name, ()))
             splits[chosen & (kept.sources == number)] = names.index("val")
         return splits
-    keys = kept.hashes[:, 0] ^ np.uint64(_mixed(work.seed))
+    keys = kept.hashes[:, 0] ^ np.uint64(_mixed(config.seed))
     low = 0.0
-    for name, share in work.split.items():
+    for name, share in config.split.items():
         bounds = [np.uint64(min(int(edge * 2**64), 2**64 - 1)) for edge in (low, low + share)]
         splits[(keys >= bounds[0]) & (keys < bounds[1])] = names.index(name)
         low += share
@@ -175,7 +179,7 @@ def _splits(kept: Kept, work: BuildConfig, task: UnitTask) -> npt.NDArray[np.int
 
 
 def _drop(kept: Kept, dropped: npt.NDArray[np.bool_], reason: str) -> Kept:
-    """Some documents turned into skips."""
+    """Turn some documents into skips."""
     places = zip(kept.sources[dropped].tolist(), kept.positions[dropped].tolist(), strict=True)
     return _without(kept, dropped, tuple(Skip(source, position, reason) for source, position in places))
 
@@ -193,9 +197,9 @@ def _without(kept: Kept, dropped: npt.NDArray[np.bool_], skips: tuple[Skip, ...]
 
 
 def _reasons(
-    batch: Batch, work: BuildConfig, task: UnitTask, keep: Filter | None
+    batch: Batch, config: BuildConfig, task: UnitTask, keep: Filter | None
 ) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:
-    """Why documents are dropped, and which; only reasons that occur."""
+    """The reasons for which documents are dropped, each with the documents that it applies to."""
     text = batch.text
     offsets, _ = text_buffers(text)
     lengths = np.diff(offsets)
@@ -205,36 +209,37 @@ def _reasons(
         valid = _blanked(text, invalid)
     else:
         valid = text
-    candidates = {"too_large": lengths > work.max_document_bytes}
-    if not work.keep_empty:
+    candidates = {"too_large": lengths > config.max_document_bytes}
+    if not config.keep_empty:
         candidates["empty"] = lengths == 0
-    if work.min_chars:
-        candidates["too_short"] = _num_chars(valid) < work.min_chars
+    if config.min_chars:
+        candidates["too_short"] = _num_chars(valid) < config.min_chars
     for reason, found in candidates.items():
         if found.any():
             yield reason, found
     if keep is not None:
-        standing = ~np.logical_or.reduce([invalid, *candidates.values()])
+        candidates_left = ~np.logical_or.reduce([invalid, *candidates.values()])
         unwanted = np.zeros(len(text), np.bool_)
-        texts = valid.filter(pa.array(standing)).to_pylist()
-        for place, document in zip(np.flatnonzero(standing).tolist(), texts, strict=True):
+        texts = valid.filter(pa.array(candidates_left)).to_pylist()
+        for place, document in zip(np.flatnonzero(candidates_left).tolist(), texts, strict=True):
             try:
                 unwanted[place] = not keep(document)
             except Exception as error:
                 where = Skip(int(batch.sources[place]), int(batch.positions[place]), "filtered")
-                raise _filter_failed(error, where, work, task) from error
+                raise _filter_failed(error, where, config, task) from error
         yield "filtered", unwanted
 
 
-def _filter_failed(error: Exception, where: Skip, work: BuildConfig, task: UnitTask) -> RecipeError:
+def _filter_failed(error: Exception, where: Skip, config: BuildConfig, task: UnitTask) -> RecipeError:
+    raised = f"{type(error).__name__}: {error}"
     return RecipeError(
-        f"{name_of(where, task)} at {where.position}: the filter {work.filter} raised {type(error).__name__}: {error}",
-        hint="mend the function, and start over with --restart: what it kept before may be something else now",
+        f"{name_of(where, task)} at {where.position}: the filter {config.filter} raised {raised}",
+        hint="fix the function, and start over with `restart=True`: it may keep other documents now",
     )
 
 
 def _blanked(text: pa.Array, which: npt.NDArray[np.bool_]) -> pa.Array:
-    """The texts with nothing in place of some."""
+    """The texts, with some replaced by the empty string."""
     import pyarrow.compute as pc
 
     return pc.if_else(pa.array(which), pa.scalar("", text.type), text)
@@ -265,7 +270,7 @@ def _is_utf8(data: bytes) -> bool:
 
 
 def hash_documents(text: pa.Array) -> npt.NDArray[np.uint64]:
-    """A 128-bit hash of every document, as two columns."""
+    """A 128-bit hash of every document, as two columns of 64 bits."""
     offsets, data = text_buffers(text)
     view = data.data
     digest = xxhash.xxh3_128_digest
@@ -275,12 +280,12 @@ def hash_documents(text: pa.Array) -> npt.NDArray[np.uint64]:
 
 
 def _mixed(seed: int) -> int:
-    """The seed spread over 64 bits; seed 0 changes nothing."""
+    """The seed, mixed to 64 bits. Seed 0 stays 0."""
     return xxhash.xxh3_64_intdigest(seed.to_bytes(8, "little")) if seed else 0
 
 
 def place_eot(encoded: Encoded, *, eot: str, eot_id: int | None, vocab_size: int, dtype: str) -> Tokens:
-    """The documents' tokens end to end, each with its end-of-text id where the policy wants it."""
+    """The tokens of documents end to end, each with its end-of-text id where the policy wants it."""
     ids, lengths = encoded.ids, encoded.lengths
     largest = int(ids.max()) if len(ids) else -1
     if largest >= vocab_size:
@@ -291,18 +296,18 @@ def place_eot(encoded: Encoded, *, eot: str, eot_id: int | None, vocab_size: int
     narrow: Tokens = ids.astype(np.uint16) if dtype == "uint16" else ids.astype(np.int32)
     if eot == "none":
         return narrow
-    assert eot_id is not None, "a recipe that wants an end of text has a tokenizer with one"
-    # A text that gave the id itself would look like two documents.
+    assert eot_id is not None, "resolve_build refuses a tokenizer without an end of text"
+    # A text that encodes to this id would look like two documents.
     if largest >= eot_id and (narrow == eot_id).any():
         raise TokenizerError(
-            f"a text gave the end-of-text id {eot_id} itself", hint="choose an --eot-token that no text can give"
+            f"a text encodes to the end-of-text id {eot_id}", hint="choose an `eot_token` that no text encodes to"
         )
     ends = np.cumsum(lengths)
     return cast("Tokens", np.insert(narrow, ends if eot == "append" else ends - lengths, eot_id))
 
 
 def cut_to(encoded: Encoded, *, room: int, eot: bool) -> Encoded:
-    """The first documents, down to exactly `room` tokens with their EOTs; the last one may be cut."""
+    """The first documents, cut to exactly `room` tokens including ends of text. The last one may be cut short."""
     sizes = encoded.lengths + int(eot)
     kept = int(np.searchsorted(np.cumsum(sizes), room, side="left")) + 1
     lengths = encoded.lengths[:kept].copy()
@@ -311,10 +316,10 @@ def cut_to(encoded: Encoded, *, room: int, eot: bool) -> Encoded:
 
 
 def select(encoded: Encoded, chosen: npt.NDArray[np.bool_]) -> Encoded:
-    """Some of the documents, in order, copied run by run."""
+    """Some of the documents, in order. Neighbours are copied together."""
     if chosen.all():
         return encoded
-    borders = np.flatnonzero(np.diff(chosen.astype(np.int8), prepend=0, append=0))
+    boundaries = np.flatnonzero(np.diff(chosen.astype(np.int8), prepend=0, append=0))
     ends = np.concatenate(([0], np.cumsum(encoded.lengths)))
-    runs = [encoded.ids[ends[first] : ends[last]] for first, last in borders.reshape(-1, 2)]
+    runs = [encoded.ids[ends[first] : ends[last]] for first, last in boundaries.reshape(-1, 2)]
     return Encoded(np.concatenate(runs) if runs else encoded.ids[:0], encoded.lengths[chosen])

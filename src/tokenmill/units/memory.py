@@ -25,7 +25,7 @@ from tokenmill.storage.local import Folder
 from tokenmill.tokenizers.base import Engine
 
 LARGE_BYTES = 8_000_000
-HINT = "give a lower --max-document-bytes, use fewer workers with -j, or allow more memory"
+HINT = "give a lower `max_document_bytes`, use fewer `workers`, or allow more memory"
 _BLOCK_BYTES = 1 << 20
 _SPACES = np.zeros(256, np.bool_)
 _SPACES[list(b" \t\n\v\f\r")] = True

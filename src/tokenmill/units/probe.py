@@ -1,15 +1,12 @@
-"""A look at the sources before the work: the texts at some places, and what is known of how many there are.
+"""Probe the sources before the work: the documents at some positions, and how many documents there are.
 
-A worker looks. What it meets in a source (a page that crashes its reader, a text that takes all memory) costs a
-worker, and the build can tell.
+    slice       | a a a | b | c c c c c | d d |      a row group, a byte range around a position, a whole file
+    positions         x           x                  sample a and c: large documents are met more often
 
-Drawing documents: those that lie at given places of the sources, and what there is around them.
+A position in a byte range can be read directly. In a row group or a compressed file everything before it has to be
+read; if it is too far, all positions of the slice move closer to its beginning.
 
-    slice     | a a a | b | c c c c c | d d |      a row group, a byte range around a place, a whole file
-    places          x           x                  draw a and c: large documents are met more often
-
-A place of a byte range can be gone to. In a row group or a compressed file, reading has to lead to it: if
-it is too far, all places of the slice are moved closer to its beginning.
+A worker probes, so a source that crashes its reader or takes all memory costs a worker and not the build.
 """
 
 from __future__ import annotations
@@ -31,7 +28,8 @@ from tokenmill.units.task import BuildConfig, ProbeRequest, ProbeSlice
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentCount:
-    """Documents of a slice of a source whose number is known, and the bytes that were planned for it."""
+    """The number of documents of a slice of a source, where it is known without reading, and the bytes planned for
+    it."""
 
     source: int
     start: int
@@ -41,9 +39,9 @@ class DocumentCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbedPosition:
-    """A place that was looked at: which of the texts lie there, and the bytes that were planned for those.
+    """A position that was probed: which of the texts are there, and the bytes that were planned for them.
 
-    `documents` are those of one planned byte. A source turned out to have `weight` times the bytes that it was given.
+    `documents` is per planned byte. The source turned out to have `weight` times the bytes planned for it.
     """
 
     at: int
@@ -55,68 +53,70 @@ class ProbedPosition:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeResult:
-    """All texts, the places that have them, documents that were counted, and units that could not be read."""
+    """All sampled texts, the positions that they belong to, document counts, and units that could not be read."""
 
     texts: tuple[str, ...]
-    places: tuple[ProbedPosition, ...]
+    positions: tuple[ProbedPosition, ...]
     counts: tuple[DocumentCount, ...]
     unread: tuple[int, ...]
 
 
-def probe(request: ProbeRequest, work: BuildConfig) -> ProbeResult:
-    """Draw documents at every place."""
+def probe(request: ProbeRequest, config: BuildConfig) -> ProbeResult:
+    """Sample documents at every position of a request."""
     texts: list[str] = []
-    places: list[ProbedPosition] = []
+    positions: list[ProbedPosition] = []
     counts: list[DocumentCount] = []
     unread = set()
-    for visit, result in zip(request.visits, _draw_all(request, work), strict=True):
+    for wanted, result in zip(request.slices, _sample_all(request, config), strict=True):
         if result is None:
-            unread.add(visit.task.unit.index)
+            unread.add(wanted.task.unit.index)
             continue
-        drawn, counted = result
+        sampled, counted = result
         counts += counted
-        # Places close together have texts in common.
-        found = {key: text for place in drawn for key, text in place.texts.items()}
+        # Positions close together share texts.
+        found = {key: text for position in sampled for key, text in position.texts.items()}
         numbers = {key: number for number, key in enumerate(found, start=len(texts))}
         texts += found.values()
-        places += [
+        positions += [
             ProbedPosition(
-                at=place.at,
-                texts=tuple(numbers[key] for key in place.texts),
-                planned_bytes=place.planned_bytes,
-                documents=place.documents,
-                weight=place.weight,
+                at=position.at,
+                texts=tuple(numbers[key] for key in position.texts),
+                planned_bytes=position.planned_bytes,
+                documents=position.documents,
+                weight=position.weight,
             )
-            for place in drawn
+            for position in sampled
         ]
-    return ProbeResult(texts=tuple(texts), places=tuple(places), counts=tuple(counts), unread=tuple(sorted(unread)))
+    return ProbeResult(
+        texts=tuple(texts), positions=tuple(positions), counts=tuple(counts), unread=tuple(sorted(unread))
+    )
 
 
-def _draw_all(
-    request: ProbeRequest, work: BuildConfig
+def _sample_all(
+    request: ProbeRequest, config: BuildConfig
 ) -> Iterator[tuple[list[SampledTexts], list[DocumentCount]] | None]:
-    """What each visit draws, those to a store at the same time; None if its source cannot be read."""
+    """The samples of each slice, concurrently for an object store; None for a source that cannot be read."""
 
-    def attempt(visit: ProbeSlice) -> tuple[list[SampledTexts], list[DocumentCount]] | None:
+    def attempt(wanted: ProbeSlice) -> tuple[list[SampledTexts], list[DocumentCount]] | None:
         try:
-            return sample_documents(visit, request, work)
-        except SourceError:  # when the unit is done, it will say what is wrong
+            return sample_documents(wanted, request, config)
+        except SourceError:  # the unit itself will report it
             return None
 
-    if not is_url(work.root) or len(request.visits) < 2:
-        yield from map(attempt, request.visits)
+    if not is_url(config.root) or len(request.slices) < 2:
+        yield from map(attempt, request.slices)
         return
-    with ThreadPoolExecutor(len(request.visits)) as visitors:
-        yield from visitors.map(attempt, request.visits)
+    with ThreadPoolExecutor(len(request.slices)) as threads:
+        yield from threads.map(attempt, request.slices)
 
 
-# Read at once, and around a place that can be gone to, if there is no need to be sparing.
+# Bytes read at once, and around a position that can be read directly.
 _WINDOW_BYTES = 128_000
 # A parquet column has the length of each text before it.
 _LENGTH_BYTES = 4
-# Compressed bytes that tell how much they expand.
+# Compressed bytes from which the expansion is estimated.
 _PEEK_BYTES = 256_000
-# A document of less than this part of what is encoded at a place is never cut.
+# A document smaller than this fraction of the bytes encoded at a position is never cut.
 _SMALL = 8
 
 Key = tuple[int, int]
@@ -125,9 +125,9 @@ Numbers = npt.NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class SampledTexts:
-    """Texts at one place, by where they begin, and the bytes that were planned for them.
+    """Texts at one position, by where they begin, and the bytes that were planned for them.
 
-    `documents` are those of one planned byte. A source turned out to have `weight` times the bytes that it was given.
+    `documents` is per planned byte. The source turned out to have `weight` times the bytes planned for it.
     """
 
     at: int
@@ -138,113 +138,115 @@ class SampledTexts:
 
 
 @dataclass(frozen=True, slots=True)
-class Slice:
-    """What is read in one go. Its places are bytes of its own, each with where it is in the plan.
+class ReadRange:
+    """What is read in one go. Its positions are offsets into it, each with its offset in the plan.
 
-    If it is read to its end, `planned_bytes` are those of all of it. `scale` are those for each of its own bytes;
-    None if the end has to come to tell that.
+    If it is read to its end, `planned_bytes` is the plan for all of it. `scale` is planned bytes per byte read; None if
+    that is known only at the end.
     """
 
     unit: Unit
-    places: tuple[tuple[float, int], ...]
+    positions: tuple[tuple[float, int], ...]
     planned_bytes: int | None
     scale: float | None = 1.0
     weight: float = 1.0
 
 
 def sample_documents(
-    visit: ProbeSlice, request: ProbeRequest, work: BuildConfig
+    wanted: ProbeSlice, request: ProbeRequest, config: BuildConfig
 ) -> tuple[list[SampledTexts], list[DocumentCount]]:
-    """What lies at the places of a visit, and the documents that are counted without reading any."""
-    source, unit = visit.task.sources[0], visit.task.unit
-    path = f"{work.root}/{source.name}"
+    """Documents at the positions of a slice, and document counts that are known without reading."""
+    source, unit = wanted.task.sources[0], wanted.task.unit
+    path = f"{config.root}/{source.name}"
     window = min(_WINDOW_BYTES, request.read_bytes // 2)
     counts: list[DocumentCount] = []
     if source.kind in TABLES:
         groups = sections(path, source)[unit.start : unit.stop if unit.stop >= 0 else None]
-        slices = _row_groups(visit, [size for size, _ in groups], request.read_bytes)
+        ranges = _row_groups(wanted, [size for size, _ in groups], request.read_bytes)
         rows, planned = sum(rows for _, rows in groups), sum(size for size, _ in groups)
         counts = [DocumentCount(source=unit.source, start=unit.start, planned_bytes=planned, documents=rows)]
     elif source.compression:
-        slices = [_compressed(visit, path, request.read_bytes)]
-    elif source.kind == "text" and work.documents == "files":
-        places = tuple((float(place), visit.at + place) for place in visit.places)
-        slices = [Slice(unit, places, unit.text_bytes)]
+        ranges = [_compressed(wanted, path, request.read_bytes)]
+    elif source.kind == "text" and config.documents == "files":
+        positions = tuple((float(position), wanted.at + position) for position in wanted.positions)
+        ranges = [ReadRange(unit, positions, unit.text_bytes)]
         counts = [DocumentCount(source=-1, start=0, planned_bytes=request.planned_bytes, documents=request.num_files)]
     else:
-        slices = _windows(visit, window)
-    drawn = _read_all(slices, path, source, work, window, request.encode_bytes)
-    if not drawn and unit.text_bytes > window:  # no document begins in any of the windows, so large are they
+        ranges = _windows(wanted, window)
+    sampled = _read_all(ranges, path, source, config, window, request.encode_bytes)
+    if not sampled and unit.text_bytes > window:  # documents so large that none begins in a window
         near = window / unit.text_bytes
-        head = Slice(unit, tuple((near * place, visit.at + place) for place in visit.places), None)
-        drawn = _read_all([head], path, source, work, window, request.encode_bytes)
-    return drawn, counts
+        head = ReadRange(unit, tuple((near * position, wanted.at + position) for position in wanted.positions), None)
+        sampled = _read_all([head], path, source, config, window, request.encode_bytes)
+    return sampled, counts
 
 
-def _row_groups(visit: ProbeSlice, sizes: Sequence[int], reach: int) -> list[Slice]:
+def _row_groups(wanted: ProbeSlice, sizes: Sequence[int], reach: int) -> list[ReadRange]:
     if not sizes:
         return []
-    unit, ends = visit.task.unit, np.cumsum([0, *sizes])
+    unit, ends = wanted.task.unit, np.cumsum([0, *sizes])
     weight = float(ends[-1]) / max(1, unit.text_bytes)
     inside: dict[int, list[tuple[float, int]]] = {}
-    for place in visit.places:
-        exact = place * weight
+    for position in wanted.positions:
+        exact = position * weight
         group = min(int(np.searchsorted(ends[1:], exact, "right")), len(sizes) - 1)
-        inside.setdefault(group, []).append((exact - float(ends[group]), visit.at + place))
-    slices = []
-    for group, places in inside.items():
-        near = min(1.0, reach * len(places) / max(1, sizes[group]))
+        inside.setdefault(group, []).append((exact - float(ends[group]), wanted.at + position))
+    ranges = []
+    for group, positions in inside.items():
+        near = min(1.0, reach * len(positions) / max(1, sizes[group]))
         part = replace(unit, start=unit.start + group, stop=unit.start + group + 1)
-        moved = tuple((near * place, at) for place, at in places)
-        slices.append(
-            Slice(part, moved, sizes[group], None, weight) if near == 1.0 else Slice(part, moved, None, 1.0, weight)
+        moved = tuple((near * position, at) for position, at in positions)
+        ranges.append(
+            ReadRange(part, moved, sizes[group], None, weight)
+            if near == 1.0
+            else ReadRange(part, moved, None, 1.0, weight)
         )
-    return slices
+    return ranges
 
 
-def _compressed(visit: ProbeSlice, path: str, reach: int) -> Slice:
-    """A file as a whole. How much text there is in it, its beginning has to tell."""
-    source, planned = visit.task.sources[0], visit.task.unit.text_bytes
+def _compressed(wanted: ProbeSlice, path: str, reach: int) -> ReadRange:
+    """A whole file. Its beginning tells how much text it expands to."""
+    source, planned = wanted.task.sources[0], wanted.task.unit.text_bytes
     scale = EXPANSION / expansion(path, source.compression, pin_of(source), max_bytes=_PEEK_BYTES)
-    near = min(1.0, reach * len(visit.places) * scale / max(1, planned))
-    places = tuple((near * place / scale, visit.at + place) for place in visit.places)
-    return Slice(visit.task.unit, places, *((planned, None) if near == 1.0 else (None, scale)))
+    near = min(1.0, reach * len(wanted.positions) * scale / max(1, planned))
+    positions = tuple((near * position / scale, wanted.at + position) for position in wanted.positions)
+    return ReadRange(wanted.task.unit, positions, *((planned, None) if near == 1.0 else (None, scale)))
 
 
-def _windows(visit: ProbeSlice, window: int) -> list[Slice]:
-    """Bytes around each place; all of a small file."""
-    unit = visit.task.unit
-    low, high = unit.start, unit.stop if unit.stop >= 0 else visit.task.sources[0].bytes
+def _windows(wanted: ProbeSlice, window: int) -> list[ReadRange]:
+    """A window around each position, or all of a small file."""
+    unit = wanted.task.unit
+    low, high = unit.start, unit.stop if unit.stop >= 0 else wanted.task.sources[0].bytes
     inside: dict[int, list[tuple[float, int]]] = {}
-    for place in visit.places:
-        start = max(low, min(low + place - window // 2, high - window))
-        inside.setdefault(start, []).append((float(low + place - start), visit.at + place))
+    for position in wanted.positions:
+        start = max(low, min(low + position - window // 2, high - window))
+        inside.setdefault(start, []).append((float(low + position - start), wanted.at + position))
     stops = {start: min(high, start + window) for start in inside}
     return [
-        Slice(replace(unit, start=start, stop=stops[start]), tuple(places), stops[start] - start)
-        for start, places in inside.items()
+        ReadRange(replace(unit, start=start, stop=stops[start]), tuple(positions), stops[start] - start)
+        for start, positions in inside.items()
     ]
 
 
 def _read_all(
-    slices: Sequence[Slice], path: str, source: Source, work: BuildConfig, window: int, share: int
+    ranges: Sequence[ReadRange], path: str, source: Source, config: BuildConfig, window: int, share: int
 ) -> list[SampledTexts]:
-    drawn: list[SampledTexts] = []
-    for one in slices:
+    sampled: list[SampledTexts] = []
+    for one in ranges:
         batches = read_unit(
             one.unit,
             [path],
             [source],
-            documents=work.documents,
-            limit=work.max_document_bytes,
+            documents=config.documents,
+            limit=config.max_document_bytes,
             batch_bytes=window,
         )
-        drawn += _read(one, batches, source.kind, share)
-    return drawn
+        sampled += _read(one, batches, source.kind, share)
+    return sampled
 
 
-def _read(one: Slice, batches: Iterator[Batch], kind: str, share: int) -> Iterator[SampledTexts]:
-    """Go through a slice and draw at its places; those behind its end draw the last document."""
+def _read(one: ReadRange, batches: Iterator[Batch], kind: str, share: int) -> Iterator[SampledTexts]:
+    """Read a range and sample at its positions. Positions behind its end sample the last document."""
     found: list[tuple[int, dict[Key, str], float]] = []
     documents = 0
     span = 0.0
@@ -252,16 +254,16 @@ def _read(one: Slice, batches: Iterator[Batch], kind: str, share: int) -> Iterat
     batch = None
     for batch in (batch for batch in batches if len(batch.text)):
         bounds = _bounds(batch, float(bounds[-1]), one.unit.start, kind)
-        while len(found) < len(one.places) and one.places[len(found)][0] < bounds[-1]:
-            place, at = one.places[len(found)]
-            found.append((at, *_texts(batch, bounds, place, share)))
+        while len(found) < len(one.positions) and one.positions[len(found)][0] < bounds[-1]:
+            position, at = one.positions[len(found)]
+            found.append((at, *_texts(batch, bounds, position, share)))
         documents += len(batch.text)
         span += float(bounds[-1] - bounds[0])
-        if one.planned_bytes is None and len(found) == len(one.places):
+        if one.planned_bytes is None and len(found) == len(one.positions):
             break
     if batch is None:
         return
-    found += [(at, *_texts(batch, bounds, place, share)) for place, at in one.places[len(found) :]]
+    found += [(at, *_texts(batch, bounds, position, share)) for position, at in one.positions[len(found) :]]
     scale = one.scale or (one.planned_bytes or 1) / max(1.0, span)
     planned = one.planned_bytes or span * scale
     for at, texts, size in found:
@@ -270,26 +272,26 @@ def _read(one: Slice, batches: Iterator[Batch], kind: str, share: int) -> Iterat
 
 
 def _bounds(batch: Batch, edge: float, start: int, kind: str) -> Numbers:
-    """Where documents begin and the last one ends, in the slice's own bytes; `edge` is where those before ended."""
+    """Where documents begin and the last one ends, as offsets into the range; `edge` is the end of those before."""
     lengths = np.diff(text_buffers(batch.text)[0])
     if kind in TABLES:
         return edge + np.cumsum(np.concatenate(([0], lengths + _LENGTH_BYTES)), dtype=np.float64)
-    # What the last one takes beside its text, those before it tell.
+    # The overhead of the last document is estimated from those before it.
     span, before = batch.positions[-1] - batch.positions[0], lengths[:-1].sum()
     last = batch.positions[-1] + lengths[-1] * max(1.0, span / before if before else 1.0)
     return np.concatenate((batch.positions, [last])).astype(np.float64) - start
 
 
-def _texts(batch: Batch, bounds: Numbers, place: float, share: int) -> tuple[dict[Key, str], float]:
-    """About `share` bytes of text from a place on, and what they take in the slice.
+def _texts(batch: Batch, bounds: Numbers, position: float, share: int) -> tuple[dict[Key, str], float]:
+    """About `share` bytes of text from a position on, and how many bytes of the range they stand for.
 
-    Behind the end of the batch its beginning follows, and large documents are cut, so that all bytes count the same.
+    The batch is read as a ring and large documents are cut, so that every byte is equally likely to be sampled.
     """
     offsets, data = text_buffers(batch.text)
     count = len(batch.text)
     starts, lengths, sizes = offsets.tolist(), np.diff(offsets).tolist(), np.diff(bounds).tolist()
-    first = min(max(0, int(np.searchsorted(bounds, place, "right")) - 1), count - 1)
-    part = min(max(0.0, (place - float(bounds[first])) / max(1.0, sizes[first])), 1.0)
+    first = min(max(0, int(np.searchsorted(bounds, position, "right")) - 1), count - 1)
+    part = min(max(0.0, (position - float(bounds[first])) / max(1.0, sizes[first])), 1.0)
     middle = int(part * lengths[first]) if lengths[first] > share // _SMALL else 0
     texts: dict[Key, str] = {}
     size, left = 0.0, share

@@ -1,20 +1,19 @@
-"""Receipts: the small record that says a unit is done, and what it must look like on disk.
+"""Receipts: the record that a unit is done, and of what its files must be. Which receipts to trust, and their packs.
 
-Which receipts can be trusted: those that are whole, of this plan, and whose files are what they say.
+A receipt is trusted if it is whole and of this plan, and its files are what it says:
 
-    by digest   each file is hashed again: units since the last clean stop, each by the worker that has it
-    by size     for all others, and a receipt's own text may come from its pack
+    by digest   every file is hashed again: units since the last clean stop, each by the worker that gets it
+    by size     all others; the text of such a receipt may come from a pack
 
-What cannot be trusted is moved to quarantine, and the unit is as if it had never run.
+A receipt that fails is moved to quarantine with its files, and its unit counts as never run.
 
-Receipts in packs: a thousand of them in one file, for a build that goes on would have to open a million.
+Packs hold the receipts of a thousand units in one file, since a resumed build may have a million of them to read:
 
     receipts   000000.json ... 001023.json   001024.json ...   one a unit: the truth
-    packs      000000.jsonl                                    the same texts, once all of a run are there
+    packs      000000.jsonl                                    the same texts, once a run of units is complete
 
-A pack saves time and nothing else. It holds copies, whose seals are checked as those of the receipts are; where
-there is none, or it is damaged, or a receipt is not as large as its copy, the receipts are read one by one. Whoever
-distrusts a receipt takes its pack away.
+A pack only saves time. Its copies are sealed like the receipts. If a pack is missing or damaged, or a receipt differs
+in size from its copy, the receipts are read one by one. A receipt that goes to quarantine takes its pack along.
 """
 
 from __future__ import annotations
@@ -38,8 +37,6 @@ from tokenmill.storage.local import Folder, SizeOf
 from tokenmill.storage.output import Digest
 
 PLAN = ".build/plan.json"
-
-
 PIECES = ".build/pieces"
 RECEIPTS = ".build/receipts"
 REJECTS = ".build/rejects"
@@ -52,7 +49,7 @@ _SUM = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """What one unit read, dropped and wrote. `token_limit` is -1 but for the unit that ends a token budget."""
+    """What one unit read, dropped and wrote. `token_limit` is -1 except for the unit that ends a token budget."""
 
     fingerprint: str
     unit: int
@@ -96,7 +93,7 @@ class Receipt:
 
 
 def unit_name(unit: int, token_limit: int) -> str:
-    """How the files of a unit are called; a unit that was cut to a budget is another one."""
+    """The name of a unit in file names. A unit that was cut to a budget has another name."""
     return f"{unit:06d}" if token_limit == NO_LIMIT else f"{unit:06d}.cut-{token_limit}"
 
 
@@ -104,8 +101,8 @@ def receipt_name(unit: int, token_limit: int) -> str:
     return f"{RECEIPTS}/{unit_name(unit, token_limit)}.json"
 
 
-def check_books(receipt: Receipt) -> None:
-    """Documents read are kept or dropped, and what was read is what was written. Else `BuildError`."""
+def check_totals(receipt: Receipt) -> None:
+    """Raise `BuildError` unless every document read was kept or dropped, and the texts written are those read."""
     dropped = sum(receipt.dropped.values())
     if receipt.documents_read != receipt.documents + dropped:
         raise BuildError(
@@ -122,38 +119,41 @@ def check_books(receipt: Receipt) -> None:
 
 
 def read_receipt(folder: Folder, name: str) -> Receipt:
-    """The receipt in a file, or an error, as `open_receipt` has it."""
+    """The receipt in a file; errors as of `open_receipt`."""
     return open_receipt(folder.read(name, max_bytes=MAX_RECEIPT_BYTES), where=name)
 
 
 def open_receipt(data: bytes, *, where: str) -> Receipt:
-    """A receipt that is sealed, balances and speaks of its own files only; else `DatasetError` or `BuildError`."""
+    """A receipt whose seal and totals hold and that names its own files only; else `DatasetError` or `BuildError`."""
     receipt = records.unseal_many(Receipt, data, where=where)
-    if wrong := _untrue(receipt, where=where):
+    if wrong := _impossible(receipt, where=where):
         raise DatasetError(f"{where}: {wrong}", hint="the receipt is damaged or was not written by tokenmill")
-    check_books(receipt)
+    check_totals(receipt)
     return receipt
 
 
-def _untrue(receipt: Receipt, *, where: str) -> str:
-    """What a sealed receipt says that cannot be; nothing if all of it can."""
+def _impossible(receipt: Receipt, *, where: str) -> str:
+    """What is impossible in a sealed receipt; an empty string if nothing is."""
     own = unit_name(receipt.unit, receipt.token_limit)
     counts = [receipt.unit, receipt.documents_read, *receipt.dropped.values()]
     sums = [receipt.read_sum]
     provenance = receipt.provenance
-    is_foreign = provenance not in receipt.files or not receipt.files.keys() <= {provenance, f"{REJECTS}/{own}.jsonl"}
+    has_other_files = provenance not in receipt.files or not receipt.files.keys() <= {
+        provenance,
+        f"{REJECTS}/{own}.jsonl",
+    }
     for split, piece in receipt.pieces.items():
         check_split_name(split, where=where)
         counts += (piece.tokens, piece.documents)
-        is_foreign = is_foreign or piece.name != f"{PIECES}/{own}.{split}"
+        has_other_files = has_other_files or piece.name != f"{PIECES}/{own}.{split}"
     for source in receipt.sources:
         counts += (source.bytes, source.documents)
         sums.append(source.text_sum)
     if min(counts) < 0 or max(counts) >= MAX_INT:
         return "a count is out of range"
     if not all(map(_SUM.fullmatch, sums)):
-        return "a sum is no sum"
-    return "a file of another unit" if is_foreign else ""
+        return "a sum is malformed"
+    return "a file of another unit" if has_other_files else ""
 
 
 def hex_sum(total: npt.NDArray[np.uint64]) -> str:
@@ -161,7 +161,7 @@ def hex_sum(total: npt.NDArray[np.uint64]) -> str:
 
 
 def load_receipt(folder: Folder, unit: int, token_limit: int, fingerprint: str, *, rehash: bool) -> Receipt | None:
-    """The receipt of a unit if it and its files can be trusted, by their sizes or by their digests."""
+    """The receipt of a unit, if the sizes (or with `rehash` the digests) of its files are right; else None."""
     receipt = _read(folder, (unit, token_limit), fingerprint)
     if receipt is None or not _are_intact(folder, receipt, receipt.all_files(), folder.size_of, rehash=rehash):
         return None
@@ -171,9 +171,9 @@ def load_receipt(folder: Folder, unit: int, token_limit: int, fingerprint: str, 
 def load_receipts(
     folder: Folder, units: Iterable[int], fingerprint: str, *, look: bool = True
 ) -> Iterator[Receipt | None]:
-    """Receipts of whole units, in order, by the sizes of their files; None for each that cannot be trusted.
+    """Receipts of whole units, in order, trusted by the sizes of their files; None for each that cannot be trusted.
 
-    Without a `look`, only files of bad documents are looked at: the others are those that a commit will read.
+    Without `look`, only the sizes of files of bad documents are checked: the commit reads the others anyway.
     """
     size_of = folder.sizes_in([PIECES, RECEIPTS, REJECTS]) if look else folder.size_of
     for run in runs(units):
@@ -182,7 +182,7 @@ def load_receipts(
         def load(unit: int, packed: dict[int, bytes] = packed) -> Receipt | None:
             text = packed.get(unit)
             if look and text is not None and size_of(receipt_name(unit, NO_LIMIT)) != len(text):
-                text = None  # the receipt itself is gone, or another one
+                text = None  # the receipt itself is gone or has changed
             receipt = _read(folder, (unit, NO_LIMIT), fingerprint, text)
             if receipt is None:
                 return None
@@ -216,10 +216,10 @@ def _owned(receipt: Receipt, key: Key, fingerprint: str) -> Receipt:
 
 
 def _are_intact(folder: Folder, receipt: Receipt, files: dict[str, Digest], size_of: SizeOf, *, rehash: bool) -> bool:
-    """Whether files of a receipt are there as it says. If not, they go, and it with them."""
+    """Whether files of a receipt are as it says. If not, they go to quarantine together with the receipt."""
     damaged = list(_damaged(folder, files, size_of, rehash=rehash))
-    # What is there and wrong cannot stay under a receipt. What is only gone is made again: another build may have
-    # finished behind our back, and its receipts must stay as they are.
+    # A wrong file must not stay beside a receipt. If files are only missing, the receipt stays: another process may
+    # have finished the build in the meantime, and its receipts must not be touched.
     if wrong := [file for file in damaged if folder.exists(file)]:
         for file in (pack_name(receipt.unit), receipt_name(*receipt.key), *wrong):
             folder.quarantine(file)
@@ -234,7 +234,7 @@ def _damaged(folder: Folder, files: dict[str, Digest], size_of: SizeOf, *, rehas
 
 PACKS = ".build/packs"
 PACK_UNITS = 1 << 10
-# Receipts of units of many small files are large: to open each of those is no matter.
+# Units of many small files have large receipts, for which packs save no time.
 MAX_PACK_BYTES = 1 << 24
 
 
@@ -244,13 +244,13 @@ def pack_name(unit: int) -> str:
 
 
 def runs(units: Iterable[int]) -> Iterator[list[int]]:
-    """Units in order, those together that share a pack."""
+    """Units in order, grouped by pack."""
     return (list(run) for _, run in groupby(units, key=_number))
 
 
 def read_pack(folder: Folder, run: list[int]) -> dict[int, bytes]:
-    """Receipts of a run by their units, as texts that nobody has looked at yet; none if they are not packed."""
-    if len(run) < PACK_UNITS:  # nobody has packed it
+    """The unchecked texts of the receipts of a run, by unit; empty if they are not packed."""
+    if len(run) < PACK_UNITS:  # only whole runs are packed
         return {}
     try:
         data = folder.read(pack_name(run[0]), max_bytes=MAX_PACK_BYTES)
@@ -260,12 +260,12 @@ def read_pack(folder: Folder, run: list[int]) -> dict[int, bytes]:
 
 
 def write_pack(folder: Folder, number: int) -> None:
-    """Pack the receipts of a run, all of which are there."""
+    """Pack the receipts of a complete run."""
 
     def read(unit: int) -> bytes:
         return folder.read(receipt_name(unit, NO_LIMIT), max_bytes=MAX_RECEIPT_BYTES)
 
-    with contextlib.suppress(TokenmillError):  # without a pack it goes as well
+    with contextlib.suppress(TokenmillError):  # a pack is not required
         texts = list(folder.each(read, range(number * PACK_UNITS, (number + 1) * PACK_UNITS)))
         if sum(map(len, texts)) <= MAX_PACK_BYTES:
             folder.make(PACKS)
@@ -274,9 +274,9 @@ def write_pack(folder: Folder, number: int) -> None:
 
 @contextlib.contextmanager
 def packing(folder: Folder, done: Iterable[int]) -> Iterator[Callable[[int], None]]:
-    """Gives what to call with each unit that is done after those that are `done` already."""
+    """Gives a function to call with each unit that finishes after those that are `done` already."""
     counts = Counter(map(_number, done))
-    beside = ThreadPoolExecutor(1, thread_name_prefix="tokenmill-packs")
+    background = ThreadPoolExecutor(1, thread_name_prefix="tokenmill-packs")
 
     def note(unit: int) -> None:
         number = _number(unit)
@@ -285,17 +285,17 @@ def packing(folder: Folder, done: Iterable[int]) -> Iterator[Callable[[int], Non
             return
         if folder.is_local:
             write_pack(folder, number)
-        else:  # a store answers in its own time, and the caller has others to listen to
-            beside.submit(write_pack, folder, number)
+        else:  # a store takes its time, and the caller has other workers to listen to
+            background.submit(write_pack, folder, number)
 
     try:
         yield note
     except BaseException:
-        beside.shutdown(wait=False, cancel_futures=True)  # nobody waits for a pack who wants to stop
+        background.shutdown(wait=False, cancel_futures=True)  # do not delay shutdown
         raise
-    beside.shutdown()
+    background.shutdown()
 
 
 def _number(unit: int) -> int:
-    """Of the run of units that share a pack."""
+    """The number of the pack of a unit."""
     return unit // PACK_UNITS

@@ -2,10 +2,10 @@
 
     read -> documents and their tokens -> write
                                             |
-    every file durable first, the receipt last
+    every file is made durable first, and the receipt last
 
-It streams: memory depends neither on the unit's size nor on how many there are. The same
-function runs in the process, in a pool and on a cluster.
+It streams: memory depends neither on the size of the unit nor on the number of units. The same function runs in the
+build's own process, in a pool and on a cluster.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from tokenmill.units.receipts import (
     PIECES,
     REJECTS,
     Receipt,
-    check_books,
+    check_totals,
     hex_sum,
     load_receipt,
     receipt_name,
@@ -64,7 +64,7 @@ def rows(
         (np.full(len(splits), -1, np.int8), np.array([REASONS.index(skip.reason) for skip in skips], np.int8))
     )
     counts = np.concatenate((tokens.astype(np.int32), np.zeros(len(skips), np.int32)))
-    # Skips stand behind the kept documents; where there are none, the order is right already.
+    # Skips come behind the kept documents; without skips the order is right already.
     order = np.lexsort((position, source)) if skips else slice(None)
     return pa.table(
         [
@@ -79,45 +79,45 @@ def rows(
 
 
 class ReportProgress(Protocol):
-    """Hears of documents, tokens and planned bytes; `kept` are those of a unit that an earlier run has done."""
+    """Receives counts of documents, tokens and planned bytes; `kept` if an earlier run has done the unit."""
 
     def __call__(self, documents: int, tokens: int, planned_bytes: int, *, kept: bool = False) -> None: ...
 
 
 def run_unit(
-    folder: Folder, work: BuildConfig, task: UnitTask, engine: Callable[[], Engine], report: ReportProgress
+    folder: Folder, config: BuildConfig, task: UnitTask, engine: Callable[[], Engine], report: ReportProgress
 ) -> Receipt:
-    """Do a unit, or find that it is done. `report` hears of documents, tokens and planned bytes, in the end of all."""
-    return begin_unit(folder, work, task, engine, report)()
+    """Run a unit, unless an earlier run has done it. `report` receives its progress, and all of it at the end."""
+    return begin_unit(folder, config, task, engine, report)()
 
 
 def begin_unit(
-    folder: Folder, work: BuildConfig, task: UnitTask, engine: Callable[[], Engine], report: ReportProgress
+    folder: Folder, config: BuildConfig, task: UnitTask, engine: Callable[[], Engine], report: ReportProgress
 ) -> Callable[[], Receipt]:
-    """The part of a unit that computes. Gives the part that waits for the disk, which ends with the receipt."""
+    """The part of a unit that computes. Returns the part that waits for the disk and ends with the receipt."""
     unit, limit = task.unit, task.token_limit
-    done = load_receipt(folder, unit.index, limit, work.fingerprint, rehash=True)
+    done = load_receipt(folder, unit.index, limit, config.fingerprint, rehash=True)
     if done is not None:
         report(done.documents_read, done.tokens, unit.text_bytes, kept=True)
         return lambda: done
-    run = UnitRun(work, task, folder)
-    come = 0
+    run = UnitRun(config, task, folder)
+    done_bytes = 0
     try:
-        for batch in read_batches(work, task):
+        for batch in read_batches(config, task):
             tokens = run.add(batch, engine())
-            before, come = come, _come(task, batch, come)
-            report(batch.num_read, tokens, come - before)
+            before, done_bytes = done_bytes, _planned_bytes_read(task, batch, done_bytes)
+            report(batch.num_read, tokens, done_bytes - before)
     except BaseException:
         run.discard()
         raise
-    report(0, 0, unit.text_bytes - come)
+    report(0, 0, unit.text_bytes - done_bytes)
     return run.finish
 
 
-def _come(task: UnitTask, batch: Batch, before: int) -> int:
-    """How many of its planned bytes a unit has come through with a batch.
+def _planned_bytes_read(task: UnitTask, batch: Batch, before: int) -> int:
+    """How many of its planned bytes a unit has read, including this batch.
 
-    The last document of a plain file tells where it stands; of any other source, the size of the text has to.
+    In a plain file the position of the last document says it; in any other source, the size of the text.
     """
     unit, source = task.unit, task.sources[0]
     if unit.num_sources == 1 and source.kind not in TABLES and not source.compression:
@@ -130,15 +130,16 @@ def _come(task: UnitTask, batch: Batch, before: int) -> int:
 class UnitRun:
     """The state of a unit while it streams."""
 
-    def __init__(self, work: BuildConfig, task: UnitTask, folder: Folder) -> None:
-        self.work, self.task, self.folder = work, task, folder
-        self.scratch = Folder(work.scratch, folder.fs) if work.scratch else None
+    def __init__(self, config: BuildConfig, task: UnitTask, folder: Folder) -> None:
+        self.config, self.task, self.folder = config, task, folder
+        self.scratch = Folder(config.scratch, folder.fs) if config.scratch else None
         self.name = unit_name(task.unit.index, task.token_limit)
         self.pieces = {
-            split: ShardWriter(self.create, f"{PIECES}/{self.name}.{split}", work.dtype) for split in work.split_names
+            split: ShardWriter(self.create, f"{PIECES}/{self.name}.{split}", config.dtype)
+            for split in config.split_names
         }
         self.rejects: Output | None = None
-        self.keep = load_filter(work.filter) if work.filter else None
+        self.keep = load_filter(config.filter) if config.filter else None
         self.documents_read = 0
         self.dropped: Counter[str] = Counter()
         self.read_sum = np.zeros(2, np.uint64)
@@ -151,14 +152,14 @@ class UnitRun:
         return ScratchOutput(self.scratch, self.folder, name) if self.scratch else self.folder.create(name)
 
     def add(self, batch: Batch, engine: Engine) -> int:
-        """Take a batch all the way to the pieces; gives the number of tokens."""
+        """Encode a batch and write it to the pieces. Returns its number of tokens."""
         before = sum(writer.tokens for writer in self.pieces.values())
         room = None if self.task.token_limit == NO_LIMIT else self.task.token_limit - before
         with room_for(batch.text, engine, self.folder, where=self._where(batch)):
-            documents = encode_batch(batch, self.work, self.task, engine, keep=self.keep, room=room)
+            documents = encode_batch(batch, self.config, self.task, engine, keep=self.keep, room=room)
         total = 0
         for split, writer in enumerate(self.pieces.values()):
-            part = tokens_of_split(documents, split, self.work)
+            part = tokens_of_split(documents, split, self.config)
             if part is not None:
                 writer.write(part.tokens, part.lengths)
                 self.written_sum += part.hash_sum
@@ -167,7 +168,7 @@ class UnitRun:
         return total
 
     def _where(self, batch: Batch) -> str:
-        """The first document of a batch."""
+        """Source and position of the first document of a batch."""
         if not len(batch.text):
             return ""
         return f"{self.task.sources[int(batch.sources[0]) - self.task.unit.source].name} at {batch.positions[0]}"
@@ -181,13 +182,13 @@ class UnitRun:
             raise
 
     def _publish(self) -> Receipt:
-        work, unit = self.work, self.task.unit
+        config, unit = self.config, self.task.unit
         name = receipt_name(unit.index, self.task.token_limit)
         outputs = [output for writer in self.pieces.values() for output in writer.outputs()]
         extra = [self.provenance.finish(), *([self.rejects] if self.rejects else [])]
         digests = self.folder.publish(outputs + extra, claimed=lambda: self.folder.exists(name))
         receipt = Receipt(
-            fingerprint=work.fingerprint,
+            fingerprint=config.fingerprint,
             unit=unit.index,
             token_limit=self.task.token_limit,
             documents_read=self.documents_read,
@@ -201,7 +202,7 @@ class UnitRun:
             written_sum=hex_sum(self.written_sum),
             files={output.name: digests[output.name] for output in extra},
         )
-        check_books(receipt)
+        check_totals(receipt)
         self.folder.write(name, records.seal(receipt), claimed=lambda: True)
         return receipt
 
@@ -228,19 +229,19 @@ class UnitRun:
                 sources=kept.sources,
                 positions=kept.positions,
                 splits=documents.splits,
-                split_names=self.work.split_names,
-                tokens=documents.encoded.lengths + num_eot(self.work),
+                split_names=self.config.split_names,
+                tokens=documents.encoded.lengths + num_eot(self.config),
                 skips=kept.skips,
             )
         )
 
     def _reject(self, skips: list[Skip]) -> None:
-        """Write down the bad documents of a batch, all at once: there may be millions."""
+        """Record the bad documents of a batch with one write: there may be millions."""
         if not skips:
             return
         if self.rejects is None:
             self.rejects = self.create(f"{REJECTS}/{self.name}.jsonl")
-        # The position comes first by the alphabet, and what follows it is the same for many.
+        # Keys are sorted, so `position` comes first, and the rest of the line is the same for many documents.
         endings: dict[tuple[int, str], str] = {}
         lines: list[str] = []
         for skip in skips:

@@ -1,4 +1,4 @@
-"""Tasks: a unit to do, and what all units of a build share. Plain data, which travels to other processes."""
+"""Plain data that travels to workers: the configuration of a build, its tasks, and what a probe is asked."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from tokenmill.units.receipts import NO_LIMIT
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeSlice:
-    """A slice of one source, and the places in it to look at: bytes of the slice, as far as it was planned.
+    """A slice of one source and the positions to probe in it, as planned bytes from its beginning.
 
-    `at` is where the slice begins among all planned bytes.
+    `at` is the offset of the slice among all planned bytes.
     """
 
     task: UnitTask
     at: int
-    places: tuple[int, ...]
+    positions: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbeRequest:
-    """What to look at before the work: `encode_bytes` of text at each place. `planned_bytes` are those of all units.
+    """What to probe before the work: `encode_bytes` of text at each position. `planned_bytes` is the plan of all units.
 
-    Where nothing but reading leads to a place, `read_bytes` are read for each; the places are moved closer if need be.
+    Where a position cannot be read directly, at most `read_bytes` are read for it, and it is moved closer if need be.
     """
 
-    visits: tuple[ProbeSlice, ...]
+    slices: tuple[ProbeSlice, ...]
     encode_bytes: int
     read_bytes: int
     planned_bytes: int
@@ -36,7 +36,7 @@ class ProbeRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildConfig:
-    """What all units of a build share. Plain data: it travels to other processes."""
+    """What all units of a build share."""
 
     scratch: str | None
     root: str
@@ -60,7 +60,7 @@ class BuildConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitTask:
-    """A unit to do, with the sources that it reads; `token_limit` cuts it to a budget."""
+    """A unit to run, with the sources that it reads. `token_limit` cuts it to the rest of a budget."""
 
     unit: Unit
     sources: tuple[Source, ...]

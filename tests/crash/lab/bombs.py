@@ -168,7 +168,7 @@ def _check(folder: Path, bomb: Bomb, workers: int) -> Iterator[str]:
     if found != (bomb.kept + 1, bomb.dropped):
         yield f"kept and dropped are {found}, not {(bomb.kept + 1, bomb.dropped)}"
     if result["documents_read"] != result["documents"] + sum(result["dropped"].values()):
-        yield f"the books do not balance: {result}"
+        yield f"the totals do not agree: {result}"
     if not 0 < peak < MEMORY_BUDGET:
         yield f"{peak:,} bytes of memory"
 

@@ -32,7 +32,7 @@ RECIPES: tuple[dict[str, Any], ...] = (
     {"unit_bytes": 2000, "split": {}, "eot": "none"},
 )
 # A hint is one if it tells the user to do something.
-_ACTION = re.compile(r"--restart|repair|prepare|remove|put |check |choose|bring|wait|drop|free |run ")
+_ACTION = re.compile(r"restart=True|repair|prepare|remove|put |check |choose|bring|wait|drop|free |run ")
 _STRANGERS = ("00099.bin", "00099.idx", "x", "x\n", "00000.bin.bak", "00000.parquet", ".hidden", "é", "\udcff")
 _SWEPT = "some.file.0123456789ab.tmp"
 

@@ -120,7 +120,7 @@ def _read_manifest(data: bytes) -> None:
     for name, digest in found.all_files().items():
         inside = os.path.normpath(name) == name and not os.path.isabs(name) and name.split("/")[0] != ".."
         assert inside and digest.bytes >= 0, f"the file {name!r} of {digest.bytes} bytes was let through"
-    assert found.documents_read == found.documents + sum(found.dropped.values()), "the books do not balance"
+    assert found.documents_read == found.documents + sum(found.dropped.values()), "the totals do not agree"
     assert isinstance(found, Manifest) and found.tokens >= 0
 
 

@@ -1,4 +1,4 @@
-"""Whether a build that was disturbed came out right: its bytes, its books, and what it leaves behind."""
+"""Whether a build that was disturbed came out right: its bytes, its totals, and what it leaves behind."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Case:
 def make_case(kind: str, *, documents: int = 24, **fields: Any) -> Iterator[Case]:
     """A world in a temp folder, in memory where the system has a place for that.
 
-    Its right result is verified and its books are checked here, once: what has the same bytes has the same verdict.
+    Its right result is verified and its totals are checked here, once: what has the same bytes has the same verdict.
     """
     with quick_folder() as path:
         world = make_world(path, kind, documents=documents, **fields)
@@ -54,7 +54,7 @@ def make_case(kind: str, *, documents: int = 24, **fields: Any) -> Iterator[Case
         dataset, kept = _files(right)
         assert dataset == world.right
         assert world.verify(right).ok
-        _check_books(Folder(right))
+        _check_totals(Folder(right))
         yield Case(world=world, place=path, kept=kept)
 
 
@@ -120,10 +120,10 @@ def untyped(error: BaseException) -> str | None:
     return None
 
 
-def _check_books(folder: Folder) -> None:
+def _check_totals(folder: Folder) -> None:
     """The receipts must add up to the manifest."""
     plan = workspace.load_plan(folder)
-    commit.check_books(plan, workspace.dataset_receipts(folder, plan), manifest.load_manifest(folder))
+    commit.check_totals(plan, workspace.dataset_receipts(folder, plan), manifest.load_manifest(folder))
 
 
 def _files(output: str) -> tuple[Tree, Tree]:

@@ -22,7 +22,7 @@ import pyarrow.parquet as pq
 
 from tokenmill.build.pipeline import BuildOptions, build
 from tokenmill.dataset.manifest import Manifest
-from tokenmill.executors.base import make_executor
+from tokenmill.executors.base import open_executor
 from tokenmill.maintenance.repair import repair_folder
 from tokenmill.maintenance.verify import Problem, VerifyReport, verify_folder
 from tokenmill.recipe import make_recipe
@@ -57,9 +57,11 @@ class World:
         """Build, or go on with a build, in this process."""
         wanted = make_recipe({"sources": (str(self.sources),), **self.recipe}, config=None)
         folder = Folder(output, fs)
-        hire = partial(make_executor, 1, None)
+        start_executor = partial(open_executor, 1, None)
         with patch.object(receipts, "PACK_UNITS", self.pack_units):
-            found, _ = build(wanted, folder, BuildOptions(hire=hire, scratch=self.scratch, update=self.update))
+            found, _ = build(
+                wanted, folder, BuildOptions(start_executor=start_executor, scratch=self.scratch, update=self.update)
+            )
         return found
 
     def verify(self, output: str, fs: FileSystem = LOCAL) -> VerifyReport:

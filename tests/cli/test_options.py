@@ -1,0 +1,106 @@
+"""Python and the shell are each told the names that they have."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from pathlib import Path
+
+import pytest
+
+import tokenmill as library
+from conftest import Command, write_jsonl
+from tokenmill.arguments import RecipeOptions, TextOptions
+from tokenmill.cli.options import PREPARE_OPTIONS, for_shell, library_arguments, shell_names, unescape
+from tokenmill.errors import RecipeError
+
+
+@pytest.fixture(autouse=True)
+def prepare_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["tokenmill", "prepare"])
+
+
+@pytest.mark.parametrize(
+    ("python", "shell"),
+    [
+        ("start over with `restart=True`", "start over with --restart"),
+        ("use `eot='none'`", "use --eot none"),
+        ("drop `val_sources`", "drop --val-source"),
+        ("`unit_bytes=5` or more", "--unit-bytes 5 or more"),
+        (r"`template='{a}\n\n{b}'`", r"--template '{a}\n\n{b}'"),
+        (
+            "`tokenmill.export('my data', 'out', to='mds', seq_len=8)`",
+            "tokenmill export 'my data' out --to mds --seq-len 8",
+        ),
+        ("`tokenmill.import_('a', 'b', layout='mds')`", "tokenmill import a b --from mds"),
+        ("the help of `tokenmill.prepare`", "the help of tokenmill prepare"),
+    ],
+)
+def test_settings_are_shown_as_options(python: str, shell: str) -> None:
+    assert for_shell(python) == shell
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "`ray start --head`",
+        "`node1 16`",
+        "`tokenizer: gpt2`",
+        "`no_such_option=1`",
+        "`os.remove('x')`",
+        "`tokenmill.nothing` and `tokenmill.nothing(1)`",
+        "`restart=print(1)`",
+        "`tokenmill.export('a', no_such_option=1)`",
+        "`tokenmill.export('a', restart=[)`",
+        "`(" * 500,
+        "`" + "(" * 3000 + "`",
+        "`\0`",
+    ],
+)
+def test_what_is_not_a_setting_stays_as_it_is(text: str) -> None:
+    assert for_shell(text) == text
+
+
+def test_the_running_command_decides_what_a_name_stands_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert for_shell("`layout='mds'`") == "--layout mds"
+    monkeypatch.setattr(sys, "argv", ["tokenmill", "import"])
+    assert for_shell("`layout='mds'`") == "--from mds"
+
+
+def test_the_field_that_is_refused_is_an_option() -> None:
+    assert for_shell("max_tokens: 'x' is not a size", begins_with_field=True) == "--max-tokens: 'x' is not a size"
+    assert for_shell("sources: x", begins_with_field=True) == "SOURCE: x"
+    assert for_shell("seq_len is 0", begins_with_field=True) == "--seq-len is 0"
+    assert for_shell("recipe.yaml: seed: x", begins_with_field=True) == "recipe.yaml: seed: x"
+
+
+def test_the_same_error_in_a_notebook_and_in_a_shell(tokenmill: Command, tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", ["x"])
+    with pytest.raises(RecipeError) as caught:
+        library.prepare(tmp_path / "a.jsonl", tmp_path / "out", eot="none", eot_token="x")
+    assert caught.value.message == "`eot_token` needs `eot='append'` or `eot='prepend'`"
+    assert caught.value.__notes__ == ["hint: drop one of the two"]
+    said = tokenmill("prepare", "a.jsonl", "-o", "out", "--eot", "none", "--eot-token", "x", code=2).stderr
+    assert said == "error: --eot-token needs --eot append or --eot prepend\nhint: drop one of the two\n"
+
+
+def test_every_option_of_prepare_is_a_keyword_of_the_library() -> None:
+    given = dict.fromkeys(PREPARE_OPTIONS) | {"executor": "local", "placement": "shared"}
+    fields = {*RecipeOptions.__annotations__, *TextOptions.__annotations__}
+    names = set(library_arguments(given))
+    assert names <= {*inspect.signature(library.prepare).parameters, *fields}
+    assert {"sources", "output", "val_sources", "tokenizer", "restart", "ray_address"} <= names
+
+
+def test_every_option_is_known_by_its_python_name() -> None:
+    assert shell_names("export")["expected"] == "--expect"
+    assert shell_names("prepare")["workers"] == "--workers"
+    assert shell_names("consolidate")["seq_len"] == "--seq-len"
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [(None, None), (r"{a}\n{b}", "{a}\n{b}"), (r"a\tb\x1e", "a\tb\x1e"), (r"C:\dir", r"C:\dir"), ("\\\\n", "\\n")],
+)
+def test_escapes_of_a_shell_are_read(given: str | None, meant: str | None) -> None:
+    assert unescape(given) == meant
