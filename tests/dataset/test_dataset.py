@@ -69,7 +69,7 @@ def test_all_tokens_are_the_documents_end_to_end(train: TokenSplit) -> None:
 
 @given(data=st.data())
 @settings(max_examples=200, deadline=None)
-def test_a_range_of_tokens_crosses_shard_borders(path: Path, data: st.DataObject) -> None:
+def test_a_range_of_tokens_crosses_shard_boundaries(path: Path, data: st.DataObject) -> None:
     flat = expected_tokens()
     start = data.draw(st.integers(0, len(flat)))
     stop = data.draw(st.integers(start, len(flat)))
@@ -78,13 +78,13 @@ def test_a_range_of_tokens_crosses_shard_borders(path: Path, data: st.DataObject
     assert found.dtype == np.uint16
 
 
-def test_ranges_that_begin_and_end_at_a_shard_border_are_whole(path: Path, train: TokenSplit) -> None:
+def test_ranges_that_begin_and_end_at_a_shard_boundary_are_whole(path: Path, train: TokenSplit) -> None:
     flat = expected_tokens()
-    border = 0
+    boundary = 0
     for shard in tokenmill.open(path).manifest.splits["train"].shards:
-        border += shard.tokens
-        for start in (border - shard.tokens, border - 1, border):
-            for stop in (border, min(border + 1, len(flat))):
+        boundary += shard.tokens
+        for start in (boundary - shard.tokens, boundary - 1, boundary):
+            for stop in (boundary, min(boundary + 1, len(flat))):
                 assert train.tokens(start, stop).tolist() == flat[start:stop]
 
 

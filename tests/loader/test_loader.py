@@ -51,7 +51,7 @@ def take(loader: DataLoader, steps: int | None = None) -> list[dict[str, Any]]:
     return list(itertools.islice(iter(loader), steps))
 
 
-def test_windows_are_the_tokens_end_to_end_over_shard_borders(dataset: Dataset) -> None:
+def test_windows_are_the_tokens_end_to_end_over_shard_boundaries(dataset: Dataset) -> None:
     tokens = flat(dataset)
     assert len(dataset["train"].token_ends) > 5
     windows = Windows(dataset["train"], 100)
@@ -202,7 +202,7 @@ def test_a_damaged_state_is_refused(dataset: Dataset, change: dict[str, Any], to
 
 
 @pytest.mark.parametrize("eot", EOTS)
-def test_borders_are_those_of_the_documents(datasets: dict[str, Dataset], eot: str) -> None:
+def test_boundaries_are_those_of_the_documents(datasets: dict[str, Dataset], eot: str) -> None:
     split = datasets[eot]["train"]
     owners = [number for number in range(len(split)) for _ in range(len(split.document(number)))]
     loader = DataLoader(

@@ -40,7 +40,7 @@ def mix(datasets: dict[str, Dataset], weights: dict[str, float] | None = None, *
 
 
 def samples(loader: DataLoader, steps: int) -> list[tuple[int, int]]:
-    """Part and number of each sample of so many steps."""
+    """Component and number of each sample of so many steps."""
     found = []
     for batch in itertools.islice(iter(loader), steps):
         found += list(zip(batch["component"].tolist(), batch["sample_index"].tolist(), strict=True))
@@ -106,7 +106,7 @@ def test_weights_are_taken_as_they_are_written(weights: tuple[float, ...], share
 
 @given(st.lists(st.floats(0, 1e6).filter(lambda weight: weight == 0 or weight > 1e-6), min_size=1, max_size=10))
 @settings(max_examples=200, deadline=None)
-def test_weights_of_any_kind_are_within_a_part_of_the_longest_turn(weights: list[float]) -> None:
+def test_weights_of_any_kind_are_within_a_fraction_of_the_longest_period(weights: list[float]) -> None:
     if not any(weights):
         return
     shares = to_shares(weights)
@@ -129,28 +129,28 @@ def test_every_window_of_the_stream_has_its_proportions(
     datasets: dict[str, Dataset], weights: dict[str, float]
 ) -> None:
     found = open_samples(mix(datasets, weights), 1500)
-    for part, weight in enumerate(weights.values()):
+    for component, weight in enumerate(weights.values()):
         share = Fraction(str(weight)) / sum(Fraction(str(w)) for w in weights.values())
-        assert spread([part for part, _ in found], part, share) < 2 + Fraction(1500, MAX_PERIOD)
+        assert spread([component for component, _ in found], component, share) < 2 + Fraction(1500, MAX_PERIOD)
 
 
 def test_the_proportions_hold_far_out_in_the_stream(datasets: dict[str, Dataset]) -> None:
     loader = DataLoader(mix(datasets), 40, 1)
     start = 10**14 + 7
-    parts = loader.stream.locate(np.arange(start, start + 2000))[:, 0].tolist()
-    for part, share in enumerate((Fraction(5, 10), Fraction(3, 10), Fraction(2, 10))):
-        assert spread(parts, part, share) < 2
+    components = loader.stream.locate(np.arange(start, start + 2000))[:, 0].tolist()
+    for component, share in enumerate((Fraction(5, 10), Fraction(3, 10), Fraction(2, 10))):
+        assert spread(components, component, share) < 2
 
 
-def test_no_sample_of_a_part_comes_twice_within_its_epoch(datasets: dict[str, Dataset]) -> None:
+def test_no_sample_of_a_component_comes_twice_within_its_epoch(datasets: dict[str, Dataset]) -> None:
     loader = DataLoader(mix(datasets), 40, 1, fields=("component", "sample_index"), prefetch=0)
     assert isinstance(loader.stream, MixtureStream)
     found = samples(loader, 1500)
-    for part, stream in enumerate(loader.stream.streams):
-        mine = [number for owner, number in found if owner == part]
+    for component, stream in enumerate(loader.stream.streams):
+        mine = [number for owner, number in found if owner == component]
         count = stream.num_samples
         epochs = [mine[begin : begin + count] for begin in range(0, len(mine) - count + 1, count)]
-        assert epochs, "the stream is long enough for an epoch of every part"
+        assert epochs, "the stream is long enough for an epoch of every component"
         for epoch in epochs:
             assert sorted(epoch) == list(range(count))
         for one, other in itertools.pairwise(epochs):
@@ -158,8 +158,8 @@ def test_no_sample_of_a_part_comes_twice_within_its_epoch(datasets: dict[str, Da
 
 
 @pytest.mark.parametrize("packing", ["concat", "best_fit", "padded"])
-def test_rows_are_those_of_the_parts(datasets: dict[str, Dataset], packing: Any) -> None:
-    """Each row of a mixture, with all its fields, is the row that the part's own stream has there."""
+def test_rows_are_those_of_the_components(datasets: dict[str, Dataset], packing: Any) -> None:
+    """Each row of a mixture, with all its fields, is the row that the component's own stream has there."""
     fields = ("positions", "document_ids", "cu_seqlens", "sample_index")
     options: dict[str, Any] = {"packing": packing, "prefetch": 0, "mask_boundaries": True}
     loader = DataLoader(mix(datasets), 40, 7, fields=("component", *fields), **options)
@@ -177,8 +177,8 @@ def test_rows_are_those_of_the_parts(datasets: dict[str, Dataset], packing: Any)
     masked = 0
     for batch in itertools.islice(iter(loader), 60):
         edges = [0]
-        for row, (part, number) in enumerate(zip(batch["component"], batch["sample_index"], strict=True)):
-            expected = single[int(part)][int(number)]
+        for row, (component, number) in enumerate(zip(batch["component"], batch["sample_index"], strict=True)):
+            expected = single[int(component)][int(number)]
             for name in ("input_ids", "labels", "positions", "document_ids"):
                 assert batch[name][row].tolist() == expected[name]
             edges += [40 * row + edge for edge in expected["cu_seqlens"][1:]]
@@ -189,10 +189,10 @@ def test_rows_are_those_of_the_parts(datasets: dict[str, Dataset], packing: Any)
     assert masked
 
 
-def test_parts_of_the_same_dataset_have_orders_of_their_own(datasets: dict[str, Dataset]) -> None:
+def test_components_of_the_same_dataset_have_orders_of_their_own(datasets: dict[str, Dataset]) -> None:
     mixture = Mixture({"one": (datasets["code"], 1), "other": (datasets["code"], 1)})
     found = open_samples(mixture, 60)
-    one, other = ([number for part, number in found if part == wanted] for wanted in (0, 1))
+    one, other = ([number for component, number in found if component == wanted] for wanted in (0, 1))
     assert one != other
 
 
@@ -208,7 +208,7 @@ def global_stream(mixture: Mixture, history: list[tuple[int, int, int, int]], pa
     stream: list[tuple[int, int]] = []
     state: dict[str, Any] | None = None
     for ranks, batch_size, steps, prefetch in history:
-        parts = []
+        by_rank = []
         for rank in range(ranks):
             loader = DataLoader(
                 mixture, 40, batch_size, rank=rank, world_size=ranks, packing=packing,
@@ -216,11 +216,11 @@ def global_stream(mixture: Mixture, history: list[tuple[int, int, int, int]], pa
             )  # fmt: skip
             if state is not None:
                 loader.load_state_dict(state)
-            parts.append(samples(loader, steps))
+            by_rank.append(samples(loader, steps))
         state = json.loads(json.dumps(loader.state_dict()))
         for step in range(steps):
-            for part in parts:
-                stream += part[step * batch_size : (step + 1) * batch_size]
+            for found in by_rank:
+                stream += found[step * batch_size : (step + 1) * batch_size]
     return stream
 
 
@@ -245,20 +245,20 @@ def test_weights_change_at_the_sample_that_is_named(datasets: dict[str, Dataset]
     found = open_samples(mix(datasets, schedule=schedule), 700)
     plain = open_samples(mix(datasets), 700)
     assert found[:101] == plain[:101]
-    assert {part for part, _ in found[101:333]} == {1}
-    for part, share in enumerate((Fraction(1, 4), Fraction(1, 4), Fraction(1, 2))):
-        assert spread([part for part, _ in found[333:]], part, share) < 2
+    assert {component for component, _ in found[101:333]} == {1}
+    for component, share in enumerate((Fraction(1, 4), Fraction(1, 4), Fraction(1, 2))):
+        assert spread([component for component, _ in found[333:]], component, share) < 2
 
 
-def test_a_part_goes_on_where_it_was_when_weights_change(datasets: dict[str, Dataset]) -> None:
+def test_a_component_continues_where_it_was_when_weights_change(datasets: dict[str, Dataset]) -> None:
     changed = open_samples(mix(datasets, schedule={101: {"web": 3, "code": 2, "books": 1}}), 600)
     plain = open_samples(mix(datasets), 600)
-    for part in range(3):
-        one, other = ([number for owner, number in found if owner == part] for found in (changed, plain))
+    for component in range(3):
+        one, other = ([number for owner, number in found if owner == component] for found in (changed, plain))
         assert all(a == b for a, b in zip(one, other, strict=False))
 
 
-def test_an_epoch_has_as_many_samples_as_all_parts_together(datasets: dict[str, Dataset]) -> None:
+def test_an_epoch_has_as_many_samples_as_all_components_together(datasets: dict[str, Dataset]) -> None:
     loader = DataLoader(mix(datasets), 40, 3, epochs=1, drop_last=False, fields=("component",))
     alone = [DataLoader(dataset, 40, 3).num_samples for dataset in datasets.values()]
     assert loader.num_samples == sum(alone) == sum(len(batch["component"]) for batch in loader)
@@ -266,7 +266,7 @@ def test_an_epoch_has_as_many_samples_as_all_parts_together(datasets: dict[str, 
 
 @pytest.mark.parametrize("prefetch", [0, 2])
 @pytest.mark.parametrize("world_size", [1, 3])
-def test_a_part_that_is_used_up_ends_the_stream_at_the_exact_step(
+def test_a_component_that_is_exhausted_ends_the_stream_at_the_exact_step(
     datasets: dict[str, Dataset], prefetch: int, world_size: int
 ) -> None:
     mixture = mix(datasets, {"web": 0.5, "books": 0.5}, max_repeats={"books": 2})
@@ -284,23 +284,23 @@ def test_a_part_that_is_used_up_ends_the_stream_at_the_exact_step(
         assert steps == loader.stream.limit // (4 * world_size)
 
 
-def test_a_limit_is_the_first_place_where_a_part_would_come_too_often(datasets: dict[str, Dataset]) -> None:
+def test_a_limit_is_the_first_position_at_which_a_component_would_come_too_often(datasets: dict[str, Dataset]) -> None:
     schedule = {50: {"web": 1, "code": 5, "books": 0}, 120: {"web": 1, "code": 1, "books": 3}}
     for repeats in (1, 2):
         stream = DataLoader(mix(datasets, schedule=schedule, max_repeats=repeats), 40, 1).stream
         free = DataLoader(mix(datasets, schedule=schedule), 40, 1).stream
         assert isinstance(stream, MixtureStream) and stream.limit is not None
         assert isinstance(free, MixtureStream) and free.limit is None
-        parts = free.locate(np.arange(stream.limit + 1))[:, 0]
-        allowed = np.array([repeats * part.num_samples for part in stream.streams])
-        assert (np.bincount(parts[:-1], minlength=3) <= allowed).all()
-        assert np.bincount(parts, minlength=3)[parts[-1]] == allowed[parts[-1]] + 1
+        components = free.locate(np.arange(stream.limit + 1))[:, 0]
+        allowed = np.array([repeats * component.num_samples for component in stream.streams])
+        assert (np.bincount(components[:-1], minlength=3) <= allowed).all()
+        assert np.bincount(components, minlength=3)[components[-1]] == allowed[components[-1]] + 1
         assert (stream.locate(np.arange(stream.limit)) == free.locate(np.arange(stream.limit))).all()
         with pytest.raises(RecipeError, match=f"at sample {stream.limit} of the mixture"):
             stream.locate(np.array([stream.limit]))
 
 
-def test_a_part_that_gets_no_more_weight_is_never_used_up(datasets: dict[str, Dataset]) -> None:
+def test_a_component_that_gets_no_more_weight_is_never_exhausted(datasets: dict[str, Dataset]) -> None:
     mixture = mix(
         datasets, schedule={20: {"web": 1, "code": 1, "books": 0}}, max_repeats={"books": 1}
     )  # fmt: skip
@@ -308,7 +308,7 @@ def test_a_part_that_gets_no_more_weight_is_never_used_up(datasets: dict[str, Da
     assert isinstance(stream, MixtureStream) and stream.limit is None
 
 
-def test_epochs_that_a_part_does_not_last_for_are_refused_at_once(datasets: dict[str, Dataset]) -> None:
+def test_epochs_that_a_component_does_not_last_for_are_refused_at_once(datasets: dict[str, Dataset]) -> None:
     mixture = mix(datasets, {"web": 0.2, "books": 0.8}, max_repeats=1)
     with pytest.raises(RecipeError, match="component 'books'"):
         DataLoader(mixture, 40, 4, epochs=1)
@@ -355,12 +355,12 @@ def test_a_mixture_of_nothing_is_refused() -> None:
         Mixture({})
 
 
-def test_a_part_without_a_weight_is_refused() -> None:
+def test_a_component_without_a_weight_is_refused() -> None:
     with pytest.raises(RecipeError, match="component 'web' is 'data/web'"):
         Mixture({"web": "data/web"})  # type: ignore[dict-item]  # that is the point
 
 
-def test_parts_must_have_the_same_tokenizer(datasets: dict[str, Dataset], tmp_path: Path) -> None:
+def test_components_must_have_the_same_tokenizer(datasets: dict[str, Dataset], tmp_path: Path) -> None:
     write_jsonl(tmp_path / "a.jsonl", make_texts(20, seed=1))
     tokenmill.prepare(str(tmp_path / "a.jsonl"), tmp_path / "char", tokenizer="char", workers=1)
     with pytest.raises(RecipeError, match=r"component 'web' has tokenizer byte .* component 'odd' char"):
