@@ -37,3 +37,28 @@ def test_ids_that_are_none_are_refused(tmp_path: Path) -> None:
         path = put(tmp_path / f"{number}", {"x.parquet": held.getvalue().to_pybytes()})
         with pytest.raises(DatasetError, match=what):
             imported(path, "huggingface")
+
+
+def test_arrow_files_of_save_to_disk_are_imported(tmp_path: Path) -> None:
+    datasets = pytest.importorskip("datasets", reason="datasets is not installed")
+    rows = {"input_ids": [[1, 2, EOT], [3, EOT]], "text": ["a", "b"]}
+    datasets.Dataset.from_dict(rows).save_to_disk(str(tmp_path / "saved"))
+    assert documents_of(imported(tmp_path / "saved", "huggingface", eot_id=EOT)) == {"train": [[1, 2], [3]]}
+
+
+def test_missing_files_are_known_by_the_names_of_the_others(tmp_path: Path) -> None:
+    buffer = pa.BufferOutputStream()
+    pq.write_table(pa.table({"input_ids": pa.array([[1, 2]], pa.list_(pa.int32()))}), buffer)
+    data = buffer.getvalue().to_pybytes()
+    path = put(tmp_path / "some", {"train-00000-of-00003.parquet": data, "train-00002-of-00003.parquet": data})
+    with pytest.raises(DatasetError, match="2 of 3 files of train: number 1 is missing"):
+        imported(path, "huggingface")
+
+
+def test_parquet_without_ids_is_refused_with_its_columns(tmp_path: Path) -> None:
+    buffer = pa.BufferOutputStream()
+    pq.write_table(pa.table({"text": ["a"]}), buffer)
+    path = put(tmp_path / "text", {"x.parquet": buffer.getvalue().to_pybytes()})
+    with pytest.raises(DatasetError, match="text: string") as caught:
+        imported(path, "huggingface")
+    assert "input_ids" in caught.value.hint

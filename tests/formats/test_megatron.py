@@ -10,6 +10,7 @@ import pytest
 from made import DOCUMENTS, EOT, FEW, TOKENS, documents, file_names, make_dataset, write_tokens
 
 import tokenmill
+from tokenmill.errors import DatasetError
 
 TRAIN = [1, 2, 3, EOT, EOT, 4, EOT, 5, 6, 7, 8, EOT, 1, EOT]
 
@@ -45,3 +46,25 @@ def test_megatron_pairs_may_have_several_sequences_a_document(tmp_path: Path) ->
     )
     for path in ("x", "x.bin", "x.idx", ""):
         assert documents(tokenmill.open(tmp_path / path)["train"]) == DOCUMENTS
+
+
+def test_shards_are_numbered_and_cut_at_documents(tmp_path: Path) -> None:
+    done = tokenmill.export(make_dataset(tmp_path, FEW), tmp_path / "out", to="megatron", shard_size=5)
+    names = [f"train_{number:05d}_text_document" for number in range(3)]
+    assert [name for name in file_names(tmp_path / "out") if name.startswith("train") and name.endswith(".bin")] == [
+        f"{name}.bin" for name in names
+    ]
+    sizes = [len(tokenmill.open(tmp_path / "out" / name)["train"]) for name in names]
+    assert sizes == [2, 2, 1] and not done.notes
+
+
+@pytest.mark.parametrize(("offset", "told"), [(1, "magic"), (17, "dtype code 77"), (18, "its size does not match")])
+def test_a_damaged_index_is_refused(tmp_path: Path, offset: int, told: str) -> None:
+    tokenmill.export(make_dataset(tmp_path, {"train": FEW["train"]}), tmp_path / "out", to="megatron")
+    path = tmp_path / "out/train_text_document.idx"
+    data = bytearray(path.read_bytes())
+    data[offset] = 77
+    path.chmod(0o600)
+    path.write_bytes(data)
+    with pytest.raises(DatasetError, match=told):
+        tokenmill.open(tmp_path / "out")

@@ -91,3 +91,40 @@ def test_what_is_damaged_or_no_layout_at_all_is_a_typed_error(tmp_path: Path, na
         tokenmill.open(tmp_path / name)
     with pytest.raises(DatasetError):
         tokenmill.open(tmp_path)
+
+
+GOLDEN = Path(__file__).parent / "golden"
+# Of the golden files, by version 0.1. The order of samples is derived from them, and states record them.
+FINGERPRINTS_OF_0_1 = {
+    "catid": "45e0fecf6492ccf895754ca9088ccebcf2e2999322e3d45082d5439a7b2f43ff",
+    "datatrove-uint16": "8ab7ec81960b8b3c87df49784322ea657b973fcf4d84b9be60c4ed523b3a0e7d",
+    "datatrove-uint32": "402d2c0f05fe575b556365d744edc2907a6c85aaecc9eb50b79101df4342d855",
+    "huggingface": "37d60a35c2b55ab0aa8a874ed4c36ed4729b4ac5f0b8f5b6982ae5bf90812a74",
+    "litdata-uint16": "cf567ca03c1a3407cc8d5511b89f68767b128f8a26fe00c0a0f01e2ab6d63973",
+    "litdata-uint32": "c9eeba2dec580929f281a795fcd68019796352becc0729bb51b5d6a97dda2441",
+    "llmc-uint16": "8f237c4c9c5e1e2ca0f1e4f76c2768aa95b4008da412b5aa06c0ec694c7224e3",
+    "llmc-uint32": "d93828c9b565de7f04810a2a210d109c3c43a8ab0a14889b48a9d033c12a43b1",
+    "mds": "c29297ee8624457a1bd0452ae41bf85820c5dde6dc8609acade849e861fdb4af",
+    "megatron-uint16": "9fa35c92e953c39c6ab037e978b0d04f64aa5f4ef66b92fa09e7a0b1aed71bea",
+    "megatron-uint32": "3defad6f8113be873193ddb6d39426f05eab8401c65c66d177ef0b8777d175f2",
+    "nanogpt-uint16": "865f981772925b0cf1a7e8bddb1f4bc2e4691141603daeb577c6f8d4d4cf53d3",
+    "olmo-uint16": "60d2c0eecdbc9c5640ecb4bf2880edf25e25d32d451f80ea413bf0fb3053e352",
+    "olmo-uint32": "273291fed2dee08dc12d5076733cb7c55df308d3f7f71af1772a6cab09c2b0e2",
+    "templar-uint16": "9bb82b83850fdeb730ae140d75ee07b282e9c4905993999eb20dcb3188ff79b9",
+    "templar-uint32": "62fd2033705c30570f1098033b4cebc730a2f43f87941676957303790b5f7026",
+}
+
+
+@pytest.mark.parametrize("name", FINGERPRINTS_OF_0_1)
+def test_files_of_other_formats_have_the_fingerprints_of_0_1(name: str) -> None:
+    from tokenmill.formats.base import Hints, load_format
+
+    found = load_format(name.partition("-")[0]).read(str(GOLDEN / name), Hints(eot_id=9))
+    assert found.manifest.fingerprint == FINGERPRINTS_OF_0_1[name]
+
+
+def test_the_order_of_samples_in_place_is_that_of_0_1(tmp_path: Path) -> None:
+    loader = tokenmill.DataLoader(write_tokens(tmp_path / "train.bin", TOKENS), 2, 2, prefetch=0)
+    assert loader.stream.identity["fingerprint"].startswith("760494f2075978b3")
+    expected = [[[50256, 4], [5, 6]], [[50256, 3], [1, 2]], [[5, 6], [50256, 3]]]
+    assert [batch["input_ids"].tolist() for batch, _ in zip(loader, expected, strict=False)] == expected

@@ -14,6 +14,7 @@ from made import DOCUMENTS, EOT, FEW, TOKENS, documents, file_names, make_datase
 import tokenmill
 from tokenmill.dataset.dataset import Dataset, TokenSplit
 from tokenmill.errors import DatasetError, RecipeError
+from tokenmill.formats.base import Expected
 from tokenmill.formats.templar import draw_samples, make_receipt, num_samples, sample_ids
 
 
@@ -119,3 +120,20 @@ def test_no_object_of_an_npy_file_is_unpickled(tmp_path: Path) -> None:
     np.save(tmp_path / "train_000000.npy", np.array([{}], object), allow_pickle=True)
     with pytest.raises(DatasetError, match="is not a row of tokens"):
         tokenmill.open(tmp_path)
+
+
+def test_checksums_of_a_file_that_is_not_exported_are_refused_before_writing(tmp_path: Path) -> None:
+    dataset = make_dataset(tmp_path, {"val": FEW["val"]})  # tokens.bin is that of the training split
+    with pytest.raises(RecipeError, match="no file 'tokens' to compare"):
+        tokenmill.export(dataset, tmp_path / "out", to="templar", expected={"tokens": Expected(sha256="0" * 64)})
+    assert not (tmp_path / "out").exists()
+
+
+def test_an_export_that_differs_from_its_checksums_is_refused_with_both(tmp_path: Path) -> None:
+    dataset = make_dataset(tmp_path, FEW)
+    right = hashlib.sha256(np.array(TRAIN, "<u2").tobytes()).hexdigest()
+    for expected in (Expected(sha256=right), Expected(sha256=right.upper(), elements=len(TRAIN))):
+        tokenmill.export(dataset, tmp_path / "out", to="templar", seq_len=2, expected={"tokens": expected})
+    with pytest.raises(DatasetError, match=f"has {len(TRAIN)} elements and SHA-256 {right}, expected 15 elements"):
+        wrong = Expected(sha256=right, elements=15)
+        tokenmill.export(dataset, tmp_path / "out", to="templar", seq_len=2, expected={"tokens": wrong})
