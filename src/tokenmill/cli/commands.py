@@ -27,8 +27,10 @@ from tokenmill.cli import output as show
 from tokenmill.cli.options import (
     OPTIONS,
     PREPARE_OPTIONS,
+    GroupedCommand,
     for_shell,
     library_arguments,
+    summary,
     with_modules_here,
     with_options,
 )
@@ -128,7 +130,7 @@ def _root(version: Annotated[bool, typer.Option("--version", help="print the ver
         raise typer.Exit
 
 
-@app.command(help=_PREPARE)
+@app.command(cls=GroupedCommand, help=_PREPARE, short_help=summary(_PREPARE))
 @with_options(PREPARE_OPTIONS)
 def prepare(options: dict[str, Any]) -> int:
     from tokenmill.build.api import prepare
@@ -155,7 +157,7 @@ def prepare(options: dict[str, Any]) -> int:
     return 3 if result.manifest.quarantined else 0
 
 
-@app.command(help=_PLAN)
+@app.command(cls=GroupedCommand, help=_PLAN, short_help=summary(_PLAN))
 @with_options(OPTIONS)
 def plan(options: dict[str, Any]) -> int:
     from tokenmill.build.preview import plan
@@ -170,7 +172,7 @@ def plan(options: dict[str, Any]) -> int:
     return 1 if preview.disk_missing else 0
 
 
-@app.command(help=_VERIFY)
+@app.command(cls=GroupedCommand, help=_VERIFY, short_help=summary(_VERIFY))
 def verify(
     dataset: Dataset,
     quick: Annotated[bool, typer.Option("--quick", help="sizes and structure only")] = False,
@@ -191,7 +193,7 @@ def verify(
     return 0 if report.ok else 4
 
 
-@app.command(help=_REPAIR)
+@app.command(cls=GroupedCommand, help=_REPAIR, short_help=summary(_REPAIR))
 def repair(dataset: Dataset, filter: Filter = None, workers: Workers = None, as_json: AsJson = False) -> int:
     from tokenmill.maintenance.repair import repair
     from tokenmill.maintenance.verify import verify
@@ -205,7 +207,7 @@ def repair(dataset: Dataset, filter: Filter = None, workers: Workers = None, as_
     return 0 if after.ok else 4
 
 
-@app.command(help=_INSPECT)
+@app.command(cls=GroupedCommand, help=_INSPECT, short_help=summary(_INSPECT))
 def inspect(
     dataset: Dataset,
     split: Annotated[
@@ -225,7 +227,7 @@ def inspect(
     return 0
 
 
-@app.command(help=_BENCH)
+@app.command(cls=GroupedCommand, help=_BENCH, short_help=summary(_BENCH))
 def bench(
     dataset: Dataset,
     split: Annotated[str, typer.Option(metavar="NAME", help="which split to read")] = "train",
@@ -340,9 +342,9 @@ NoProgress = Annotated[bool, typer.Option("--no-progress", help="no bar and no p
 
 def add_format_commands(app: typer.Typer) -> None:
     """Register the commands."""
-    app.command(help=_EXPORT.format(layouts=_LAYOUTS))(export)
-    app.command("import", help=_IMPORT)(import_)
-    app.command(help=_CONSOLIDATE)(consolidate)
+    app.command(cls=GroupedCommand, help=_EXPORT.format(layouts=_LAYOUTS), short_help=summary(_EXPORT))(export)
+    app.command("import", cls=GroupedCommand, help=_IMPORT, short_help=summary(_IMPORT))(import_)
+    app.command(cls=GroupedCommand, help=_CONSOLIDATE, short_help=summary(_CONSOLIDATE))(consolidate)
 
 
 def export(
@@ -504,8 +506,8 @@ Transfers = Annotated[int | None, typer.Option("-j", "--workers", metavar="N", h
 
 def add_transfer_commands(app: typer.Typer) -> None:
     """Register the commands."""
-    app.command(help=_PUSH)(push)
-    app.command(help=_PULL)(pull)
+    app.command(cls=GroupedCommand, help=_PUSH, short_help=summary(_PUSH))(push)
+    app.command(cls=GroupedCommand, help=_PULL, short_help=summary(_PULL))(pull)
 
 
 def push(
@@ -569,7 +571,7 @@ Example:
 
 def add_cluster_command(app: typer.Typer) -> None:
     """Register the command."""
-    app.command(help=_CLUSTER)(cluster)
+    app.command(cls=GroupedCommand, help=_CLUSTER, short_help=summary(_CLUSTER))(cluster)
 
 
 def cluster(
