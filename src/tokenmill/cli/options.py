@@ -10,11 +10,14 @@ import os
 import re
 import shlex
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+
+from tokenmill.errors import TokenmillError, redact
 
 DATASET, TEXT, TOKENIZER, RUN, PRINT = "Dataset", "Text", "Tokenizer", "Run", "Output"
 
@@ -49,7 +52,7 @@ def summary(help: str) -> str:
 
 
 def with_modules_here(given: Any) -> Any:
-    """An option that may name a filter lets it be a module of the current folder; installed ones come before it."""
+    """Let a filter be a module of the current folder. Installed modules come first."""
     if given is not None and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     return given
@@ -153,11 +156,18 @@ _FLAGS = ("restart", "update", "as_json", "quiet", "verbose", "no_progress", "wa
 
 
 def with_options(options: dict[str, Any]) -> Callable[[Callable[[dict[str, Any]], int]], Callable[..., int]]:
-    """A command that takes all of these options, and gets them as one dict."""
+    """A command that takes all of these options as one dict."""
 
     def decorate(command: Callable[[dict[str, Any]], int]) -> Callable[..., int]:
         def wrapper(**given: Any) -> int:
-            return command(given)
+            try:
+                return command(given)
+            except (TokenmillError, OSError):
+                raise
+            except Exception:
+                if given["verbose"]:
+                    print(redact(traceback.format_exc()), file=sys.stderr)
+                raise
 
         wrapper.__name__ = command.__name__
         wrapper.__annotations__ = {**options, "return": int}
@@ -269,7 +279,7 @@ def _quoted(value: object) -> str:
 
 
 def unescape(text: str | None) -> str | None:
-    """`\\n`, `\\t` and the like as a shell passes them on, turned into what they mean."""
+    """Interpret `\\n`, `\\t` and the like, which a shell passes on as they are."""
     if text is None:
         return None
     return re.sub(
