@@ -570,9 +570,7 @@ def add_cluster_command(app: typer.Typer) -> None:
 
 def cluster(
     hosts: Annotated[str, typer.Argument(metavar="HOSTS", help="a file like: node1 16", show_default=False)],
-    user: Annotated[
-        str | None, typer.Option(metavar="NAME", help="user on the hosts; you by default")
-    ] = None,
+    user: Annotated[str | None, typer.Option(metavar="NAME", help="user on the hosts; you by default")] = None,
 ) -> int:
     from tokenmill.executors.hosts import cluster
 
