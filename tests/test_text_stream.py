@@ -303,7 +303,7 @@ def test_a_cursor_that_counts_epochs_wrongly_is_noticed_at_the_end_of_one(corpus
         ({"fields": ("colour",)}, "colour"),
         ({"fields": ("component",)}, "field 'component'"),
         ({"dtype": np.int16}, "do not fit"),
-        ({"colour": "red"}, "colour: there is no such field"),
+        ({"colour": "red"}, "colour: unknown option"),
         ({"prefetch": -1}, "prefetch is -1"),
     ],
 )

@@ -1,13 +1,13 @@
 """The recipe: what the user asks for, validated.
 
-A recipe says which bytes come out; how fast, where and with how many workers is not
-part of it. `identity()` is the part that a dataset's fingerprint covers.
+    keywords or options  |
+    YAML file            |->  fields, each checked by itself  ->  Recipe, checked as a whole  ->  identity
 
-A recipe in a YAML file, read into plain fields. What they mean is for recipe.py to say.
+A recipe decides the bytes of a dataset. How fast, where and with how many workers it is built is not part of it.
+`identity()` is what a dataset's fingerprint covers.
 
-Text templates over columns: `"{title}\\n\\n{body}"`, names in braces and nothing else.
-
-The user's own filter, named `module:function`: it gets the text of a document, a str, and gives true to keep it.
+A template builds a text from columns: `"{title}\\n\\n{body}"`, with names in braces and nothing else. A filter is a
+function of the user, named `module:function`: it is called with the text of a document, a str, and is true to keep it.
 """
 
 from __future__ import annotations
@@ -34,22 +34,22 @@ from tokenmill.sizes import parse_fraction, parse_size
 
 DEFAULT_MAX_DOCUMENT_BYTES = 64_000_000
 _NOT_IN_IDENTITY = ("sources", "val_sources", "tokenizer", "eot_token", "on_bad")
-# How a build runs and what it prints, which people look for in a recipe as well.
+# How a build runs and what it prints. People write these into recipes as well.
 NOT_IN_A_RECIPE = (
     "output", "workers", "scratch", "config", "restart", "update", "layout", "executor", "ray_address", "placement",
     "wait", "json", "quiet", "verbose", "no_progress",
 )  # fmt: skip
-# As long as a manifest takes it, and as many as there are numbers for in the provenance of a document.
+# The limits of a manifest, and of the number of a split in the provenance of a document.
 _MAX_SPLIT_CHARS = 64
 _MAX_SPLITS = 127
-# Folders that a dataset has beside its splits.
+# Folders of a dataset that are not splits.
 _FOLDERS = ("provenance",)
 _SPLIT_HINT = "write it like val=0.0005, or val=1%,test=2%"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe:
-    """Sources, text, tokenizer, split and sizes of a dataset. `make_recipe` makes it, and checks the types."""
+    """Sources, text, tokenizer, split and sizes of a dataset. `make_recipe` checks the types."""
 
     sources: tuple[str, ...]
     val_sources: tuple[str, ...] = ()
@@ -70,7 +70,7 @@ class Recipe:
     on_bad: Literal["quarantine", "fail"] = "quarantine"
 
     def __post_init__(self) -> None:
-        """Refuse fields that do not go together."""
+        """Refuse fields that exclude each other."""
         if self.text_column is not None and self.template is not None:
             raise RecipeError("`text_column` and `template` exclude each other", hint="a template can name one column")
         if self.eot == "none" and self.eot_token is not None:
@@ -83,7 +83,7 @@ class Recipe:
             self._check_nanogpt()
 
     def _check_nanogpt(self) -> None:
-        """Refuse what nanoGPT's own split cannot go with: it is drawn from the number of all documents."""
+        """Refuse what excludes nanoGPT's own split, which is drawn from the number of all documents."""
         if self.max_tokens is not None:
             raise RecipeError(
                 "`split='nanogpt'` needs all documents, `max_tokens` cuts them", hint="drop one of the two"
@@ -104,12 +104,12 @@ class Recipe:
         return ("train", *sorted(self.split))
 
     def identity(self) -> dict[str, Any]:
-        """Whatever changes the bytes of the dataset, but for the sources and the tokenizer's content."""
+        """Everything that changes the bytes of the dataset, except the sources and the tokenizer's content."""
         whole = {name: value for name, value in dataclasses.asdict(self).items() if name not in _NOT_IN_IDENTITY}
         if self.filter is not None:
             whole["filter"] = {"name": self.filter, "code": code_digest(self.filter)}
         if self.sample is None and self.split in ({}, "nanogpt"):
-            whole["seed"] = 0  # nothing is drawn: any seed gives the same bytes
+            whole["seed"] = 0  # nothing is random: every seed gives the same bytes
         return whole
 
 
@@ -128,7 +128,7 @@ def make_recipe(fields: Mapping[str, Any], *, config: str | os.PathLike[str] | N
 
 
 def parse_split(split: object) -> dict[str, float] | Literal["nanogpt"]:
-    """`val=0.0005,test=1%`, a list of such, or a mapping, as a mapping; nanoGPT's own split is known by its name."""
+    """`val=0.0005,test=1%`, a list of such texts, or a mapping, as a mapping; or the name of nanoGPT's own split."""
     if split in ("nanogpt", ["nanogpt"], ("nanogpt",)):
         return "nanogpt"
     pairs = split.items() if isinstance(split, Mapping) else _split_pairs(split)
@@ -138,20 +138,20 @@ def parse_split(split: object) -> dict[str, float] | Literal["nanogpt"]:
         if not is_name or name == "train" or name.lower() in _FOLDERS:
             raise RecipeError(f"{name!r} cannot name a split", hint=_SPLIT_HINT)
         if len(name) > _MAX_SPLIT_CHARS:
-            said = f"the name of a split has {len(name)} characters, and {_MAX_SPLIT_CHARS} at most"
+            said = f"the name of a split has {len(name)} characters, more than {_MAX_SPLIT_CHARS}"
             raise RecipeError(f"{said}: {name}", hint="give it a shorter name")
         if name in shares:
             raise RecipeError(f"{name!r} stands twice", hint=_SPLIT_HINT)
         if twins := [other for other in ("train", *shares) if other.lower() == name.lower()]:
             raise RecipeError(
-                f"the splits {twins[0]!r} and {name!r} differ in case alone",
+                f"the splits {twins[0]!r} and {name!r} differ only in case",
                 hint="rename one of them: they would be the same folder on many disks",
             )
         with _at(name):
             shares[name] = parse_fraction(share)
     if len(shares) > _MAX_SPLITS:
         raise RecipeError(
-            f"{len(shares)} splits beside train are more than {_MAX_SPLITS}",
+            f"{len(shares)} splits besides train are more than {_MAX_SPLITS}",
             hint="hold out fewer, or prepare more datasets",
         )
     if sum(shares.values()) >= 1:
@@ -188,7 +188,7 @@ def _parse_sources(sources: object) -> object:
     return [os.fspath(source) if isinstance(source, os.PathLike) else source for source in given]
 
 
-# Fields that people write in more than one way, or that not every text is good for, and what reads them.
+# Parsers of the fields that can be written in several ways, or that accept only some texts.
 _AS_WRITTEN: dict[str, Callable[[Any], Any]] = {
     "sources": _parse_sources,
     "val_sources": _parse_sources,
@@ -202,7 +202,7 @@ _AS_WRITTEN: dict[str, Callable[[Any], Any]] = {
 }
 
 
-# Kinds of fields that are whole numbers, and read as they are.
+# The types of fields that are plain whole numbers.
 _WHOLE = (get_type_hints(Recipe, include_extras=True)["seed"],)
 
 
@@ -229,7 +229,7 @@ def _read_field(name: str, kind: Any, value: Any) -> Any:
     choices = get_args(kind) if get_origin(kind) is Literal else ()
     hints = [f"use one of {', '.join(choices)}"] if choices else []
     if isinstance(value, bool):
-        hints.append("YAML takes a bare yes, no, on or off for true or false: put it in quotes")
+        hints.append("YAML reads a bare yes, no, on or off as true or false: put it in quotes")
         raise RecipeError(f"{str(value).lower()} makes no sense here", hint="; ".join(hints))
     parse = _AS_WRITTEN.get(name)
     if kind in _WHOLE and not isinstance(value, int | str):
@@ -248,11 +248,11 @@ def _read_field(name: str, kind: Any, value: Any) -> Any:
 
 
 def _check_text(text: str) -> None:
-    """Refuse what no record can hold. A shell passes on any bytes, and a YAML file may name any character."""
+    """Refuse what cannot be written as JSON. A shell passes on any bytes, and YAML may name any character."""
     try:
         text.encode()
     except UnicodeEncodeError:
-        raise RecipeError(f"{text!r} is no valid UTF-8", hint="write it in UTF-8") from None
+        raise RecipeError(f"{text!r} is not valid UTF-8", hint="write it in UTF-8") from None
 
 
 def _unknown(name: str, known: list[str]) -> RecipeError:
@@ -263,12 +263,12 @@ def _unknown(name: str, known: list[str]) -> RecipeError:
         hint = f"leave it out of the recipe; it is an option of its own: `{plain}`"
         return RecipeError(f"{name}: it is not part of a recipe", hint=hint)
     close = "".join(f"did you mean {one}? " for one in difflib.get_close_matches(plain, known, 1))
-    return RecipeError(f"{name}: there is no such field", hint=f"{close}fields of a recipe: {', '.join(known)}")
+    return RecipeError(f"{name}: unknown option", hint=f"{close}fields of a recipe: {', '.join(known)}")
 
 
 @contextlib.contextmanager
 def _at(place: str) -> Iterator[None]:
-    """Errors say where they are."""
+    """Put the place before the message of an error."""
     try:
         yield
     except RecipeError as error:
@@ -279,7 +279,7 @@ _FILE_HINT = "a recipe is a YAML mapping, with lines like `tokenizer: gpt2`"
 
 
 class _Loader(yaml.SafeLoader):
-    """Plain values only, and no key twice: YAML forbids it, and PyYAML would take the last one."""
+    """Plain values only, and no duplicate keys: YAML forbids them, and PyYAML would take the last one."""
 
     def compose_mapping_node(self, anchor: Any) -> yaml.MappingNode:
         node = super().compose_mapping_node(anchor)
@@ -294,24 +294,24 @@ class _Loader(yaml.SafeLoader):
 
 
 def read_recipe_file(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """The fields that the file gives, as they are written there."""
+    """The fields of a recipe file, as they are written there."""
     name = os.fspath(path)
     try:
         with open(path, encoding="utf-8") as file:
             fields = _Loader(file).get_single_data()
     except FileNotFoundError:
         raise RecipeError(f"there is no recipe file {name}", hint="`config` takes the path of a YAML file") from None
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # PyYAML lets some of a date's through
+    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # PyYAML lets some errors of dates through
         raise RecipeError(f"cannot read the recipe {name}: {_cause(error)}", hint=_FILE_HINT) from None
     if not isinstance(fields, dict):
         raise RecipeError(f"{name} is not a YAML mapping", hint=_FILE_HINT)
     if odd := [type(key).__name__ for key in fields if not isinstance(key, str)]:
-        raise RecipeError(f"{name}: the name of a field is a text, not of the type {odd[0]}", hint=_FILE_HINT)
+        raise RecipeError(f"{name}: the name of a field must be a text, not {odd[0]}", hint=_FILE_HINT)
     return fields
 
 
 def _cause(error: Exception) -> str:
-    """What is wrong, and in which line where that is known, in one sentence."""
+    """What is wrong, and in which line if that is known."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         return f"line {error.problem_mark.line + 1}: {error.problem}"
     if isinstance(error, OSError) and error.strerror:
@@ -346,7 +346,7 @@ def fill(template: str, values: dict[str, object]) -> str:
 
 
 def _as_text(value: object) -> str:
-    """A value as others write it too: what is no text and no number, as JSON."""
+    """A text or a number as it is, anything else as JSON: what other tools do."""
     if isinstance(value, bool | list | tuple | dict):
         return json.dumps(value, ensure_ascii=False, default=str)
     return str(value)
@@ -366,14 +366,14 @@ def load_filter(name: str) -> Callable[[str], bool]:
         raise RecipeError(f"`filter={name!r}`: {error}", hint=_FILTER_HINT) from None
     except Exception as error:  # a module is code, and may raise anything
         said = f"`filter={name!r}`: {module_name} cannot be imported: {type(error).__name__}: {error}"
-        raise RecipeError(said, hint="mend the module") from None
+        raise RecipeError(said, hint="fix the module") from None
     if not callable(function):
         raise RecipeError(f"`filter={name!r}` is not a function", hint=_FILTER_HINT)
     return function  # type: ignore[no-any-return]  # getattr knows no signature
 
 
 def code_digest(name: str) -> str:
-    """A digest of the module that holds a filter: another code may keep other documents."""
+    """A digest of the module of a filter: other code may keep other documents."""
     function = load_filter(name)
     try:
         return records.digest(inspect.getsource(inspect.getmodule(function) or function))
@@ -382,7 +382,7 @@ def code_digest(name: str) -> str:
 
 
 def check_filter(made_with: object, named: str | None, *, where: str) -> None:
-    """Refuse to do a dataset's units again without the filter of its identity, or after its code has changed."""
+    """Refuse to build units of a dataset again without its filter, or after the code of the filter has changed."""
     before = made_with if isinstance(made_with, dict) else {"name": None}
     name = before.get("name")
     if name != named:
@@ -393,5 +393,5 @@ def check_filter(made_with: object, named: str | None, *, where: str) -> None:
     if named is not None and before.get("code") != code_digest(named):
         raise RecipeError(
             f"the code of the filter {named} has changed since {where} was made",
-            hint="bring its module back as it was then, or prepare the dataset again",
+            hint="restore its module as it was then, or prepare the dataset again",
         )

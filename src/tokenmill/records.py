@@ -1,31 +1,22 @@
-"""Sealed records: how the plan, the receipts and the manifest stand on disk.
+"""Sealed records: the format of the plan, the receipts, the manifest and other small files.
 
     value -> canonical JSON (sorted keys, no spaces), its SHA-256 as one more field at the end -> bytes
-    bytes -> size, digest, syntax, duplicate keys, NaN, depth, types all checked -> value
+    bytes -> size, digest, syntax, duplicate keys, NaN, depth, fields and types are checked   -> value
 
-Whatever reads such a file gets a checked value or a `DatasetError`, never half of one.
-Standard library only: a trainer node reads manifests too.
+A reader of such a file gets a checked value or a `DatasetError`. Fields must be present and have the right types; only
+a field with a default may be missing, so that older records stay readable. An error names the place in the record.
 
-Plain JSON values to dataclasses, strictly: right fields of the right types, or an error that names the place.
+Long tables are packed: a million rows as objects take most of a gigabyte, packed a tenth of that.
 
-A field that is a `Sequence` becomes a tuple, or a table if it is long. Only a field that has a default may be missing:
-records of before it was there stay readable.
+    rows      [0 ........ 255] [256 ...... 511] [512 ...]
+    memory     packed bytes     packed bytes     ...        one run of rows unpacked at a time
 
-Each type is looked at once and becomes a function; where a value is wrong, the place is put
-together on the way out, so that right values cost nothing for it.
+Reading in order unpacks each run once; reading at random costs the unpacking of one run. Large records with tables are
+read row by row as well, since their plain values would take gigabytes.
 
-Long tables of rows in little memory.
-
-    rows     [0 ........ 255] [256 ...... 511] [512 ...]
-    held      packed bytes     packed bytes     ...        one run of rows unpacked at a time
-
-A million rows as objects take most of a gigabyte; packed, they take a tenth of that. Reading in
-order unpacks each run once; reading anywhere costs the unpacking of one run.
-
-Receipts read and held quickly: a build that goes on may find a million of them.
-
-A sealed text that gives itself again when it is decoded and encoded is canonical, of the right fields and types, and
-holds no key twice. Any other one is left to `records`, which says what is wrong with it.
+A build that resumes may find a million receipts. `unseal_many` decodes them with msgspec, and accepts what it encodes
+to the same bytes again: that is canonical, has the right fields and types, and has no duplicate keys. Anything else
+goes to `unseal`, which says what is wrong.
 """
 
 from __future__ import annotations
@@ -63,9 +54,22 @@ __all__ = [
     "unseal",
 ]
 
+
 T = TypeVar("T")
+Converter = Callable[[Any], Any]
 
 MAX_RECORD_BYTES = 1 << 30
+MAX_DEPTH = 16
+RUN = 256
+# Up to this length a plain tuple is better.
+MANY = 1 << 16
+# Receipts take kilobytes each, so fewer of them are packed.
+_MANY = 1 << 12
+_DAMAGED = "the file is damaged or was not written by tokenmill"
+_PART_BYTES = 1 << 20
+_SEAL = b',"seal":"%s"}\n'
+_SEAL_END = len(b'"}\n') + 64
+_SEAL_BYTES = len(_SEAL % bytes(64))
 
 
 def digest(value: Any) -> str:
@@ -77,31 +81,31 @@ def digest(value: Any) -> str:
 
 
 def seal(value: Any) -> bytes:
-    """Bytes of a dataclass that `unseal` takes back, and takes only unchanged."""
+    """The bytes of a dataclass and its seal. `unseal` accepts them only unchanged."""
     return b"".join(sealed_parts(value))
 
 
 def sealed_parts(value: Any) -> Iterator[bytes]:
-    """The same bytes, in parts of about a megabyte."""
-    sha, held = hashlib.sha256(), bytearray()
+    """The same bytes in parts of about a megabyte."""
+    sha, buffer = hashlib.sha256(), bytearray()
     for part in canonical_parts(value):
-        if len(held) > _PART_BYTES:
-            yield bytes(held)
-            held.clear()
+        if len(buffer) > _PART_BYTES:
+            yield bytes(buffer)
+            buffer.clear()
         sha.update(part)
-        held += part
-    yield bytes(held[:-1]) + _SEAL % sha.hexdigest().encode()
+        buffer += part
+    yield bytes(buffer[:-1]) + _SEAL % sha.hexdigest().encode()
 
 
 def seal_of(blocks: Iterable[bytes | memoryview]) -> str | None:
     """The seal of a record, which is the digest of the value in it; None if it is broken. Parses nothing."""
-    sha, held = hashlib.sha256(), b""
+    sha, end = hashlib.sha256(), b""
     for block in blocks:
-        held += block
-        sha.update(memoryview(held)[:-_SEAL_BYTES])
-        held = held[-_SEAL_BYTES:]
+        end += block
+        sha.update(memoryview(end)[:-_SEAL_BYTES])
+        end = end[-_SEAL_BYTES:]
     sha.update(b"}")
-    return sha.hexdigest() if held == _SEAL % sha.hexdigest().encode() else None
+    return sha.hexdigest() if end == _SEAL % sha.hexdigest().encode() else None
 
 
 def unseal(kind: type[T], data: bytes, *, where: str) -> T:
@@ -111,12 +115,177 @@ def unseal(kind: type[T], data: bytes, *, where: str) -> T:
     return convert(kind, parse(data[:-_SEAL_BYTES] + b"}", where=where) if value is None else value, where=where)
 
 
+def unseal_many(kind: type[T], data: bytes, *, where: str) -> T:
+    """The same as `unseal`, faster; numbers may be of any size."""
+    body = opened(data, where=where)
+    with contextlib.suppress(msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
+        value: T = _decoder(cast("Any", kind))(body)
+        if _ENCODE(value) == body:
+            return value
+    return unseal(kind, data, where=where)
+
+
 def opened(data: bytes, *, where: str) -> bytes:
-    """What was sealed, as text; `DatasetError` if the seal is broken or not there. For small records: it is a copy."""
+    """The sealed text, or `DatasetError` if the seal is broken or missing. For small records: it is a copy."""
     body = data[:-_SEAL_BYTES] + b"}"
     if data[-_SEAL_BYTES:] != _SEAL % hashlib.sha256(body).hexdigest().encode():
         _check_seal(data, where=where)  # says what is wrong
     return body
+
+
+def parse(data: bytes, *, where: str) -> Any:
+    """Strict JSON: finite numbers, no duplicate keys."""
+    try:
+        value = _DECODER.decode(data.decode())
+    except (ValueError, RecursionError) as error:
+        raise DatasetError(f"{where}: not valid JSON: {error}", hint=_DAMAGED) from None
+    return value
+
+
+def convert(kind: type[T], value: Any, *, where: str) -> T:
+    """Check `value` against a dataclass and build it."""
+    try:
+        found: T = _converter(typing.cast("Any", kind))(value)
+    except _WrongError as wrong:
+        hint = "the file is damaged or was not written by tokenmill"
+        raise DatasetError(f"{where}{wrong.place}: {wrong.what}", hint=hint) from None
+    return found
+
+
+def canonical(value: Any) -> bytes:
+    """The one JSON text of a value: sorted keys, no spaces, UTF-8, finite numbers only."""
+    return _ENCODER.encode(value).encode()
+
+
+def canonical_parts(value: Any) -> Iterator[bytes]:
+    """The same text in parts, so that a long table is never in memory as a whole. An iterator counts as a list."""
+    if isinstance(value, Table | Iterator):
+        texts = value.texts() if isinstance(value, Table) else map(canonical, runs_of(value))
+        yield b"["
+        for number, text in enumerate(texts):
+            yield b"," * bool(number) + text[1:-1]
+        yield b"]"
+    elif dataclasses.is_dataclass(value) or (isinstance(value, dict) and value):
+        plain = value if isinstance(value, dict) else _plain(value)
+        for number, name in enumerate(sorted(plain)):
+            yield (b"," if number else b"{") + canonical(name) + b":"
+            yield from canonical_parts(plain[name])
+        yield b"}"
+    else:
+        yield canonical(value)
+
+
+def _plain(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {name: getattr(value, name) for name in _names(type(value))}
+    if isinstance(value, Table):
+        return list(value)
+    raise TypeError(f"no JSON for {type(value).__name__}")
+
+
+@functools.cache
+def _names(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind))
+
+
+_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=_plain)
+
+
+def make_table(
+    kind: type[T],
+    rows: Iterable[T],
+    *,
+    pack: Callable[[Sequence[T]], bytes] = canonical,
+    unpack: Callable[[bytes], Sequence[T]] | None = None,
+    many: int = 0,
+) -> Sequence[T]:
+    """Rows of a dataclass as a tuple, or packed if there are `many`."""
+    if isinstance(rows, Table):
+        return rows
+    left, many = iter(rows), many or MANY
+    first = deque(itertools.islice(left, many))
+    if len(first) < many:
+        return tuple(first)
+    # Rows are released one by one.
+    waiting = (first.popleft() for _ in range(many))
+    return Table(itertools.chain(waiting, left), pack, unpack or functools.partial(_unpacked, kind))
+
+
+def pack_table(kind: type[T], rows: Iterable[T]) -> Sequence[T]:
+    """Rows without floating-point numbers as a tuple, or packed if there are many."""
+    unpack = _decoder(tuple[kind, ...])  # type: ignore[valid-type]  # made at run time
+    return make_table(kind, rows, pack=_ENCODE, unpack=unpack, many=_MANY)
+
+
+class Table(Sequence[T], Generic[T]):
+    """Rows that do not change, packed in runs. `unpack` takes back what `pack` made of a run."""
+
+    __slots__ = ("_length", "_opened", "_runs", "_unpack")
+
+    def __init__(
+        self, rows: Iterable[T], pack: Callable[[Sequence[T]], bytes], unpack: Callable[[bytes], Sequence[T]]
+    ) -> None:
+        self._runs: list[bytes] = []
+        self._length = 0
+        for run in runs_of(rows):
+            self._runs.append(zlib.compress(pack(run), 1))
+            self._length += len(run)
+        self._unpack = unpack
+        self._opened: tuple[int, Sequence[T]] = (-1, ())
+
+    def __len__(self) -> int:
+        return self._length
+
+    @overload
+    def __getitem__(self, index: int) -> T: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[T, ...]: ...
+    def __getitem__(self, index: int | slice) -> T | tuple[T, ...]:
+        if isinstance(index, slice):
+            return tuple(self[number] for number in range(*index.indices(self._length)))
+        number = range(self._length)[index]
+        return self._open(number // RUN)[number % RUN]
+
+    def __iter__(self) -> Iterator[T]:
+        for number in range(len(self._runs)):
+            yield from self._open(number)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence) or len(other) != len(self):
+            return NotImplemented if not isinstance(other, Sequence) else False
+        return all(one == another for one, another in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]  # a table is not a key
+
+    def texts(self) -> Iterator[bytes]:
+        """What `pack` made of each run."""
+        return map(zlib.decompress, self._runs)
+
+    def _open(self, number: int) -> Sequence[T]:
+        at, rows = self._opened
+        if at != number:
+            rows = self._unpack(zlib.decompress(self._runs[number]))
+            self._opened = (number, rows)
+        return rows
+
+
+def runs_of(rows: Iterable[T]) -> Iterator[list[T]]:
+    """Rows in runs."""
+    left = iter(rows)
+    while run := list(itertools.islice(left, RUN)):
+        yield run
+
+
+def _unpacked(kind: type[T], text: bytes) -> Sequence[T]:
+    return tuple(map(_converter(typing.cast("Any", kind)), json.loads(text)))
+
+
+_ENCODE = msgspec.json.Encoder(order="sorted").encode
+
+
+@functools.cache
+def _decoder(kind: Any) -> Callable[[bytes], Any]:
+    return msgspec.json.Decoder(kind).decode
 
 
 def _check_seal(data: bytes, *, where: str) -> None:
@@ -128,10 +297,24 @@ def _check_seal(data: bytes, *, where: str) -> None:
         raise DatasetError(f"{where}: its seal does not match its content", hint=_DAMAGED)
 
 
-def _in_tables(kind: type, data: bytes) -> Any:
-    """The fields of a canonical record, its tables made row by row: as plain values they would be gigabytes.
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("duplicate key")
+    return found
 
-    None for one that is short or has no tables, and for one with which anything is wrong: `parse` says what.
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is not a number")
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse)
+
+
+def _in_tables(kind: type, data: bytes) -> Any:
+    """The fields of a canonical record, with its tables built row by row: as plain values they would take gigabytes.
+
+    None for a record that is short, has no tables, or is invalid: `parse` says what is wrong.
     """
     if len(data) < _PART_BYTES or not has_tables(kind):
         return None
@@ -144,7 +327,7 @@ def _in_tables(kind: type, data: bytes) -> Any:
 
 
 def _read(reader: _Reader, kind: Any) -> Any:
-    """The next value, which should be of this type; what holds no table is left as it stands."""
+    """The next value, which should be of this type. Values without tables are not converted."""
     if not has_tables(kind):
         return reader.value()
     if is_table(kind):
@@ -152,13 +335,13 @@ def _read(reader: _Reader, kind: Any) -> Any:
     found: dict[str, Any] = {}
     for name in reader.names():
         if name in found:
-            raise ValueError(f"{name} stands twice")
+            raise ValueError(f"{name} is a duplicate key")
         found[name] = _read(reader, member(kind, name))
     return found
 
 
 class _Reader:
-    """A place in the JSON text of a record that lacks its last brace. Only a part of the text is held."""
+    """A position in the JSON text of a record without its last brace. Only part of the text is decoded at a time."""
 
     def __init__(self, data: memoryview) -> None:
         self._data = data
@@ -181,7 +364,7 @@ class _Reader:
                 if not self._take():
                     raise
                 continue
-            # A number that ends where the held text does may go on behind it.
+            # A number at the end of the decoded text may continue in the next part.
             if end < len(self._text) or not self._take():
                 self._at = end
                 return value
@@ -195,7 +378,7 @@ class _Reader:
         for _ in self._members("{", "}"):
             name = self.value()
             if not isinstance(name, str):
-                raise ValueError(f"{name} is no name")
+                raise ValueError(f"{name} is not a name")
             self._skip(":")
             yield name
 
@@ -215,9 +398,9 @@ class _Reader:
         self._at += 1
 
     def _take(self) -> bool:
-        """Hold more of the text, and no more of what was read; False if there is no more."""
+        """Decode more of the text, and drop what was read; False at the end."""
         left = self._text[self._at :]
-        # At least as much again: a long value is tried a few times only.
+        # At least twice as much, so that a long value is tried only a few times.
         block = self._data[self._taken : self._taken + max(_PART_BYTES, len(left))]
         if not block:
             return False
@@ -228,122 +411,14 @@ class _Reader:
         return True
 
 
-def parse(data: bytes, *, where: str) -> Any:
-    """Strict JSON: finite, no key twice."""
-    try:
-        value = _DECODER.decode(data.decode())
-    except (ValueError, RecursionError) as error:
-        raise DatasetError(f"{where}: not valid JSON: {error}", hint=_DAMAGED) from None
-    return value
-
-
-_DAMAGED = "the file is damaged or was not written by tokenmill"
-_PART_BYTES = 1 << 20
-_SEAL = b',"seal":"%s"}\n'
-_SEAL_END = len(b'"}\n') + 64
-_SEAL_BYTES = len(_SEAL % bytes(64))
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("a key stands twice")
-    return found
-
-
-def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is not a number")
-
-
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse)
-
-
-Converter = Callable[[Any], Any]
-
-MAX_DEPTH = 16
-
-
 class _WrongError(Exception):
-    """What is wrong with a value, and where in it."""
+    """What is wrong with a value, and where. The path is built as the error is raised: valid values pay nothing."""
 
     def __init__(self, what: str, place: str = "") -> None:
         self.what, self.place = what, place
 
     def inside(self, step: str) -> _WrongError:
         return _WrongError(self.what, step + self.place)
-
-
-def convert(kind: type[T], value: Any, *, where: str) -> T:
-    """Check `value` against a dataclass and build it."""
-    try:
-        found: T = _converter(typing.cast("Any", kind))(value)
-    except _WrongError as wrong:
-        hint = "the file is damaged or was not written by tokenmill"
-        raise DatasetError(f"{where}{wrong.place}: {wrong.what}", hint=hint) from None
-    return found
-
-
-def canonical(value: Any) -> bytes:
-    """The one JSON text of a value: sorted keys, no spaces, UTF-8, finite numbers only."""
-    return _ENCODER.encode(value).encode()
-
-
-def canonical_parts(value: Any) -> Iterator[bytes]:
-    """The same text, part by part: a long table never stands in memory as a whole. An iterator counts as a list."""
-    if isinstance(value, Table | Iterator):
-        texts = value.texts() if isinstance(value, Table) else map(canonical, runs_of(value))
-        yield b"["
-        for number, text in enumerate(texts):
-            yield b"," * bool(number) + text[1:-1]
-        yield b"]"
-    elif dataclasses.is_dataclass(value) or (isinstance(value, dict) and value):
-        plain = value if isinstance(value, dict) else _plain(value)
-        for number, name in enumerate(sorted(plain)):
-            yield (b"," if number else b"{") + canonical(name) + b":"
-            yield from canonical_parts(plain[name])
-        yield b"}"
-    else:
-        yield canonical(value)
-
-
-def make_table(
-    kind: type[T],
-    rows: Iterable[T],
-    *,
-    pack: Callable[[Sequence[T]], bytes] = canonical,
-    unpack: Callable[[bytes], Sequence[T]] | None = None,
-    many: int = 0,
-) -> Sequence[T]:
-    """Rows of a dataclass as a tuple, or packed if they are `many`."""
-    if isinstance(rows, Table):
-        return rows
-    left, many = iter(rows), many or MANY
-    first = deque(itertools.islice(left, many))
-    if len(first) < many:
-        return tuple(first)
-    # Those that wait are let go of one by one.
-    waiting = (first.popleft() for _ in range(many))
-    return Table(itertools.chain(waiting, left), pack, unpack or functools.partial(_unpacked, kind))
-
-
-def _unpacked(kind: type[T], text: bytes) -> Sequence[T]:
-    return tuple(map(_converter(typing.cast("Any", kind)), json.loads(text)))
-
-
-def _plain(value: Any) -> Any:
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {name: getattr(value, name) for name in _names(type(value))}
-    if isinstance(value, Table):
-        return list(value)
-    raise TypeError(f"no JSON for {type(value).__name__}")
-
-
-_ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=_plain)
-
-
-@functools.cache
-def _names(kind: type) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(kind))
 
 
 @functools.cache
@@ -398,39 +473,6 @@ def _sequence(kind: Any) -> Converter:
         return value if isinstance(value, tuple | Table) else make_table(kind, _items(_converter(kind), value))
 
     return build
-
-
-def is_table(kind: Any) -> bool:
-    return typing.get_origin(kind) is Sequence
-
-
-@functools.cache
-def has_tables(kind: Any) -> bool:
-    """Whether a value of this type is a table, or has tables in it."""
-    if dataclasses.is_dataclass(kind):
-        return any(map(has_tables, _hints(typing.cast("type", kind)).values()))
-    return is_table(kind) or (typing.get_origin(kind) is dict and has_tables(typing.get_args(kind)[1]))
-
-
-def member(kind: Any, name: str) -> Any:
-    """The type of what stands under a name in an object of this type; anything where nothing should."""
-    if dataclasses.is_dataclass(kind):
-        return _hints(typing.cast("type", kind)).get(name, Any)
-    return typing.get_args(kind)[1]
-
-
-def table_of_rows(kind: Any, rows: Iterable[Any]) -> Sequence[Any]:
-    """The table of this type that has such plain rows, or `ValueError`. `convert` takes it as it is."""
-    row = typing.get_args(kind)[0]
-    try:
-        return make_table(row, map(_converter(row), rows))
-    except _WrongError as wrong:
-        raise ValueError(wrong.what) from None
-
-
-@functools.cache
-def _hints(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
 
 
 def _items(converter: Converter, value: Any) -> Iterator[Any]:
@@ -511,93 +553,34 @@ def _depth(value: Any) -> int:
     return deepest
 
 
-RUN = 256
-# Up to here a plain tuple serves better.
-MANY = 1 << 16
-
-
-class Table(Sequence[T], Generic[T]):
-    """Rows that do not change, packed in runs. `unpack` takes back what `pack` made of a run."""
-
-    __slots__ = ("_length", "_opened", "_runs", "_unpack")
-
-    def __init__(
-        self, rows: Iterable[T], pack: Callable[[Sequence[T]], bytes], unpack: Callable[[bytes], Sequence[T]]
-    ) -> None:
-        self._runs: list[bytes] = []
-        self._length = 0
-        for run in runs_of(rows):
-            self._runs.append(zlib.compress(pack(run), 1))
-            self._length += len(run)
-        self._unpack = unpack
-        self._opened: tuple[int, Sequence[T]] = (-1, ())
-
-    def __len__(self) -> int:
-        return self._length
-
-    @overload
-    def __getitem__(self, index: int) -> T: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[T, ...]: ...
-    def __getitem__(self, index: int | slice) -> T | tuple[T, ...]:
-        if isinstance(index, slice):
-            return tuple(self[number] for number in range(*index.indices(self._length)))
-        number = range(self._length)[index]
-        return self._open(number // RUN)[number % RUN]
-
-    def __iter__(self) -> Iterator[T]:
-        for number in range(len(self._runs)):
-            yield from self._open(number)
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Sequence) or len(other) != len(self):
-            return NotImplemented if not isinstance(other, Sequence) else False
-        return all(one == another for one, another in zip(self, other, strict=True))
-
-    __hash__ = None  # type: ignore[assignment]  # nobody looks one up
-
-    def texts(self) -> Iterator[bytes]:
-        """What `pack` made of each run."""
-        return map(zlib.decompress, self._runs)
-
-    def _open(self, number: int) -> Sequence[T]:
-        at, rows = self._opened
-        if at != number:
-            rows = self._unpack(zlib.decompress(self._runs[number]))
-            self._opened = (number, rows)
-        return rows
-
-
-def runs_of(rows: Iterable[T]) -> Iterator[list[T]]:
-    """Rows, a run at a time."""
-    left = iter(rows)
-    while run := list(itertools.islice(left, RUN)):
-        yield run
-
-
-# A receipt takes kilobytes.
-_MANY = 1 << 12
-
-
-def unseal_many(kind: type[T], data: bytes, *, where: str) -> T:
-    """The value that was sealed, or `DatasetError`; as `records.unseal`, but numbers may be of any size."""
-    body = opened(data, where=where)
-    with contextlib.suppress(msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
-        value: T = _decoder(cast("Any", kind))(body)
-        if _ENCODE(value) == body:
-            return value
-    return unseal(kind, data, where=where)
-
-
-def pack_table(kind: type[T], rows: Iterable[T]) -> Sequence[T]:
-    """Rows without floating numbers as a tuple, or packed if they are many."""
-    unpack = _decoder(tuple[kind, ...])  # type: ignore[valid-type]  # made at run time
-    return make_table(kind, rows, pack=_ENCODE, unpack=unpack, many=_MANY)
-
-
-_ENCODE = msgspec.json.Encoder(order="sorted").encode
+def is_table(kind: Any) -> bool:
+    return typing.get_origin(kind) is Sequence
 
 
 @functools.cache
-def _decoder(kind: Any) -> Callable[[bytes], Any]:
-    return msgspec.json.Decoder(kind).decode
+def has_tables(kind: Any) -> bool:
+    """Whether a value of this type is a table, or has tables in it."""
+    if dataclasses.is_dataclass(kind):
+        return any(map(has_tables, _hints(typing.cast("type", kind)).values()))
+    return is_table(kind) or (typing.get_origin(kind) is dict and has_tables(typing.get_args(kind)[1]))
+
+
+def member(kind: Any, name: str) -> Any:
+    """The type of the value with this name in an object of this type; Any if there should be none."""
+    if dataclasses.is_dataclass(kind):
+        return _hints(typing.cast("type", kind)).get(name, Any)
+    return typing.get_args(kind)[1]
+
+
+def table_of_rows(kind: Any, rows: Iterable[Any]) -> Sequence[Any]:
+    """The table of this type that has such plain rows, or `ValueError`. `convert` takes it as it is."""
+    row = typing.get_args(kind)[0]
+    try:
+        return make_table(row, map(_converter(row), rows))
+    except _WrongError as wrong:
+        raise ValueError(wrong.what) from None
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)

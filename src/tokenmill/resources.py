@@ -1,18 +1,13 @@
-"""How many workers there are: as asked for, as the environment says, or as cores and memory allow.
+"""Cores and memory, and the number of workers that follows from them.
 
-What a container allows: its cores and its memory, which may be much less than the machine's.
+    asked for  or  DATASET_NUM_PROC  or  min(cores, memory / memory of a worker)
 
-Linux tells in files of control groups, in two layouts:
+A container may have far fewer cores and less memory than its machine. Linux has the limits in files of control groups:
 
-    new    cpu.max, memory.max and memory.current
-    old    cpu/cpu.cfs_quota_us and cpu.cfs_period_us, memory/memory.limit_in_bytes and memory.usage_in_bytes
+    version 2    cpu.max, memory.max and memory.current
+    version 1    cpu/cpu.cfs_quota_us and cpu.cfs_period_us, memory/memory.limit_in_bytes and memory.usage_in_bytes
 
-A group is bound by those around it as well. Whatever cannot be read limits nothing.
-
-Arrow in a worker: on one core, and started quickly.
-
-At its first conversion of a Python object, pyarrow imports pandas if it is installed, which takes
-longer than most of what a worker loads. tokenmill needs none of it.
+The limits of enclosing groups apply as well. A file that cannot be read sets no limit.
 """
 
 from __future__ import annotations
@@ -32,7 +27,7 @@ from tokenmill.errors import RecipeError
 
 
 def resident_bytes() -> int:
-    """Memory that this process holds now; 0 where the system does not tell."""
+    """The resident memory of this process; 0 where the system does not report it."""
     try:
         with open("/proc/self/statm", encoding="ascii") as file:
             return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
@@ -41,23 +36,23 @@ def resident_bytes() -> int:
 
 
 def _trim() -> None:
-    """Give freed memory back to the system, where the C library can."""
+    """Return freed memory to the system, if the C library can."""
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
     if trim is not None:
         trim(0)
 
 
-# What a worker holds at most.
+# The memory of a worker, at most.
 MEMORY_BUDGET = 700_000_000
-# Workers compute: more than one a core brings nothing, and each has its memory.
+# Workers compute, so more than one per core only takes memory.
 MANY_A_CORE = 4
 ALWAYS_FEW = 16
 
 
 def resolve_workers(workers: int | None) -> int:
-    """How many workers of this machine: as asked; three quarters of the cores for 0 or less.
+    """The number of workers on this machine: as given, or three quarters of the cores for 0 or less.
 
-    By default as many as there are cores, and as have room in its memory.
+    By default one per core, as far as memory allows.
     """
     cores = num_cores()
     workers = arguments.workers_or_none(workers)
@@ -68,19 +63,19 @@ def resolve_workers(workers: int | None) -> int:
     if workers > most:
         raise RecipeError(
             f"{workers} workers are too many for {cores} core{'s' if cores != 1 else ''}",
-            hint=f"give up to {most} with `workers` or DATASET_NUM_PROC; one a core is enough",
+            hint=f"give up to {most} with `workers` or DATASET_NUM_PROC; one per core is enough",
         )
     return workers if workers > 0 else max(1, cores * 3 // 4)
 
 
 def num_cores() -> int:
-    """The cores that this process may use; part of one counts as one."""
+    """The cores that this process may use, rounded up."""
     there = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return math.ceil(min(there, allowed_cores()))
 
 
 def _memory() -> float:
-    """Bytes of memory that this machine has; infinite where the system does not tell."""
+    """The memory of this machine in bytes; infinite where the system does not report it."""
     try:
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     except (OSError, ValueError):
@@ -143,7 +138,7 @@ def _cached(path: Path, names: set[str]) -> int:
 
 
 def _places(controller: str, groups: Path, own: Path) -> Iterator[Path]:
-    """The folders of our group and of those around it. In a container, the outer ones cannot be seen."""
+    """The folders of our group and of the enclosing ones. In a container, the outer ones are not visible."""
     try:
         lines = own.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError):
@@ -165,7 +160,7 @@ def _cores(place: Path) -> float:
 
 
 def _number(path: Path, *, word: int = 0) -> float:
-    """A number that stands in a file; -1 if none does."""
+    """The number in a file; -1 if there is none."""
     try:
         return int(path.read_text(encoding="ascii").split()[word])
     except (OSError, ValueError, IndexError):  # the word for no limit is "max"
@@ -180,9 +175,10 @@ class _NoPandas:
 
 
 def start_arrow() -> None:
-    """Let pyarrow find no pandas, for the life of this process; whoever wants pandas may still import it.
+    """Run pyarrow on one core, and keep it from importing pandas at its first conversion of a Python object.
 
-    Only for our own workers: a program that uses the library may want what Arrow does with pandas, and all cores.
+    That import takes longer than most of what a worker loads, and tokenmill does not need it. Only for our own worker
+    processes: a program that uses the library may want pandas and all cores.
     """
     pa.set_cpu_count(1)
     pa.set_io_thread_count(1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import inspect
 import sys
 from pathlib import Path
@@ -11,8 +12,9 @@ import pytest
 import tokenmill as library
 from conftest import Command, write_jsonl
 from tokenmill.arguments import RecipeOptions, TextOptions
-from tokenmill.cli.options import PREPARE_OPTIONS, for_shell, library_arguments, shell_names, unescape
+from tokenmill.cli.options import OPTIONS, PREPARE_OPTIONS, for_shell, library_arguments, shell_names, unescape
 from tokenmill.errors import RecipeError
+from tokenmill.recipe import Recipe
 
 
 @pytest.fixture(autouse=True)
@@ -104,3 +106,20 @@ def test_every_option_is_known_by_its_python_name() -> None:
 )
 def test_escapes_of_a_shell_are_read(given: str | None, meant: str | None) -> None:
     assert unescape(given) == meant
+
+
+def test_every_field_of_a_recipe_is_an_option() -> None:
+    fields = {"val_source" if field.name == "val_sources" else field.name for field in dataclasses.fields(Recipe)}
+    assert fields <= set(OPTIONS)
+    others = set(OPTIONS) - fields
+    assert others <= {"output", "config", "workers", "scratch", "layout", "executor", "restart", "update"} | PRINTED
+
+
+PRINTED = {"as_json", "quiet", "verbose", "no_progress"}
+
+
+def test_help_is_in_groups_and_summaries_are_whole(tokenmill: Command) -> None:
+    shown = tokenmill("prepare", "--help").stdout
+    groups = [line[:-1] for line in shown.splitlines() if line.endswith(":") and not line.startswith(" ")]
+    assert groups == ["Arguments", "Dataset", "Text", "Tokenizer", "Run", "Output", "Options"]
+    assert "..." not in tokenmill("--help").stdout.partition("Commands:")[2]

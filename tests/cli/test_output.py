@@ -157,7 +157,7 @@ def test_a_current_folder_that_is_gone_is_said(tmp_path: Path) -> None:
         check=False,
     )
     assert done.returncode == 1
-    assert "the current folder is not there any more" in done.stderr
+    assert "the current folder does not exist any more" in done.stderr
 
 
 def test_a_file_that_the_system_refuses_is_named_and_not_taken_for_the_output(

@@ -1,12 +1,10 @@
-"""The commands.
+"""The commands: each parses its options, makes one call of the library, and prints the result.
 
-The commands that go between layouts: export, import, consolidate.
-
-The commands that move datasets: push and pull.
-
-The command that makes a Ray cluster file of a list of hosts.
-
-What `tokenmill bench` measures: how quickly the loader feeds a trainer on this machine.
+prepare, plan                  recipe -> dataset, or what that would take
+verify, repair, inspect, bench a dataset that is there
+export, import, consolidate    files of other trainers' layouts
+push, pull                     object stores
+cluster                        hosts -> a cluster file for Ray
 """
 
 from __future__ import annotations
@@ -14,9 +12,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import io
-import sys
 import time
-import traceback
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -27,8 +23,10 @@ from tokenmill.cli import output as show
 from tokenmill.cli.options import (
     OPTIONS,
     PREPARE_OPTIONS,
+    GroupedCommand,
     for_shell,
     library_arguments,
+    summary,
     with_modules_here,
     with_options,
 )
@@ -46,7 +44,7 @@ app = typer.Typer(
 )
 
 _PREPARE = """
-Prepare a dataset. Killed? Run the same command again: it goes on where it stopped.
+Turn text into a dataset of tokens. If it is interrupted, run the same command again to resume.
 
 \b
 Examples:
@@ -64,15 +62,15 @@ Exit codes: 0 done, 1 failed, 2 usage or recipe, 3 done with quarantined
 documents, 4 verification failed, 5 locked by another build, 130 interrupted.
 """
 _PLAN = """
-Tell what prepare would do with the same arguments: files, units, tokens, disk, memory, time. Writes nothing.
+Show what prepare would do with the same arguments: files, units, tokens, disk, memory, time. Writes nothing.
 
 \b
 Example:
   tokenmill plan corpus/*.parquet -o data/owt
 
 \b
-Exit codes: 0 prepare could begin, 1 too little space on the disk or failed,
-2 usage, or a folder that prepare would refuse.
+Exit codes: 0 prepare can start, 1 failed or too little disk space, 2 usage,
+or a folder that prepare would refuse.
 """
 _VERIFY = """
 Check a dataset against its manifest: every size, every index, every SHA-256.
@@ -81,17 +79,17 @@ Check a dataset against its manifest: every size, every index, every SHA-256.
 Examples:
   tokenmill verify data/owt
   tokenmill verify data/owt --quick            sizes and structure only
-  tokenmill verify data/owt --source sample    tokenise some of the sources again, and compare
+  tokenmill verify data/owt --source sample    tokenize some of the sources again and compare
 """
 _REPAIR = """
-Restore a damaged dataset: what is bad goes to .build/quarantine, and only that is done again.
+Restore a damaged dataset: damaged files move to .build/quarantine, and only their units are built again.
 
 \b
 Example:
   tokenmill repair data/owt
 """
 _INSPECT = """
-Show what a dataset holds, and the text of its first documents.
+Show what a dataset contains, and the text of its first documents.
 
 \b
 Examples:
@@ -106,7 +104,7 @@ Example:
   tokenmill bench data/owt --seq-len 2048 --batch-size 32
 """
 
-Dataset = Annotated[str, typer.Argument(metavar="OUT", help="a dataset's folder or URL", show_default=False)]
+Dataset = Annotated[str, typer.Argument(metavar="OUT", help="folder or URL of a dataset", show_default=False)]
 Filter = Annotated[
     str | None,
     typer.Option(
@@ -116,7 +114,7 @@ Filter = Annotated[
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="print the result as JSON")]
-# Whichever parser typer brings along, its usage errors share this base.
+# Usage errors share this base, whichever version of click typer brings.
 _UsageError: Any = typer.BadParameter.__base__
 Workers = Annotated[int | None, typer.Option("-j", "--workers", metavar="N", help="all cores by default")]
 
@@ -128,7 +126,7 @@ def _root(version: Annotated[bool, typer.Option("--version", help="print the ver
         raise typer.Exit
 
 
-@app.command(help=_PREPARE)
+@app.command(cls=GroupedCommand, help=_PREPARE, short_help=summary(_PREPARE))
 @with_options(PREPARE_OPTIONS)
 def prepare(options: dict[str, Any]) -> int:
     from tokenmill.build.api import prepare
@@ -138,7 +136,7 @@ def prepare(options: dict[str, Any]) -> int:
 
         start_arrow()  # this process may be the worker
     quiet, progress = options["quiet"], not options["no_progress"]
-    # Ray prints what goes wrong in a cluster to the output by itself; the watcher tells it as well.
+    # Ray prints failures in the cluster to standard output; the progress display reports them as well.
     hushed = contextlib.redirect_stdout(io.StringIO()) if options["executor"] == "ray" else contextlib.nullcontext()
     with ProgressDisplay(quiet=quiet, verbose=options["verbose"], progress=progress) as watcher, hushed:
         result = prepare(watch=watcher, wait=options["wait"], **library_arguments(options))
@@ -155,7 +153,7 @@ def prepare(options: dict[str, Any]) -> int:
     return 3 if result.manifest.quarantined else 0
 
 
-@app.command(help=_PLAN)
+@app.command(cls=GroupedCommand, help=_PLAN, short_help=summary(_PLAN))
 @with_options(OPTIONS)
 def plan(options: dict[str, Any]) -> int:
     from tokenmill.build.preview import plan
@@ -170,12 +168,12 @@ def plan(options: dict[str, Any]) -> int:
     return 1 if preview.disk_missing else 0
 
 
-@app.command(help=_VERIFY)
+@app.command(cls=GroupedCommand, help=_VERIFY, short_help=summary(_VERIFY))
 def verify(
     dataset: Dataset,
     quick: Annotated[bool, typer.Option("--quick", help="sizes and structure only")] = False,
     source: Annotated[
-        Literal["sample", "all"] | None, typer.Option(help="tokenise the sources again, and compare")
+        Literal["sample", "all"] | None, typer.Option(help="tokenize the sources again and compare")
     ] = None,
     filter: Filter = None,
     workers: Workers = None,
@@ -191,7 +189,7 @@ def verify(
     return 0 if report.ok else 4
 
 
-@app.command(help=_REPAIR)
+@app.command(cls=GroupedCommand, help=_REPAIR, short_help=summary(_REPAIR))
 def repair(dataset: Dataset, filter: Filter = None, workers: Workers = None, as_json: AsJson = False) -> int:
     from tokenmill.maintenance.repair import repair
     from tokenmill.maintenance.verify import verify
@@ -205,7 +203,7 @@ def repair(dataset: Dataset, filter: Filter = None, workers: Workers = None, as_
     return 0 if after.ok else 4
 
 
-@app.command(help=_INSPECT)
+@app.command(cls=GroupedCommand, help=_INSPECT, short_help=summary(_INSPECT))
 def inspect(
     dataset: Dataset,
     split: Annotated[
@@ -225,12 +223,12 @@ def inspect(
     return 0
 
 
-@app.command(help=_BENCH)
+@app.command(cls=GroupedCommand, help=_BENCH, short_help=summary(_BENCH))
 def bench(
     dataset: Dataset,
     split: Annotated[str, typer.Option(metavar="NAME", help="which split to read")] = "train",
-    seq_len: Annotated[int, typer.Option(metavar="N", help="tokens of a sample", min=1)] = 1024,
-    batch_size: Annotated[int, typer.Option(metavar="N", help="samples of a batch", min=1)] = 64,
+    seq_len: Annotated[int, typer.Option(metavar="N", help="tokens in a sample", min=1)] = 1024,
+    batch_size: Annotated[int, typer.Option(metavar="N", help="samples in a batch", min=1)] = 64,
     seconds: Annotated[float, typer.Option(metavar="N", help="how long to measure", min=0.01)] = 3.0,
     as_json: AsJson = False,
 ) -> int:
@@ -244,7 +242,7 @@ def bench(
 
 
 def run() -> int:
-    """Parse and run; gives the exit code. Errors become a sentence and a hint."""
+    """Parse and run; returns the exit code. Errors become a sentence and a hint."""
     try:
         code = app(standalone_mode=False)
         if code == INTERRUPTED:  # what the parser makes of an interrupt
@@ -264,23 +262,21 @@ def run() -> int:
         return error.exit_code
     except BrokenPipeError:
         return 1
-    except OSError as error:  # of files, ours would be; what is left is where we stand, and where the output goes
+    except OSError as error:  # the library wraps those of files: left are the current folder and standard output
         if error.filename is not None:
-            show.error(redact(f"{error.filename}: {error.strerror}"), "check the path, and who may use it")
+            show.error(redact(f"{error.filename}: {error.strerror}"), "check the path and its permissions")
         elif isinstance(error, FileNotFoundError):
-            show.error("the current folder is not there any more", "change to another one")
+            show.error("the current folder does not exist any more", "change to another one")
         else:
             show.error(f"the output cannot be printed: {error.strerror}", "check where standard output and error go")
         return 1
     except Exception as error:
-        if "-v" in sys.argv or "--verbose" in sys.argv:
-            print(redact(traceback.format_exc()), file=sys.stderr)
         show.error(redact(f"unexpected {type(error).__name__}: {error}"), "please report this, with what -v prints")
         return 1
 
 
 _EXPORT = """
-Write a dataset as the files of a trainer's layout. Killed? Run the same command again: it goes on where it stopped.
+Write a dataset as the files of a trainer's layout. If it is interrupted, run the same command again to resume.
 
 \b
 Layouts: {layouts}
@@ -293,9 +289,9 @@ Examples:
   tokenmill export data/owt --to huggingface out/hub --seq-len 4096
 """
 _IMPORT = """
-Make a dataset of the files of a trainer's layout, with its documents, in their order.
+Make a dataset from the files of a trainer's layout, with the same documents in the same order.
 
-Where a layout does not store where documents end, the end-of-text id tells: give it, or the tokenizer.
+If a layout does not store where documents end, pass the end-of-text id or the tokenizer.
 
 \b
 Examples:
@@ -303,9 +299,9 @@ Examples:
   tokenmill import shards/ --from templar -o data/dclm --eot-id 2
 """
 _CONSOLIDATE = """
-Join Templar's train_000000.npy shards to tokens.bin, and write the ids of their samples to sample_ids.bin.
+Join Templar's train_000000.npy shards into tokens.bin, and write the ids of their samples to sample_ids.bin.
 
-What comes out is compared with what you expect: SHA-256 and number of elements of each.
+The files are compared with the SHA-256 and the number of elements that you expect.
 
 \b
 Examples:
@@ -313,15 +309,15 @@ Examples:
   tokenmill consolidate --data_root shards/ --seq_len 2048 --checksums expected.json
   tokenmill consolidate --data_root shards/ --seq_len 2048 --skip-validation
 """
-# The names are said here once more, so that --help loads no layout.
+# Repeated here so that --help loads no layout.
 _LAYOUTS = "catid, datatrove, huggingface, litdata, llmc, mds, megatron, nanogpt, olmo, templar"
 
 Output = Annotated[str, typer.Option("-o", "--output", metavar="DATASET", help="the dataset's folder")]
 Threads = Annotated[int | None, typer.Option("-j", "--workers", metavar="N", help="threads; all cores by default")]
 Scratch = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="write here first, where the output is a slow network drive")
+    Path | None, typer.Option(metavar="DIR", help="write here first, if the output is a slow network drive")
 ]
-Restart = Annotated[bool, typer.Option("--restart", help="throw away what an earlier run wrote there")]
+Restart = Annotated[bool, typer.Option("--restart", help="delete what an earlier run wrote there")]
 Expect = Annotated[
     list[str] | None,
     typer.Option(metavar="NAME=SHA256[:COUNT]", help="what tokens or sample_ids must be (templar); may be repeated"),
@@ -329,20 +325,18 @@ Expect = Annotated[
 Checksums = Annotated[
     Path | None, typer.Option(metavar="FILE", help='the same as JSON: {"tokens": {"sha256": ..., "elements": ...}}')
 ]
-SkipValidation = Annotated[
-    bool, typer.Option("--skip-validation", "--skip_validation", help="compare with nothing, whatever is expected")
-]
+SkipValidation = Annotated[bool, typer.Option("--skip-validation", "--skip_validation", help="skip the comparison")]
 
 
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="print nothing but errors")]
-NoProgress = Annotated[bool, typer.Option("--no-progress", help="no bar and no progress lines")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="print only errors")]
+NoProgress = Annotated[bool, typer.Option("--no-progress", help="no progress bar and no progress lines")]
 
 
 def add_format_commands(app: typer.Typer) -> None:
     """Register the commands."""
-    app.command(help=_EXPORT.format(layouts=_LAYOUTS))(export)
-    app.command("import", help=_IMPORT)(import_)
-    app.command(help=_CONSOLIDATE)(consolidate)
+    app.command(cls=GroupedCommand, help=_EXPORT.format(layouts=_LAYOUTS), short_help=summary(_EXPORT))(export)
+    app.command("import", cls=GroupedCommand, help=_IMPORT, short_help=summary(_IMPORT))(import_)
+    app.command(cls=GroupedCommand, help=_CONSOLIDATE, short_help=summary(_CONSOLIDATE))(consolidate)
 
 
 def export(
@@ -351,16 +345,16 @@ def export(
     ],
     output: Annotated[str, typer.Argument(metavar="OUT", help="a folder of its own", show_default=False)],
     to: Annotated[str, typer.Option("--to", metavar="LAYOUT", help=f"one of {_LAYOUTS}")],
-    shard_size: Annotated[str | None, typer.Option(metavar="N", help="tokens of a file, like 100M or 1Gi")] = None,
+    shard_size: Annotated[str | None, typer.Option(metavar="N", help="tokens in a file, like 100M or 1Gi")] = None,
     seq_len: Annotated[
         int | None,
-        typer.Option(metavar="N", help="tokens of a sample (templar: 2048), or of a packed row (mds, huggingface)"),
+        typer.Option(metavar="N", help="tokens in a sample (templar: 2048), or in a packed row (mds, huggingface)"),
     ] = None,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="what file names begin with")] = None,
     order: Annotated[
-        Literal["source", "shuffled"] | None, typer.Option(help="of the documents (nanogpt); source by default")
+        Literal["source", "shuffled"] | None, typer.Option(help="order of the documents (nanogpt); source by default")
     ] = None,
-    seed: Annotated[int | None, typer.Option(metavar="N", help="of --order shuffled (0)")] = None,
+    seed: Annotated[int | None, typer.Option(metavar="N", help="seed of --order shuffled (0)")] = None,
     templar_compat: Annotated[
         bool, typer.Option("--templar-compat", help="sample ids as the original computes them, which is wrong")
     ] = False,
@@ -407,11 +401,11 @@ def import_(
     layout: Annotated[str, typer.Option("--from", metavar="LAYOUT", help=f"one of {_LAYOUTS}")],
     output: Output,
     tokenizer: Annotated[
-        str | None, typer.Option(metavar="NAME", help="what made the tokens; the dataset can be decoded then")
+        str | None, typer.Option(metavar="NAME", help="the tokenizer of the tokens, so that the dataset can be decoded")
     ] = None,
     eot_id: Annotated[int | None, typer.Option(metavar="N", help="the id that ends a text", min=0)] = None,
     dtype: Annotated[
-        Literal["uint16", "uint32", "int32"] | None, typer.Option(help="of files that do not tell it")
+        Literal["uint16", "uint32", "int32"] | None, typer.Option(help="of files that do not store it")
     ] = None,
     workers: Threads = None,
     scratch: Scratch = None,
@@ -472,12 +466,14 @@ def consolidate(
     elif not quiet:
         show.exported(result)
         if not expected and not skip_validation:
-            print("  compared with nothing: --expect or --checksums say what the files must be")
+            sums = ", ".join(f"{name} {digest.sha256}" for name, digest in sorted(result.files.items()))
+            print(f"  Not validated. SHA-256: {sums}. Pass --expect or --checksums to check them.")
     return 0
 
 
 _PUSH = """
-Put a dataset to an object store. Only what is missing or wrong there is moved. Killed? Run the same command again.
+Copy a dataset to an object store. Only files that are missing or wrong there are copied. If it is interrupted, run the
+same command again.
 
 \b
 Examples:
@@ -485,8 +481,8 @@ Examples:
   tokenmill push data/owt gs://bucket/owt-small --split val
 """
 _PULL = """
-Get a dataset from an object store. Only what is missing or wrong here is moved, and every file is hashed as it
-arrives. Killed? Run the same command again: it goes on in the middle of a file.
+Copy a dataset from an object store. Only files that are missing or wrong here are copied, and every file is hashed as
+it arrives. If it is interrupted, run the same command again: it resumes in the middle of a file.
 
 \b
 Examples:
@@ -494,18 +490,18 @@ Examples:
   tokenmill pull s3://bucket/owt data/some --split train --shards 0-9
 """
 
-Splits = Annotated[list[str] | None, typer.Option("--split", metavar="NAME", help="this split alone; may be repeated")]
+Splits = Annotated[list[str] | None, typer.Option("--split", metavar="NAME", help="only this split; may be repeated")]
 Shards = Annotated[
     str | None,
-    typer.Option("--shards", metavar="NUMBERS", help="these shards of each split alone, like 0-9 or 0,3,5-7"),
+    typer.Option("--shards", metavar="NUMBERS", help="only these shards of each split, like 0-9 or 0,3,5-7"),
 ]
 Transfers = Annotated[int | None, typer.Option("-j", "--workers", metavar="N", help="files at once (4)")]
 
 
 def add_transfer_commands(app: typer.Typer) -> None:
     """Register the commands."""
-    app.command(help=_PUSH)(push)
-    app.command(help=_PULL)(pull)
+    app.command(cls=GroupedCommand, help=_PUSH, short_help=summary(_PUSH))(push)
+    app.command(cls=GroupedCommand, help=_PULL, short_help=summary(_PULL))(pull)
 
 
 def push(
@@ -558,7 +554,7 @@ def _run(
 
 
 _CLUSTER = """
-Print a cluster file for `ray up`, from a file with a `host slots` line for each host. The first one is the head.
+Print a cluster file for `ray up` from a file with one `host slots` line per host. The first host is the head.
 
 \b
 Example:
@@ -569,12 +565,12 @@ Example:
 
 def add_cluster_command(app: typer.Typer) -> None:
     """Register the command."""
-    app.command(help=_CLUSTER)(cluster)
+    app.command(cls=GroupedCommand, help=_CLUSTER, short_help=summary(_CLUSTER))(cluster)
 
 
 def cluster(
     hosts: Annotated[str, typer.Argument(metavar="HOSTS", help="a file like: node1 16", show_default=False)],
-    user: Annotated[str | None, typer.Option(metavar="NAME", help="who logs in to the hosts; you by default")] = None,
+    user: Annotated[str | None, typer.Option(metavar="NAME", help="user on the hosts; you by default")] = None,
 ) -> int:
     from tokenmill.executors.hosts import cluster
 
@@ -583,7 +579,7 @@ def cluster(
 
 
 def measure(path: str, *, split: str, seq_len: int, batch_size: int, seconds: float) -> dict[str, Any]:
-    """Rates of a shuffled loader over so many seconds, and how long its first batch took from opening on."""
+    """Rates of a shuffled loader over some seconds, and the time from opening to the first batch."""
     begin = time.perf_counter()
     dataset = open_dataset(path)
     if split not in dataset.splits:

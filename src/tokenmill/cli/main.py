@@ -70,7 +70,10 @@ def _leave(code: int) -> NoReturn:
 
 @contextlib.contextmanager
 def _early_workers(arguments: list[str]) -> Iterator[None]:
-    """Let the fork server of a `prepare` load while this process does, where there are cores for both."""
+    """Let the fork server of a `prepare` load while this process does, where there are cores for both.
+
+    It is a guess from the words of the command line, since the parser is among what loads: a wrong one costs time only.
+    """
     from tokenmill.resources import num_cores
 
     line = " ".join(arguments)

@@ -10,153 +10,164 @@ import os
 import re
 import shlex
 import sys
+import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from tokenmill.errors import TokenmillError, redact
 
-def _option(*names: str, metavar: str | None = None, help: str, callback: Callable[..., Any] | None = None) -> Any:
-    return typer.Option(*names, metavar=metavar, help=help, show_default=False, callback=callback)
+DATASET, TEXT, TOKENIZER, RUN, PRINT = "Dataset", "Text", "Tokenizer", "Run", "Output"
+
+
+def _option(group: str, metavar: str | None, help: str, *names: str, kind: Any = str | None, **settings: Any) -> Any:
+    """An option that is named like its parameter unless `names` says otherwise."""
+    option = typer.Option(*names, metavar=metavar, help=help, show_default=False, rich_help_panel=group, **settings)
+    return Annotated[kind, option]
+
+
+def _flag(group: str, help: str, *names: str) -> Any:
+    return _option(group, None, help, *names, kind=bool)
+
+
+class GroupedCommand(typer.core.TyperCommand):
+    """A command whose help lists its options in groups, as plain text: that is quick, and goes into docs/cli.md."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {}
+        for option in self.get_params(ctx):
+            group = "Arguments" if option.param_type_name == "argument" else getattr(option, "rich_help_panel", None)
+            if (record := option.get_help_record(ctx)) is not None:
+                groups.setdefault(group or "Options", []).append(record)
+        for group, records in groups.items():
+            with formatter.section(group):
+                formatter.write_dl(records)
+
+
+def summary(help: str) -> str:
+    """The first sentence of a command's help, for the list of commands. Without it, click would cut the help short."""
+    return " ".join(help.split()).partition(". ")[0].partition(" \b")[0].rstrip(".") + "."
 
 
 def with_modules_here(given: Any) -> Any:
-    """An option that may name a filter lets it be a module of the current folder; installed ones come before it."""
+    """Let a filter be a module of the current folder. Installed modules come first."""
     if given is not None and os.getcwd() not in sys.path:
         sys.path.append(os.getcwd())
     return given
 
 
-_TEXT = str | None
-_FLAG = bool
+SEVERAL, NUMBER, FILE = list[str] | None, int | None, Path | None
 
+# What `prepare` and `plan` share. Fields of a recipe have the names that they have there, but for `val_source`.
 OPTIONS: dict[str, Any] = {
     "sources": Annotated[
-        list[str] | None,
+        SEVERAL,
         typer.Argument(
             metavar="SOURCE...", help="files, folders or globs, also s3://, gs://, az://, hf://", show_default=False
         ),
     ],
-    "output": Annotated[_TEXT, _option("-o", "--output", metavar="OUT", help="the dataset's folder or URL")],
-    "tokenizer": Annotated[
-        _TEXT,
-        _option(
-            metavar="NAME",
-            help="gpt2 (the default), byte, char, a tokenizer.json, a .tiktoken[:SCHEME], a SentencePiece .model, "
-            "or a name on the hub",
-        ),
-    ],
-    "text_column": Annotated[_TEXT, _option(metavar="NAME", help="the column or field that holds the text")],
-    "template": Annotated[_TEXT, _option(metavar="TEXT", help='text from several columns: "{title}\\n\\n{body}"')],
-    "documents": Annotated[
-        _TEXT, _option(metavar="WHAT", help="in text files: lines (the default), files or separator:TEXT")
-    ],
-    "eot": Annotated[_TEXT, _option(metavar="WHERE", help="end of text: append (the default), prepend or none")],
-    "eot_token": Annotated[
-        _TEXT,
-        _option(metavar="TOKEN", help="which token ends a text; a .tiktoken file of your own gets it as a new one"),
-    ],
-    "split": Annotated[
-        list[str] | None,
-        _option(
-            metavar="NAME=SHARE",
-            help="hold documents out by their content: val=0.0005, or val=1%,test=2%; may be repeated. "
-            "nanogpt: those that nanoGPT's own script holds out",
-        ),
-    ],
-    "val_source": Annotated[
-        list[str] | None, _option(metavar="SOURCE", help="a source that is the validation split; may be repeated")
-    ],
-    "unit_bytes": Annotated[_TEXT, _option(metavar="SIZE", help="text of one unit of work, like 256MB")],
-    "workers": Annotated[
-        int | None,
-        _option(
-            "-j",
-            "--workers",
-            metavar="N",
-            help="as cores and memory allow by default; 0 or less: three quarters of the cores",
-        ),
-    ],
-    "scratch": Annotated[
-        Path | None, _option(metavar="DIR", help="write here first, where OUT is a slow network drive or a URL")
-    ],
-    "max_tokens": Annotated[_TEXT, _option(metavar="N", help="stop at exactly so many tokens, like 150G")],
-    "sample": Annotated[_TEXT, _option(metavar="SHARE", help="a seeded share of the units, like 1%, for a trial")],
-    "seed": Annotated[int | None, _option(metavar="N", help="of the split and of the sample (0)")],
-    "min_chars": Annotated[int | None, _option(metavar="N", help="drop documents of fewer characters")],
-    "max_document_bytes": Annotated[_TEXT, _option(metavar="SIZE", help="drop larger documents (64MB)")],
-    "filter": Annotated[
-        _TEXT,
-        _option(
-            metavar="MODULE:FUNCTION",
-            help="keep the documents for which your function is true; it gets the text, one str. The module is in the "
-            "current folder or on the Python path",
-            callback=with_modules_here,
-        ),
-    ],
-    "on_bad": Annotated[
-        _TEXT, _option(metavar="WHAT", help="bad documents: quarantine (the default), or fail at the first one")
-    ],
-    "config": Annotated[
-        Path | None,
-        _option(
-            metavar="FILE",
-            help="a recipe in YAML: sources, tokenizer, split, max_tokens, ...; options win over it",
-            callback=with_modules_here,
-        ),
-    ],
-    "layout": Annotated[
-        _TEXT,
-        _option(
-            metavar="LAYOUT",
-            help="export as well, to OUT/LAYOUT: nanogpt, or with options templar:seq_len=2048,shard_size=1Gi",
-        ),
-    ],
-    "executor": Annotated[
-        _TEXT,
-        _option(
-            metavar="WHAT",
-            help="what runs the units: local (worker processes, the default), or ray (tasks of a cluster)",
-        ),
-    ],
-    "restart": Annotated[_FLAG, _option("--restart", help="throw away what OUT holds, and start over")],
-    "update": Annotated[
-        _FLAG, _option("--update", help="sources of an unfinished build changed: keep what was made of the others")
-    ],
-    "as_json": Annotated[_FLAG, _option("--json", help="print the result as JSON")],
-    "quiet": Annotated[_FLAG, _option("-q", "--quiet", help="print nothing but errors")],
-    "verbose": Annotated[_FLAG, _option("-v", "--verbose", help="tell of every unit; show tracebacks")],
-    "no_progress": Annotated[_FLAG, _option("--no-progress", help="no bar and no progress lines")],
+    "output": _option(DATASET, "OUT", "the dataset's folder or URL", "-o", "--output"),
+    "config": _option(
+        DATASET,
+        "FILE",
+        "a recipe in YAML: sources, tokenizer, split, max_tokens, ...; options override it",
+        kind=FILE,
+        callback=with_modules_here,
+    ),
+    "split": _option(
+        DATASET,
+        "NAME=SHARE",
+        "hold out documents by their content: val=0.0005, or val=1%,test=2%; may be repeated. nanogpt: those that "
+        "nanoGPT's own script holds out",
+        kind=SEVERAL,
+    ),
+    "val_source": _option(DATASET, "SOURCE", "a source that is the validation split; may be repeated", kind=SEVERAL),
+    "max_tokens": _option(DATASET, "N", "stop at exactly this many tokens, like 150G"),
+    "sample": _option(DATASET, "SHARE", "a seeded share of the units, like 1%, for a trial"),
+    "seed": _option(DATASET, "N", "seed of the split and of the sample (0)", kind=NUMBER),
+    "layout": _option(
+        DATASET,
+        "LAYOUT",
+        "also export to OUT/LAYOUT: nanogpt, or with options templar:seq_len=2048,shard_size=1Gi",
+    ),
+    "text_column": _option(TEXT, "NAME", "the column or field that contains the text"),
+    "template": _option(TEXT, "TEXT", 'text from several columns: "{title}\\n\\n{body}"'),
+    "documents": _option(
+        TEXT, "WHAT", "what a document is in text files: lines (the default), files or separator:TEXT"
+    ),
+    "filter": _option(
+        TEXT,
+        "MODULE:FUNCTION",
+        "keep the documents for which this function is true; it is called with the text, a str. The module is in the "
+        "current folder or on the Python path",
+        callback=with_modules_here,
+    ),
+    "min_chars": _option(TEXT, "N", "drop documents with fewer characters", kind=NUMBER),
+    "max_document_bytes": _option(TEXT, "SIZE", "drop larger documents (64MB)"),
+    "on_bad": _option(TEXT, "WHAT", "bad documents: quarantine (the default), or fail at the first one"),
+    "tokenizer": _option(
+        TOKENIZER,
+        "NAME",
+        "gpt2 (the default), byte, char, a tokenizer.json, a .tiktoken[:SCHEME], a SentencePiece .model, or a name on "
+        "the hub",
+    ),
+    "eot": _option(TOKENIZER, "WHERE", "end of text: append (the default), prepend or none"),
+    "eot_token": _option(
+        TOKENIZER, "TOKEN", "the token that ends a text; added as a new token to a custom .tiktoken file"
+    ),
+    "workers": _option(
+        RUN,
+        "N",
+        "by default as many as cores and memory allow; 0 or less: three quarters of the cores",
+        "-j",
+        "--workers",
+        kind=NUMBER,
+    ),
+    "unit_bytes": _option(RUN, "SIZE", "text in one unit of work, like 256MB"),
+    "scratch": _option(RUN, "DIR", "write here first, if OUT is a slow network drive or a URL", kind=FILE),
+    "executor": _option(
+        RUN, "WHAT", "what runs the units: local (worker processes, the default), or ray (tasks of a cluster)"
+    ),
+    "restart": _flag(RUN, "delete what OUT contains, and start over", "--restart"),
+    "update": _flag(RUN, "sources of an unfinished build changed: keep the units of the unchanged ones", "--update"),
+    "as_json": _flag(PRINT, "print the result as JSON", "--json"),
+    "quiet": _flag(PRINT, "print only errors", "-q", "--quiet"),
+    "verbose": _flag(PRINT, "report every unit; show tracebacks", "-v", "--verbose"),
+    "no_progress": _flag(PRINT, "no progress bar and no progress lines", "--no-progress"),
 }
 PREPARE_OPTIONS = {
     **OPTIONS,
-    "ray_address": Annotated[
-        _TEXT,
-        _option(
-            metavar="ADDRESS",
-            help="the Ray cluster: HOST:PORT or auto; without it the one that is found, else a local Ray for the while",
-        ),
-    ],
-    "placement": Annotated[
-        _TEXT,
-        _option(
-            metavar="WHERE",
-            help="with ray: shared (all nodes reach OUT, the default), or node-local (every node keeps a part in OUT "
-            "on its own disk; '$VARIABLES' in OUT are those of the node)",
-        ),
-    ],
-    "wait": Annotated[_FLAG, _option("--wait", help="if another process builds OUT, wait for it")],
+    "ray_address": _option(
+        RUN,
+        "ADDRESS",
+        "the Ray cluster: HOST:PORT or auto. By default the one that is found, else a temporary local Ray",
+    ),
+    "placement": _option(
+        RUN,
+        "WHERE",
+        "with ray: shared (all nodes reach OUT, the default), or node-local (every node stores a part in OUT on its "
+        "own disk; '$VARIABLES' in OUT are those of the node)",
+    ),
+    "wait": _flag(RUN, "if another process is building OUT, wait for it", "--wait"),
 }
 _FLAGS = ("restart", "update", "as_json", "quiet", "verbose", "no_progress", "wait")
 
 
 def with_options(options: dict[str, Any]) -> Callable[[Callable[[dict[str, Any]], int]], Callable[..., int]]:
-    """A command that takes all of these options, and gets them as one dict."""
+    """A command that takes all of these options as one dict."""
 
     def decorate(command: Callable[[dict[str, Any]], int]) -> Callable[..., int]:
         def wrapper(**given: Any) -> int:
-            return command(given)
+            try:
+                return command(given)
+            except (TokenmillError, OSError):
+                raise
+            except Exception:
+                if given["verbose"]:
+                    print(redact(traceback.format_exc()), file=sys.stderr)
+                raise
 
         wrapper.__name__ = command.__name__
         wrapper.__annotations__ = {**options, "return": int}
@@ -268,7 +279,7 @@ def _quoted(value: object) -> str:
 
 
 def unescape(text: str | None) -> str | None:
-    """`\\n`, `\\t` and the like as a shell passes them on, turned into what they mean."""
+    """Interpret `\\n`, `\\t` and the like, which a shell passes on as they are."""
     if text is None:
         return None
     return re.sub(
