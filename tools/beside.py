@@ -32,7 +32,7 @@ COMPANIONS = {
 # Packages whose versions people ask about: the table has those that were chosen.
 SHOWN = ("numpy", "pyarrow", "xxhash", "rich", "huggingface-hub", "tokenizers")
 TIMEOUT = 900.0
-PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check", "--quiet")
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,26 +45,28 @@ class Resolution:
 
 def resolve(requirements: list[str], *options: str) -> Resolution:
     """The versions that pip would install in an empty environment."""
-    command = [*PIP, "install", "--dry-run", "--ignore-installed", "--report", "-", *options, *requirements]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT)
-    except subprocess.TimeoutExpired:
-        return Resolution(versions={}, conflict=f"pip found no answer within {TIMEOUT:.0f} s")
-    if done.returncode:
-        return Resolution(versions={}, conflict=explain(done.stderr))
-    metadata = [entry["metadata"] for entry in json.loads(done.stdout)["install"]]
+    with tempfile.TemporaryDirectory() as folder:
+        report = Path(folder, "report.json")
+        command = [*PIP, "install", "--dry-run", "--ignore-installed", "--report", report, *options, *requirements]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=TIMEOUT)
+        except subprocess.TimeoutExpired:
+            return Resolution(versions={}, conflict=f"pip found no answer within {TIMEOUT:.0f} s")
+        if done.returncode:
+            return Resolution(versions={}, conflict=explain(done.stdout, done.stderr))
+        metadata = [entry["metadata"] for entry in json.loads(report.read_text(encoding="utf-8"))["install"]]
     return Resolution(versions={normal(entry["name"]): entry["version"] for entry in metadata}, conflict="")
 
 
-def explain(stderr: str) -> str:
-    """The conflict that pip reports, in one line."""
-    lines = [line.strip() for line in stderr.splitlines()]
+def explain(stdout: str, stderr: str) -> str:
+    """The conflict that pip reports, in one line; one cause for each package that pip tried many releases of."""
+    lines = [line.strip() for line in stdout.splitlines()]
     if "The conflict is caused by:" in lines:
         first = lines.index("The conflict is caused by:") + 1
         causes = lines[first : lines.index("", first)]
-        return "; ".join(causes)
-    errors = [line.removeprefix("ERROR: ") for line in lines if line.startswith("ERROR: ")]
-    return errors[-1] if errors else (lines[-1] if lines else "pip failed and did not say why")
+        return "; ".join({cause.split()[0]: cause for cause in reversed(causes)}.values())
+    errors = [line.removeprefix("ERROR: ") for line in stderr.splitlines() if line.startswith("ERROR: ")]
+    return errors[-1] if errors else "pip failed and did not say why"
 
 
 def normal(name: str) -> str:
@@ -81,7 +83,7 @@ def pinned(requirement: str) -> str:
 
 
 def build_wheel(folder: str) -> str:
-    subprocess.run([*PIP, "wheel", "--no-deps", "--wheel-dir", folder, str(ROOT)], check=True)
+    subprocess.run([*PIP, "wheel", "--quiet", "--no-deps", "--wheel-dir", folder, str(ROOT)], check=True)
     (wheel,) = Path(folder).glob("*.whl")
     return str(wheel)
 

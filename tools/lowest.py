@@ -40,4 +40,4 @@ def constraints() -> list[str]:
 
 
 if __name__ == "__main__":
-    print("\n".join(constraints()))  # noqa: T201  # a script prints
+    print("\n".join(constraints()))

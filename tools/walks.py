@@ -5,7 +5,7 @@
     python tools/walks.py --json     # {walk: [file, ...]}
 
 A file counts if one of its functions is called, in this process or in a worker; code that runs while a module is
-imported does not. The hook that watches is a `sitecustomize` in a temporary folder on PYTHONPATH, so that workers have it.
+imported does not. The hook that watches is a `sitecustomize` in a temporary folder on PYTHONPATH, which workers load too.
 """
 
 from __future__ import annotations
@@ -30,8 +30,7 @@ seen = set()
 def is_import(frame):
     """Whether the call belongs to the import of a module of tokenmill, such as a class body."""
     while frame is not None:
-        code = frame.f_code
-        if code.co_name == "<module>" and "/tokenmill/" in code.co_filename and not code.co_filename.endswith("__main__.py"):
+        if frame.f_code.co_name == "<module>" and "/tokenmill/" in frame.f_code.co_filename:
             return True
         frame = frame.f_back
     return False
