@@ -1,6 +1,6 @@
 """Write what is generated: docs/cli.md, and the tree and the walks in CONTRIBUTING.md. A test fails if they are stale.
 
-    make docs
+make docs
 """
 
 from __future__ import annotations
