@@ -5,7 +5,7 @@
     python tools/walks.py --json     # {walk: [file, ...]}
 
 A file counts if one of its functions is called, in this process or in a worker; code that runs while a module is
-imported does not. The hook that watches is a `sitecustomize` in a temporary folder on PYTHONPATH, so workers load it too.
+imported does not. A `sitecustomize` in a temporary folder on PYTHONPATH watches, in workers too.
 """
 
 from __future__ import annotations
