@@ -1,8 +1,8 @@
 """Count the files of tokenmill that three common jobs run through, and name them in the order of their first call.
 
-    python tools/walks.py            # counts, against what is aimed at
-    python tools/walks.py --files    # the files as well
-    python tools/walks.py --json     # {walk: [file, ...]}
+    python tools/walks.py                # counts, and the aims
+    python tools/walks.py --files        # the files as well
+    python tools/walks.py --functions    # and their functions: which guard would spare a file?
 
 A file counts if one of its functions is called, in this process or in a worker; code that runs while a module is
 imported does not. A `sitecustomize` in a temporary folder on PYTHONPATH watches, in workers too.
@@ -11,7 +11,6 @@ imported does not. A `sitecustomize` in a temporary folder on PYTHONPATH watches
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -19,7 +18,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-# Logs each file of tokenmill once, when the first of its functions is called.
+# Logs each function of tokenmill once, when it is called first.
 HOOK = '''
 import os, sys, threading
 
@@ -37,10 +36,14 @@ def is_import(frame):
 
 
 def profile(frame, event, argument):
-    name = frame.f_code.co_filename
-    if event == "call" and name not in seen and "/tokenmill/" in name and not is_import(frame):
-        seen.add(name)
-        os.write(log, name.rpartition("/tokenmill/")[2].encode() + b"\\n")
+    code = frame.f_code
+    if event == "call" and code not in seen:
+        seen.add(code)
+        if "/tokenmill/" in code.co_filename and not is_import(frame):
+            file = code.co_filename.rpartition("/tokenmill/")[2]
+            os.write(log, f"{file} {code.co_qualname}\\n".encode())
+        elif "/tokenmill/" in code.co_filename:
+            seen.discard(code)
 
 
 threading.setprofile(profile)
@@ -66,7 +69,7 @@ class Walk:
 # Two workers and a few units each, so that every step of a build is seen.
 PREPARE = """
 import tokenmill
-tokenmill.prepare("corpus.jsonl", "data", tokenizer="gpt2", workers=2, unit_bytes="500kB")
+tokenmill.prepare("corpus.jsonl", "data", tokenizer="gpt2", workers=2, unit_bytes=500_000)
 """
 FIRST_BATCH = """
 import tokenmill
@@ -85,6 +88,11 @@ WALKS = {
 
 def count() -> dict[str, list[str]]:
     """The files of each walk, in the order in which they are first used."""
+    return {name: list(functions) for name, functions in trace().items()}
+
+
+def trace() -> dict[str, dict[str, list[str]]]:
+    """The functions of each file of each walk, in the order of their first call."""
     with tempfile.TemporaryDirectory() as folder:
         hook = Path(folder, "hook")
         hook.mkdir()
@@ -93,7 +101,7 @@ def count() -> dict[str, list[str]]:
         return {name: _run(walk, folder, hook) for name, walk in WALKS.items()}
 
 
-def _run(walk: Walk, folder: str, hook: Path) -> list[str]:
+def _run(walk: Walk, folder: str, hook: Path) -> dict[str, list[str]]:
     log = hook / "log"
     log.write_bytes(b"")
     path = os.pathsep.join([str(hook), *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -103,22 +111,22 @@ def _run(walk: Walk, folder: str, hook: Path) -> list[str]:
     )
     if done.returncode:
         raise SystemExit(f"exit code {done.returncode} of{walk.code}{done.stderr}")
-    return list(dict.fromkeys(log.read_text(encoding="utf-8").splitlines()))
+    functions: dict[str, list[str]] = {}
+    for line in dict.fromkeys(log.read_text(encoding="utf-8").splitlines()):
+        file, _, function = line.partition(" ")
+        functions.setdefault(file, []).append(function)
+    return functions
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--files", action="store_true", help="print the names of the files")
-    parser.add_argument("--json", action="store_true", help="print them as JSON")
+    parser.add_argument("--functions", action="store_true", help="print their functions, too")
     options = parser.parse_args()
-    found = count()
-    if options.json:
-        print(json.dumps(found, indent=2))
-        return
-    for name, files in found.items():
+    for name, files in trace().items():
         print(f"{name}: {len(files)} files (aim: at most {WALKS[name].aim})")
-        if options.files:
-            print(*(f"  {file}" for file in files), sep="\n")
+        for file, functions in files.items() if options.files or options.functions else ():
+            print(f"  {file:<28} {' '.join(functions) if options.functions else ''}".rstrip())
 
 
 if __name__ == "__main__":
