@@ -19,9 +19,11 @@ lint: $(VENV)/.lint
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-# The tests at the lowest versions that pyproject.toml allows. typer of that age imports what a newer click deprecates.
+# The tests at the lowest versions that pyproject.toml allows. Of that age, typer imports what a newer click deprecates,
+# and Ray leaves files open and announces its future.
+LOWEST_WARNINGS := -W "ignore:'click.utils:DeprecationWarning" -W ignore::ResourceWarning -W ignore:Tip:FutureWarning
 lowest: .venv-lowest/.done
-	.venv-lowest/bin/python -m pytest -n 2 --dist loadgroup -W "ignore:'click.utils:DeprecationWarning" tests
+	.venv-lowest/bin/python -m pytest -n 2 --dist loadgroup $(LOWEST_WARNINGS) tests
 
 # Does pip find versions with which tokenmill and a trainer's packages can be installed together? Installs nothing.
 beside: .venv-beside/.done
