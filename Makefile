@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 STORE_TESTS := $(addprefix tests/,storage/clouds.py storage/test_object_folder.py e2e/test_object_store.py maintenance/test_push_pull.py formats/test_open_remote.py build/test_commit.py)
 
-.PHONY: demo test lint bench bench-layouts bench-loader crash differ interop stores docs clean
+.PHONY: demo test lint lowest beside walks bench bench-layouts bench-loader crash differ interop stores docs clean
 
 demo: $(VENV)/.core
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/demo.sh
@@ -18,6 +18,20 @@ lint: $(VENV)/.lint
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+
+# The tests at the lowest versions that pyproject.toml allows. Of that age, typer imports what a newer click deprecates,
+# and Ray leaves files open and announces its future.
+LOWEST_WARNINGS := -W "ignore:'click.utils:DeprecationWarning" -W ignore::ResourceWarning -W ignore:Tip:FutureWarning
+lowest: .venv-lowest/.done
+	.venv-lowest/bin/python -m pytest -n 2 --dist loadgroup $(LOWEST_WARNINGS) tests
+
+# Does pip find versions with which tokenmill and a trainer's packages can be installed together? Installs nothing.
+beside: .venv-beside/.done
+	.venv-beside/bin/python tools/beside.py $(ARGS)
+
+# How many files a prepare, a first batch and an export run through.
+walks: $(VENV)/.core
+	$(BIN)/python tools/walks.py $(ARGS)
 
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/prepare.py $(ARGS)
@@ -44,6 +58,7 @@ stores: $(VENV)/.test $(VENV)/.stores .venv-azurite/.done
 	$(BIN)/python -m pytest --store az $(STORE_TESTS)
 	$(BIN)/python -m pytest --store gs $(STORE_TESTS)
 
+# What is generated: the command reference, and the tree and the walks in CONTRIBUTING.md.
 docs: $(VENV)/.core
 	$(BIN)/python docs/generate.py
 
@@ -63,7 +78,19 @@ $(VENV)/.%: $(VENV)/.core
 	$(PIP) --group $*
 	touch $@
 
-# litData and Mosaic streaming pin what ours does not. Where they do not install, the benchmark says so.
+.venv-lowest/.done: pyproject.toml tools/lowest.py
+	$(PYTHON) -m venv .venv-lowest
+	.venv-lowest/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	.venv-lowest/bin/python tools/lowest.py > .venv-lowest/constraints.txt
+	.venv-lowest/bin/python -m pip install --quiet --constraint .venv-lowest/constraints.txt --editable ".[ray]" --group test
+	touch $@
+
+.venv-beside/.done: Makefile
+	$(PYTHON) -m venv .venv-beside
+	.venv-beside/bin/python -m pip install --quiet --upgrade "pip>=25.1"
+	touch $@
+
+# litData and Mosaic streaming in an environment of their own. If they do not install, the benchmark says so.
 .venv-peers/.done: pyproject.toml
 	$(PYTHON) -m venv .venv-peers
 	.venv-peers/bin/python -m pip install --quiet --upgrade "pip>=25.1"

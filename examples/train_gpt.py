@@ -1,11 +1,11 @@
-"""A small GPT on the demo's dataset. Kill it, and go on with another number of ranks: the losses are the same.
+"""A small GPT on the demo's dataset. Interrupt it and resume on another number of ranks: the losses are the same.
 
     make demo
-    torchrun --nproc-per-node 2 examples/train_gpt.py demo-data/stdlib      # kill it
-    python examples/train_gpt.py demo-data/stdlib                           # goes on, now on one rank
+    torchrun --nproc-per-node 2 examples/train_gpt.py demo-data/stdlib      # interrupt it
+    python examples/train_gpt.py demo-data/stdlib                           # resumes, now on one rank
 
-The batch of a step is that of all ranks together, so it does not change with their number. The
-loader's state is in the checkpoint, so every sample comes exactly once.
+The batch of a step is divided among the ranks, so it does not change with their number. The checkpoint contains the
+loader's state, so every sample is used exactly once.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ class Block(nn.Module):
 class GPT(nn.Module):
     def __init__(self, vocab_size: int, seq_len: int, width: int, layers: int, heads: int) -> None:
         super().__init__()
-        self.tokens, self.places = nn.Embedding(vocab_size, width), nn.Embedding(seq_len, width)
+        self.tokens, self.positions = nn.Embedding(vocab_size, width), nn.Embedding(seq_len, width)
         self.blocks = nn.Sequential(*(Block(width, heads) for _ in range(layers)))
         self.norm = nn.LayerNorm(width)
 
     def forward(self, ids: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        x = self.tokens(ids) + self.places(torch.arange(ids.shape[1], device=ids.device))
+        x = self.tokens(ids) + self.positions(torch.arange(ids.shape[1], device=ids.device))
         logits = self.norm(self.blocks(x)) @ self.tokens.weight.T / x.shape[-1] ** 0.5
         return functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
 
 def average(values: list[torch.Tensor]) -> None:
-    """The mean over all ranks. Each has as many samples, so this is the mean over the whole batch."""
+    """The mean over all ranks. Each has the same number of samples, so this is the mean over the whole batch."""
     if dist.is_initialized():
         for value in values:
             dist.all_reduce(value)
@@ -65,9 +65,9 @@ def main() -> None:
     parser.add_argument("dataset")
     parser.add_argument("--checkpoint", type=Path, default=Path("demo-data/gpt.pt"))
     parser.add_argument("--steps", type=int, default=200)
-    parser.add_argument("--stop-at", type=int, metavar="STEP", help="save a checkpoint there, and end")
+    parser.add_argument("--stop-at", type=int, metavar="STEP", help="save a checkpoint there and stop")
     parser.add_argument("--save-every", type=int, default=20, metavar="STEPS")
-    parser.add_argument("--batch-size", type=int, default=16, help="samples of a step, over all ranks")
+    parser.add_argument("--batch-size", type=int, default=16, help="samples per step, over all ranks")
     parser.add_argument("--seq-len", type=int, default=128)
     parser.add_argument("--width", type=int, default=128)
     parser.add_argument("--layers", type=int, default=4)
@@ -79,7 +79,7 @@ def main() -> None:
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     rank, world_size = tokenmill.torch.find_rank()
     if options.batch_size % world_size:
-        parser.error(f"--batch-size {options.batch_size} cannot be shared by {world_size} ranks")
+        parser.error(f"--batch-size {options.batch_size} cannot be divided among {world_size} ranks")
     device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
 
     dataset = tokenmill.open(options.dataset)
@@ -115,7 +115,7 @@ def main() -> None:
                 state = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
                 whole = options.checkpoint.with_suffix(".tmp")
                 torch.save({**state, "loader": loader.state_dict(), "step": step}, whole)
-                whole.replace(options.checkpoint)  # a kill leaves the old one or the new one
+                whole.replace(options.checkpoint)  # an interruption leaves the old one or the new one
                 print(f"saved step {step}", flush=True)
     batches.close()
     if dist.is_initialized():

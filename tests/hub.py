@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from urllib.parse import unquote
 
 import pytest
-from huggingface_hub import constants
+from huggingface_hub import constants, file_download
 
 from tokenmill.storage import hub_client
 
@@ -156,6 +156,8 @@ def lead_to(endpoint: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     }
     for name, value in settings.items():
         monkeypatch.setattr(constants, name, value)
+        if hasattr(file_download, name):  # a client before 1.0 copies some of them
+            monkeypatch.setattr(file_download, name, value)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")
     monkeypatch.delenv("HF_TOKEN", raising=False)
     hub_client.files_at.cache_clear()

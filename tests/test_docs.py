@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -18,8 +19,57 @@ ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
 
+GENERATE = runpy.run_path(str(ROOT / "docs/generate.py"))
+CONTRIBUTING = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+PAGES = [path for pattern in ("*.md", "docs/**/*.md", ".github/**/*.md") for path in sorted(ROOT.glob(pattern))]
+
+
 def test_the_readme_is_short() -> None:
     assert len(README.splitlines()) <= 150
+
+
+def test_the_tree_names_every_module_with_what_it_is_for() -> None:
+    assert GENERATE["with_block"](CONTRIBUTING, "tree", GENERATE["tree"]()) == CONTRIBUTING, "run make docs"
+
+
+def test_the_readme_names_every_package() -> None:
+    packages = {path.parent.name for path in (ROOT / "src/tokenmill").glob("*/__init__.py")}
+    (tree,) = re.findall(r"```\nsrc/tokenmill/\n(.*?)```", README, re.DOTALL)
+    assert set(re.findall(r"^  (\w+)/ ", tree, re.MULTILINE)) == packages
+
+
+@pytest.mark.slow
+def test_the_walks_name_the_files_that_run() -> None:
+    found = runpy.run_path(str(ROOT / "tools/walks.py"))["count"]()
+    (block,) = re.findall(r"<!-- walks -->\n(.*)<!-- /walks -->", CONTRIBUTING, re.DOTALL)
+    walks = [re.findall(r"^\d+\. `(.*?)`", walk, re.MULTILINE) for walk in block.split("### ")[1:]]
+    assert [set(walk) for walk in walks] == [set(files) for files in found.values()], "run make docs"
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_a_page_links_to_what_is_there(page: Path) -> None:
+    text = page.read_text(encoding="utf-8")
+    for link in re.findall(r"\]\((?!https?:)([^)]+)\)", text):
+        path, _, anchor = link.partition("#")
+        target = page.parent / path if path else page
+        assert target.exists(), link
+        headings = [
+            line.lstrip("# ").lower().replace(" ", "-") for line in target.read_text().splitlines() if line[:1] == "#"
+        ]
+        assert not anchor or anchor in headings, link
+
+
+def test_the_make_targets_that_pages_name_are_there() -> None:
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    for page in PAGES:
+        named = set(re.findall(r"`make ([\w-]+)", page.read_text(encoding="utf-8")))
+        assert named <= targets, page
+
+
+def test_the_lowest_versions_are_those_of_the_dependencies() -> None:
+    pins = runpy.run_path(str(ROOT / "tools/lowest.py"))["constraints"]()
+    assert "pyarrow==18.0" in pins
+    assert all(re.fullmatch(r"[\w-]+==[\d.]+", pin) for pin in pins)
 
 
 @pytest.mark.parametrize("command", COMMANDS)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import make_files as make
+import pyarrow as pa
 import pytest
 
 import tokenmill
@@ -17,6 +18,9 @@ from tokenmill.errors import StateError
 from tokenmill.storage.local import Folder
 
 FILES = Path(__file__).parent / "v0.1"
+ARROW = "26.0.1"
+# A Parquet file holds the version of its writer, and so the bytes of provenance differ with it.
+same_arrow = pytest.mark.skipif(pa.__version__ != ARROW, reason=f"the files were written by pyarrow {ARROW}")
 RECORDED = json.loads((FILES / "loaders.json").read_text(encoding="utf-8"))
 
 
@@ -53,6 +57,7 @@ def test_the_same_command_finds_it_complete(files: Path) -> None:
     assert tree(files / "finished") == before
 
 
+@same_arrow
 def test_an_unfinished_build_resumes_to_the_same_bytes(files: Path) -> None:
     events = []
     tokenmill.prepare(files / "corpus", files / "unfinished", watch=events.append, **make.PREPARE)
@@ -60,11 +65,13 @@ def test_an_unfinished_build_resumes_to_the_same_bytes(files: Path) -> None:
     assert tree(files / "unfinished") == without_plans(files / "finished")
 
 
+@same_arrow
 def test_a_fresh_build_has_the_same_bytes(files: Path) -> None:
     tokenmill.prepare(files / "corpus", files / "fresh", **make.PREPARE)
     assert tree(files / "fresh") == without_plans(files / "finished")
 
 
+@same_arrow
 def test_a_damaged_one_is_repaired_to_the_same_bytes(files: Path) -> None:
     before = tree(files / "finished")
     path = files / "finished/train/00000.bin"

@@ -96,7 +96,9 @@ def join(parts: Iterable[pq.ParquetFile]) -> Iterator[pa.Table]:
         for group in range(part.num_row_groups):
             # For small row groups, threads cost more than they save.
             many = part.metadata.row_group(group).num_rows > SMALL_ROWS
-            yield part.read_row_group(group, use_threads=many)
+            table = part.read_row_group(group, use_threads=many)
+            # Arrow before 20 reads every dictionary with indices of 32 bits.
+            yield table if table.schema.equals(SCHEMA) else table.cast(SCHEMA)
 
 
 def dictionary_column(codes: npt.NDArray[np.int8], names: Sequence[str]) -> pa.DictionaryArray:

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
+import inspect
 import json
 import os
 import time
@@ -49,6 +51,8 @@ class HubFile:
 def is_offline() -> bool:
     from huggingface_hub import constants
 
+    if not hasattr(constants, "is_offline_mode"):  # a client before 1.2
+        return bool(constants.HF_HUB_OFFLINE)
     return bool(constants.is_offline_mode())
 
 
@@ -77,16 +81,31 @@ def commit_of(repo: str, revision: str) -> str:
 def list_files(repo: str, commit: str) -> list[HubFile]:
     """All files of a commit."""
     from huggingface_hub import constants
+
+    url = f"{constants.ENDPOINT}/api/datasets/{repo}/tree/{commit}"
+    with _explained(repo, commit):
+        return [_file(entry) for entry in _paginate(url) if entry["type"] == "file"]
+
+
+def _paginate(url: str) -> Iterator[dict[str, Any]]:
+    """The entries of a listing and of the pages that follow. The client's own list_repo_tree would wait for ever."""
     from huggingface_hub.utils import (  # type: ignore[attr-defined]  # they are documented there
         build_hf_headers,
+        get_session,
+        hf_raise_for_status,
         paginate,
     )
 
-    # The client's own list_repo_tree would wait for ever.
-    url = f"{constants.ENDPOINT}/api/datasets/{repo}/tree/{commit}"
-    with _explained(repo, commit):
-        entries = paginate(url, params={"recursive": True}, headers=build_hf_headers(), timeout=_patience())
-        return [_file(entry) for entry in entries if entry["type"] == "file"]
+    headers = build_hf_headers()
+    if _takes(paginate, "timeout"):
+        yield from paginate(url, params={"recursive": True}, headers=headers, timeout=_patience())
+        return
+    next_url: str | None = f"{url}?recursive=true"
+    while next_url is not None:  # a client before 1.21: its own paginate has no timeout
+        answer = _tried(partial(get_session().get, next_url, headers=headers, timeout=_patience()))
+        hf_raise_for_status(answer)
+        yield from answer.json()
+        next_url = answer.links.get("next", {}).get("url")
 
 
 def _file(entry: dict[str, Any]) -> HubFile:
@@ -107,7 +126,10 @@ def download(repo: str, commit: str, key: str) -> str:
     with _explained(repo, commit):
         # What follows would wait six minutes for a hub that is silent from the first, whatever the settings say.
         with contextlib.suppress(HfHubHTTPError):
-            get_hf_file_metadata(url, timeout=_patience(), retry_on_errors=True)
+            retry: dict[str, Any] = {}
+            if _takes(get_hf_file_metadata, "retry_on_errors"):  # a client since 1.2
+                retry = {"retry_on_errors": True}
+            get_hf_file_metadata(url, timeout=_patience(), **retry)
         return str(hf_hub_download(repo, key, revision=commit, repo_type="dataset"))
 
 
@@ -138,20 +160,37 @@ def _fetch_range(repo: str, commit: str, key: str, start: int, stop: int) -> byt
     from huggingface_hub.utils import (  # type: ignore[attr-defined]  # as above
         build_hf_headers,
         hf_raise_for_status,
-        http_stream_backoff,
     )
 
     url = hf_hub_url(repo, key, revision=commit, repo_type="dataset")
     headers = {**build_hf_headers(), "Range": f"bytes={start}-{stop - 1}", "Accept-Encoding": "identity"}
-    # Who leaves it before its end stops the transfer. It cannot begin again below us, so that errors are the caller's.
-    with http_stream_backoff("GET", url, headers=headers, timeout=_patience(), retry_on_exceptions=()) as answer:
+    with _stream(url, headers) as answer:
         hf_raise_for_status(answer)
         # A server that ignores ranges sends all of the file.
         skip = 0 if answer.status_code == 206 else start
-        data = _cut(answer.iter_bytes(_BLOCK), skip, stop - start)
+        blocks = answer.iter_bytes(_BLOCK) if hasattr(answer, "iter_bytes") else answer.iter_content(_BLOCK)
+        data = _cut(blocks, skip, stop - start)
     if len(data) != stop - start:
         raise StorageError(f"hf://datasets/{repo}@{commit}/{key}: {len(data)} bytes came for [{start}, {stop})")
     return data
+
+
+def _stream(url: str, headers: dict[str, str]) -> contextlib.AbstractContextManager[Any]:
+    """An answer whose body has yet to come; leaving it stops the transfer.
+
+    The client must not retry a transfer that broke off: it would send the body from its beginning.
+    """
+    utils: Any = importlib.import_module("huggingface_hub.utils")
+    options = {"headers": headers, "timeout": _patience(), "retry_on_exceptions": ()}
+    if not hasattr(utils, "http_stream_backoff"):  # a client before 1.0, which uses requests
+        return contextlib.closing(utils.http_backoff("GET", url, stream=True, **options))
+    stream: contextlib.AbstractContextManager[Any] = utils.http_stream_backoff("GET", url, **options)
+    return stream
+
+
+def _takes(function: Callable[..., Any], argument: str) -> bool:
+    """Whether this version of the client has the argument."""
+    return argument in inspect.signature(function).parameters
 
 
 def _cut(blocks: Iterable[bytes], skip: int, size: int) -> bytes:
@@ -220,7 +259,7 @@ def _judged(error: BaseException, repo: str, revision: str) -> TokenmillError:
     status = error.response.status_code if isinstance(error, HfHubHTTPError) else 0
     if status == 429 or status >= 500:
         return StorageError(f"{name}@{revision}: {hub} is at its limits: {_said(error)}", hint="run again later")
-    if not isinstance(error, _NOT_OF_THE_NETWORK):
+    if not isinstance(error, _NOT_OF_THE_NETWORK) or _is_of_requests(error):
         return SilentStoreError(
             f"{name}@{revision}: {hub} does not answer: {_said(error)}",
             hint="check the network, and HF_ENDPOINT if it is set; then run the same command again",
@@ -229,6 +268,13 @@ def _judged(error: BaseException, repo: str, revision: str) -> TokenmillError:
         f"{name}@{revision}: {_said(error)}",
         hint="check the name, the revision and the network; a gated dataset needs HF_TOKEN",
     )
+
+
+def _is_of_requests(error: BaseException) -> bool:
+    """Whether there was no answer, for a client before 1.0: the errors of requests are OSErrors as well."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return type(error).__module__.startswith("requests.") and not isinstance(error, HfHubHTTPError)
 
 
 def _said(error: BaseException) -> str:
