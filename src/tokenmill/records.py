@@ -59,6 +59,7 @@ __all__ = [
     "parse",
     "seal",
     "seal_of",
+    "sealed",
     "sealed_parts",
     "unseal",
 ]
@@ -91,6 +92,11 @@ def sealed_parts(value: Any) -> Iterator[bytes]:
         sha.update(part)
         held += part
     yield bytes(held[:-1]) + _SEAL % sha.hexdigest().encode()
+
+
+def sealed(body: bytes) -> bytes:
+    """The record of a value of which this is the canonical JSON."""
+    return body[:-1] + _SEAL % hashlib.sha256(body).hexdigest().encode()
 
 
 def seal_of(blocks: Iterable[bytes | memoryview]) -> str | None:
@@ -541,7 +547,8 @@ class Table(Sequence[T], Generic[T]):
     def __getitem__(self, index: slice) -> tuple[T, ...]: ...
     def __getitem__(self, index: int | slice) -> T | tuple[T, ...]:
         if isinstance(index, slice):
-            return tuple(self[number] for number in range(*index.indices(self._length)))
+            start, stop, step = index.indices(self._length)
+            return tuple(self._between(start, stop) if step == 1 else map(self.__getitem__, range(start, stop, step)))
         number = range(self._length)[index]
         return self._open(number // RUN)[number % RUN]
 
@@ -552,6 +559,8 @@ class Table(Sequence[T], Generic[T]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence) or len(other) != len(self):
             return NotImplemented if not isinstance(other, Sequence) else False
+        if isinstance(other, Table) and other._runs == self._runs:
+            return True
         return all(one == another for one, another in zip(self, other, strict=True))
 
     __hash__ = None  # type: ignore[assignment]  # nobody looks one up
@@ -559,6 +568,12 @@ class Table(Sequence[T], Generic[T]):
     def texts(self) -> Iterator[bytes]:
         """What `pack` made of each run."""
         return map(zlib.decompress, self._runs)
+
+    def _between(self, start: int, stop: int) -> Iterator[T]:
+        while start < stop:
+            number, at = divmod(start, RUN)
+            yield from self._open(number)[at : at + stop - start]
+            start = (number + 1) * RUN
 
     def _open(self, number: int) -> Sequence[T]:
         at, rows = self._opened
@@ -577,6 +592,11 @@ def runs_of(rows: Iterable[T]) -> Iterator[list[T]]:
 
 # A receipt takes kilobytes.
 _MANY = 1 << 12
+
+
+def seal_many(value: Any) -> bytes:
+    """Bytes of a dataclass without floating numbers; as `records.seal`."""
+    return sealed(_ENCODE(value))
 
 
 def unseal_many(kind: type[T], data: bytes, *, where: str) -> T:

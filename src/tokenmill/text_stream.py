@@ -36,7 +36,7 @@ import numpy.typing as npt
 from tokenmill import arguments, records
 from tokenmill.build.plan import Plan, make_task
 from tokenmill.build.preflight import check_parity_of_plan, make_request
-from tokenmill.build.resolve import make_config, resolve_build
+from tokenmill.build.resolve import ResolvedBuild, make_config, resolve_build
 from tokenmill.dataset.bin_idx import Tokens, numpy_dtype
 from tokenmill.dataset.windows import check_seq_len, check_tokens
 from tokenmill.errors import DatasetError, RecipeError, StateError
@@ -134,8 +134,7 @@ class TextStream:
             raise RecipeError("field 'part' of a single stream", hint="only a Mixture has parts")
         self._layout = WindowLayout(form, numpy_dtype(setup.dtype))
         self._with_index = "sample_index" in fields
-        self._spec = setup.spec
-        self._texts = Texts(plan=setup.plan, work=make_config(setup, scratch=None), split=names.index(split))
+        self._follow(setup, names.index(split))
         work = self._texts.work
         check_parity_of_plan(make_request(setup.plan), work, self._spec, InProcessProber(work, open_engine(self._spec)))
         # That of a sequential loader on the prepared dataset, so that the states are the same.
@@ -149,6 +148,10 @@ class TextStream:
         self.dropped: Counter[str] = Counter()
         self._shuffle = shuffle
         self._cursor = START_CURSOR
+
+    def _follow(self, setup: ResolvedBuild, split: int) -> None:
+        self._spec, self._formerly = setup.spec, setup.formerly
+        self._texts = Texts(plan=setup.plan, work=make_config(setup, scratch=None), split=split)
 
     @property
     def epoch(self) -> int:
@@ -181,10 +184,21 @@ class TextStream:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on where another stream of the same samples stood, whatever its ranks and batch size were."""
+        self._read_as_in(state)
         seen = check_state(state, self._identity, hint=_HINT)
         check_content(state, "sources", self._sources)
         cursor = START_CURSOR if state.get("cursor") is None else self._check_cursor(state["cursor"], seen)
         self.samples_seen, self._cursor = seen, cursor
+
+    def _read_as_in(self, state: Any) -> None:
+        """Read the units of 0.1, if a state is of it or of a dataset that it made, and they are others."""
+        if self._formerly is None or not isinstance(state, dict) or state.get("stream") == self._identity:
+            return
+        before = self._formerly()
+        identity = {**self._identity, "fingerprint": before.plan.fingerprint}
+        if state.get("stream") == identity:
+            self._identity = identity
+            self._follow(before, self._texts.split)
 
     def _check_cursor(self, value: Any, seen: int) -> Cursor:
         try:

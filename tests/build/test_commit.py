@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from test_verifying import FILLER, make_dataset
+from test_verify import FILLER, make_dataset
 
 import tokenmill as library
 from conftest import tree

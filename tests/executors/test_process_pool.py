@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 import pytest
-from test_crew import wait_for_workers
+from test_forkserver import wait_for_workers
 
 from tokenmill.build.preflight import check_parity_of_plan, make_request
 from tokenmill.build.resolve import ResolvedBuild, make_config, resolve_build

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_verifying import EACH, change_token, dataset_files, make_dataset
+from test_verify import EACH, change_token, dataset_files, make_dataset
 
 import tokenmill
 from tokenmill.dataset import manifest

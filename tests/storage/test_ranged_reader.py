@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_objects import lead
+from test_object_folder import lead
 
 from proxy import fault_proxy
 from s3 import Bucket

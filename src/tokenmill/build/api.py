@@ -141,10 +141,9 @@ def prepare(
         wanted = make_recipe(fields, config=config)
         besides: dict[str, Any] = {}
         if layout is not None:
-            from tokenmill.formats.convert import bytes_beside, check_layout, export_beside
+            from tokenmill.build.export_layout import beside, export_beside
 
-            check_layout(layout, wanted)
-            besides["bytes_beside"] = partial(bytes_beside, folder, layout)
+            besides["bytes_beside"] = partial(beside(layout, wanted).bytes_needed, folder)
 
         hire: ExecutorFactory = partial(make_executor, count, crew)
         if executor == "ray":

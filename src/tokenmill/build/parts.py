@@ -327,7 +327,9 @@ def _attempt(part: Callable[[], Message]) -> Message:
     """What a part of the work gives; whatever it dies of is an answer too."""
     try:
         return part()
-    except Exception as error:  # the driver judges it
+    except BaseException as error:  # the driver judges it
+        if not errors.is_failure(error):
+            raise
         return {"kind": "failed", "error": errors.to_record(error), "host": platform.node()}
 
 

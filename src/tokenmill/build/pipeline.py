@@ -71,7 +71,7 @@ class BuildOptions:
 
     With `restart` nothing is kept of what is there; with `update`, what was made of sources that have not changed.
     `heed` is called once nobody else builds, and may raise: then nothing is begun. `bytes_beside` tells what will be
-    written to the same disk afterwards, of the dtype and number of tokens that are expected.
+    written to the same disk afterwards, of the dtype and the estimate, of which the build takes a share.
     """
 
     hire: ExecutorFactory
@@ -80,7 +80,7 @@ class BuildOptions:
     update: bool = False
     watch: Watcher | None = None
     heed: Callable[[], None] = lambda: None
-    bytes_beside: Callable[[str, int], int] = lambda _dtype, _tokens: 0
+    bytes_beside: Callable[[str, Estimate, float], int] = lambda _dtype, _estimate, _share: 0
 
 
 def build(recipe: Recipe, folder: Folder, manner: BuildOptions) -> tuple[Manifest, bool]:
@@ -88,7 +88,7 @@ def build(recipe: Recipe, folder: Folder, manner: BuildOptions) -> tuple[Manifes
     workspace.check_ours(folder)
     anew = manner.restart or manner.update
     setup = resolve_build(recipe if anew else workspace.as_before(folder, recipe), output=folder.path)
-    return build_planned(setup, folder, manner)
+    return build_planned(setup if manner.restart else workspace.as_begun(folder, setup), folder, manner)
 
 
 def build_planned(setup: ResolvedBuild, folder: Folder, manner: BuildOptions) -> tuple[Manifest, bool]:
@@ -216,8 +216,8 @@ def _check_first(
 def _check_space(setup: ResolvedBuild, folder: Folder, checked: ParityResult, manner: BuildOptions) -> None:
     """Before the work: the disk against the estimate, with what will be written beside the dataset."""
     whole = _output_bytes(setup, checked)
-    tokens = round(checked.estimate.tokens * checked.estimate.share(setup.recipe.max_tokens))
-    beside = manner.bytes_beside(setup.dtype, tokens)
+    found = checked.estimate
+    beside = manner.bytes_beside(setup.dtype, found, found.share(setup.recipe.max_tokens))
     try:
         check_space(folder, whole + beside)
     except DiskFullError as error:

@@ -8,8 +8,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterator
 from typing import Annotated, Any
 
 import typer
@@ -79,7 +78,7 @@ OPTIONS: dict[str, Any] = {
         ),
     ],
     "scratch": Annotated[
-        Path | None, _option(metavar="DIR", help="write here first, where OUT is a slow network drive or a URL")
+        _TEXT, _option(metavar="DIR", help="write here first, where OUT is a slow network drive or a URL")
     ],
     "max_tokens": Annotated[_TEXT, _option(metavar="N", help="stop at exactly so many tokens, like 150G")],
     "sample": Annotated[_TEXT, _option(metavar="SHARE", help="a seeded share of the units, like 1%, for a trial")],
@@ -99,7 +98,7 @@ OPTIONS: dict[str, Any] = {
         _TEXT, _option(metavar="WHAT", help="bad documents: quarantine (the default), or fail at the first one")
     ],
     "config": Annotated[
-        Path | None,
+        _TEXT,
         _option(
             metavar="FILE",
             help="a recipe in YAML: sources, tokenizer, split, max_tokens, ...; options win over it",
@@ -182,21 +181,21 @@ def library_arguments(given: dict[str, Any]) -> dict[str, Any]:
     arguments["template"] = unescape(arguments["template"])
     arguments["documents"] = unescape(arguments["documents"])
     arguments |= {name: given[name] for name in ("restart", "update")}
-    for name in ("executor", "placement"):
+    for name in ("output", "executor", "placement"):
         if given.get(name) is None:
             arguments.pop(name, None)
     return arguments
 
 
 @contextlib.contextmanager
-def naming_options() -> Iterator[None]:
+def naming_options(options: Collection[str] = OPTIONS) -> Iterator[None]:
     """Errors of a recipe begin with its field, which is an option here. Those of a file begin with the file's name."""
     try:
         yield
     except RecipeError as error:
         field, _, what = error.message.partition(": ")
         name = "val_source" if field == "val_sources" else field
-        if not what or name not in OPTIONS:
+        if not what or name not in options:
             raise
         option = "SOURCE" if name == "sources" else f"--{name.replace('_', '-')}"
         raise type(error)(f"{option}: {what}", hint=error.hint) from None

@@ -36,6 +36,11 @@ def heed_signals() -> None:
             signal.signal(number, _interrupt)
 
 
+def is_stopping() -> bool:
+    """Whether a signal has come. What fails from then on may do so because of it: a library that was half loaded."""
+    return _is_stopping
+
+
 def _interrupt(*_: object) -> None:
     """The second signal adds nothing: it would only disturb what the first one has begun."""
     global _is_stopping  # noqa: PLW0603 - a signal is of the process

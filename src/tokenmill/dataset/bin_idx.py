@@ -30,7 +30,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.dataset.manifest import Manifest, Shard
-from tokenmill.errors import BuildError, DatasetError, RecipeError, StorageError
+from tokenmill.errors import AccessError, BuildError, DatasetError, RecipeError, StorageError
+from tokenmill.storage.filesystem import explained
 from tokenmill.storage.local import Folder, SizeOf
 from tokenmill.storage.memory_maps import map_file
 from tokenmill.storage.output import Digest, Output
@@ -130,13 +131,15 @@ _HINT = "run tokenmill repair"
 
 def map_tokens(path: str, dtype: str) -> Tokens:
     """The tokens of a .bin, mapped."""
-    return map_file(path, numpy_dtype(dtype))
+    with explained(path):
+        return map_file(path, numpy_dtype(dtype))
 
 
 def document_starts(path: str, num_documents: int) -> npt.NDArray[np.int64]:
     """Byte offset of every document of an .idx, mapped; it was checked when it was written and by `verify`."""
     place = HEADER.size + 4 * num_documents
-    return map_file(path, "<i8", offset=place, count=num_documents)
+    with explained(path):
+        return map_file(path, "<i8", offset=place, count=num_documents)
 
 
 def check_structure(folder: Folder, shard: Shard, dtype: str) -> None:
@@ -215,6 +218,8 @@ def _wrong_shard(folder: Folder, shard: Shard, dtype: str, size_of: SizeOf) -> I
     try:
         check_sizes(shard, dtype, lambda name: files[name].bytes, where=folder.path)
         check_header(folder, shard, dtype)
+    except AccessError:  # what may not be read need not be wrong
+        raise
     except (DatasetError, StorageError) as error:
         yield f"{shard.name}.idx", error.message.partition(": ")[2]
 

@@ -15,6 +15,7 @@ from tokenmill.dataset import manifest as placement
 from tokenmill.dataset.bin_idx import Tokens, check_structure, document_starts, map_tokens, numpy_dtype
 from tokenmill.dataset.manifest import Manifest, Nodes, Shard
 from tokenmill.errors import DatasetError, UnknownSplitError
+from tokenmill.storage.filesystem import explained
 from tokenmill.storage.local import Folder
 from tokenmill.storage.memory_maps import Map, map_file
 
@@ -162,7 +163,7 @@ class TokenSplit:
             first = self.token_ends[number - 1] if number else 0
             end = min(stop, self.token_ends[number], start + BLOCK_TOKENS)
             place = offset + (start - first) * dtype.itemsize
-            with self._here(number):
+            with self._here(number), explained(path):
                 block = map_file(path, dtype, offset=place, count=end - start)
             yield block
             start = end

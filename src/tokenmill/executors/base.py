@@ -44,7 +44,13 @@ class Prober(Protocol):
 
 MAX_TRIES = 3
 # Errors of the whole build; any other one concerns a unit.
-FATAL = (errors.DiskFullError, errors.DeterminismError, errors.BadDocumentError, errors.RecipeError)
+FATAL = (
+    errors.DiskFullError,
+    errors.FileLimitError,
+    errors.DeterminismError,
+    errors.BadDocumentError,
+    errors.RecipeError,
+)
 
 # Hears messages like {"kind": "progress" | "done" | "retry" | "failed", ...}.
 Listener = Callable[[Message], None]

@@ -30,6 +30,7 @@ from multiprocessing import connection as mp_connection
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
+from tokenmill.errors import BuildError, TokenmillError, hint_for
 from tokenmill.storage.local import Folder
 
 # What is loaded stays: looking through it for garbage again and again makes loading slower.
@@ -64,13 +65,18 @@ class ForkServer:
         self._is_heard = True
         self._hired = 0
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _PROGRAM.format(fd=theirs.fileno(), tokenizer=tokenizer)],
-                pass_fds=[theirs.fileno()],
-                env={**os.environ, **WORKER_ENVIRONMENT},
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-c", _PROGRAM.format(fd=theirs.fileno(), tokenizer=tokenizer)],
+                    pass_fds=[theirs.fileno()],
+                    env={**os.environ, **WORKER_ENVIRONMENT},
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                self._line.close()
+                hint = hint_for(error, "raise the limits of processes and memory (ulimit -u, ulimit -v)")
+                raise BuildError(f"workers cannot be started: {error}", hint=f"{hint}; -j 1 does without") from None
 
     @property
     def is_alive(self) -> bool:
@@ -117,7 +123,8 @@ def start_early(tokenizer: str = "") -> None:
 
     It opens the engine of `tokenizer` for all its workers, if that is given.
     """
-    _unused.append(ForkServer(tokenizer))
+    with contextlib.suppress(BuildError):  # whoever wants one is told
+        _unused.append(ForkServer(tokenizer))
 
 
 def take_fork_server() -> ForkServer:
@@ -137,7 +144,9 @@ def serve(fd: int, tokenizer: str) -> NoReturn:
 
     for number in (signal.SIGINT, signal.SIGTERM):  # the parent decides: the line ends when it is time to go
         signal.signal(number, signal.SIG_IGN)
-    ready = executors_worker.get_ready(tokenizer) if tokenizer else None
+    ready = None
+    with contextlib.suppress(TokenmillError):  # a worker will meet it again, and can tell
+        ready = executors_worker.get_ready(tokenizer) if tokenizer else None
     gc.freeze()
     line = socket.socket(fileno=fd)
     numbers: list[int] = []

@@ -70,7 +70,9 @@ class InProcess:
                 with Reporter(listener, task.unit.index) as report:
                     run_unit(self._folder, self._work, task, self._engine, report)
                 return None
-            except Exception as error:  # whatever a unit dies of, the other units go on
+            except BaseException as error:  # whatever a unit dies of, the other units go on
+                if not errors.is_failure(error):
+                    raise
                 failure = errors.from_record(errors.to_record(error))
             if is_final(failure, attempt):
                 break

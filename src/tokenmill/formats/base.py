@@ -4,11 +4,14 @@
     OPTIONS                  which options of `Options` it takes
     NEEDS                    what the tokens must have: "eot" (documents with an end of text), "uint16"
     WIDTHS                   bytes that a token takes here if the dataset has it in two, and in four
+    DOCUMENT_BYTES           bytes that a document takes beside its tokens, about
+    check(options, outline)  refuse options that do not fit a dataset, which need not have been built yet
     plan(source, options)    what to write: parts, each with the files that belong together, and notes
     open(path, hints)        files of the layout as a dataset with splits, for import
 
 A part is the atom of work and of resume: it is written by one thread, in pieces of bounded size, and done when its
-receipt stands. What `plan` refuses, it refuses before anything is written.
+receipt stands. `check` comes before `plan`, and both before anything is written. What `check` refuses is refused before
+a build that is to be exported as well; so `plan` refuses only what the documents themselves do not allow.
 
 The layouts by name. A module is loaded when its layout is asked for, not before.
 
@@ -29,7 +32,7 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -37,10 +40,11 @@ import numpy.typing as npt
 
 from tokenmill.dataset.bin_idx import Tokens, numpy_dtype
 from tokenmill.dataset.dataset import BLOCK_TOKENS, Dataset, Starts, TokenSplit
-from tokenmill.errors import DatasetError, RecipeError
+from tokenmill.dataset.manifest import is_name
+from tokenmill.errors import DatasetError, RecipeError, hint_for
 from tokenmill.sizes import counted, parse_size
 from tokenmill.storage import memory_maps
-from tokenmill.storage.memory_maps import map_file
+from tokenmill.storage.memory_maps import map_file, open_plain
 from tokenmill.storage.output import Digest, Output
 
 
@@ -92,7 +96,9 @@ def map_token_file(file: TokenFile, dtype: str) -> Tokens:
             raise DatasetError(f"{file.path} has become shorter", hint="is it still being written?")
         return memory_maps.map_file(file.path, kind, offset=file.offset, count=file.num_tokens)
     except OSError as error:
-        raise DatasetError(f"{file.path} cannot be read: {error.strerror}", hint="check the path") from None
+        raise DatasetError(
+            f"{file.path} cannot be read: {error.strerror}", hint=hint_for(error, "check the path")
+        ) from None
 
 
 GPT2_EOT = 50256
@@ -161,6 +167,16 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Outline:
+    """What a dataset is like, before or after it is built. It has `most_tokens` at most; None if that is not known."""
+
+    dtype: str
+    eot: str
+    splits: frozenset[str]
+    most_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PartReceipt:
     """A part that is done: its files with their digests, and what the part said of itself."""
 
@@ -178,11 +194,22 @@ class Files(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputPart:
-    """Files that belong together. `num_bytes` is about how many; `write` gives facts for its receipt."""
+    """Files that belong together. `num_bytes` is about how many; `write` gives facts for its receipt.
+
+    What is made of receipts in the end relies on `files` and `facts` in them: one without is of no use.
+    """
 
     name: str
     num_bytes: int
     write: Callable[[Files], Facts]
+    files: tuple[str, ...] = ()
+    facts: Mapping[str, type[int] | type[str]] = field(default_factory=dict)
+
+    def is_served_by(self, receipt: PartReceipt) -> bool:
+        """Whether a receipt says all that is needed of it."""
+        return all(name in receipt.files for name in self.files) and all(
+            type(receipt.facts.get(name)) is kind for name, kind in self.facts.items()
+        )
 
 
 def file_part(name: str, num_bytes: int, blocks: Callable[[], Iterable[bytes | memoryview]]) -> OutputPart:
@@ -195,6 +222,10 @@ def file_part(name: str, num_bytes: int, blocks: Callable[[], Iterable[bytes | m
         return {}
 
     return OutputPart(name=name, num_bytes=num_bytes, write=write)
+
+
+def check_nothing(_: Options, __: Outline) -> None:
+    """The check of a layout that takes any dataset with any of its options."""
 
 
 def no_more_files(_: Sequence[PartReceipt]) -> Mapping[str, bytes]:
@@ -217,7 +248,9 @@ class Format(Protocol):
     OPTIONS: frozenset[str]
     NEEDS: frozenset[str]
     WIDTHS: tuple[int, int]
+    DOCUMENT_BYTES: int
 
+    def check(self, options: Options, outline: Outline) -> None: ...
     def write(self, source: Dataset, options: Options) -> Export: ...
     def read(self, path: str, hints: Hints) -> Dataset: ...
 
@@ -227,19 +260,48 @@ def filled_splits(source: Dataset) -> dict[str, TokenSplit]:
     return {name: source[name] for name in source.splits if source[name].num_tokens}
 
 
-def train_and_val(source: Dataset, layout: str) -> dict[str, TokenSplit]:
-    """The same of a layout that knows no other splits."""
+def outline_of(source: Dataset) -> Outline:
+    """The outline of a dataset that is there, with the splits that have tokens."""
     splits = filled_splits(source)
-    if others := sorted(splits.keys() - {"train", "val"}):
+    return Outline(
+        dtype=source.manifest.dtype,
+        eot=source.manifest.identity.get("eot", "none"),
+        splits=frozenset(splits),
+        most_tokens=sum(split.num_tokens for split in splits.values()),
+    )
+
+
+def require_train_and_val(outline: Outline, *, layout: str) -> None:
+    """Refuse other splits for a layout that has none."""
+    if others := sorted(outline.splits - {"train", "val"}):
         raise RecipeError(f"{layout} has no place for the split {others[0]!r}", hint="it has train and val alone")
-    return splits
 
 
-def require_shard_size(size: int, *, most: int, layout: str, why: str) -> int:
-    """A shard size that the layout's readers can seek in."""
-    if not 1 <= size <= most:
-        raise RecipeError(f"{layout} cannot have shards of {size} tokens: {why}", hint=f"use at most {most}")
-    return size
+def require_shard_size(options: Options, *, most: int, layout: str, why: str) -> None:
+    """Refuse a shard size that the layout's readers cannot seek in."""
+    if options.shard_size is not None and options.shard_size > most:
+        size = f"{options.shard_size:,}"
+        raise RecipeError(f"{layout} cannot have shards of {size} tokens: {why}", hint=f"use at most {most:,}")
+
+
+def require_rows(options: Options, outline: Outline, *, layout: str) -> None:
+    """Refuse packed rows that no end of text would separate, and those that are longer than all of the text."""
+    if options.seq_len is None:
+        return
+    if outline.eot == "none":
+        raise RecipeError(
+            f"packed rows of {layout} tell documents by an end of text, and the documents have none",
+            hint="drop --seq-len for a row a document, or prepare the dataset with --eot append",
+        )
+    require_sample(options.seq_len, outline, what="row")
+
+
+def require_sample(seq_len: int, outline: Outline, *, what: str = "sample") -> None:
+    if outline.most_tokens is not None and outline.most_tokens < seq_len:
+        raise RecipeError(
+            f"there are at most {outline.most_tokens:,} tokens, which fill no {what} of {seq_len:,}",
+            hint="use a smaller --seq-len",
+        )
 
 
 FORMATS = (
@@ -255,6 +317,9 @@ FORMATS = (
     "templar",
 )
 SIZES = ("shard_size", "seq_len")
+_FLAGS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+_NAME_HINT = "use letters, digits, dots, dashes and underscores"
+_SEED_HINT = "use a whole number from 0 on, below 2^62"
 MAX_FILES = 1_000_000
 
 
@@ -272,12 +337,12 @@ def check_options(name: str, options: Options) -> Options:
         flags = ", ".join(f"--{option.replace('_', '-')}" for option in unknown)
         known = ", ".join(f"--{option.replace('_', '-')}" for option in sorted(takes)) or "none"
         raise RecipeError(f"{flags} does not apply to {name}", hint=f"options of {name}: {known}")
-    if options.seq_len is not None and options.seq_len < 1:
-        raise RecipeError(f"seq_len is {options.seq_len}", hint="give a positive number of tokens")
+    if options.name is not None and not is_name(options.name):
+        raise RecipeError(f"name: {options.name!r} cannot begin the name of a file", hint=_NAME_HINT)
     if options.order not in (None, "source", "shuffled"):
-        raise RecipeError(f"order {options.order!r} is not known", hint="use source or shuffled")
+        raise RecipeError(f"order: {options.order!r} is not known", hint="use source or shuffled")
     if options.seed is not None and not 0 <= options.seed < 1 << 62:
-        raise RecipeError(f"seed {options.seed} is out of range", hint="use a number from 0 on")
+        raise RecipeError(f"seed: {options.seed} is out of range", hint=_SEED_HINT)
     return options
 
 
@@ -291,9 +356,16 @@ def check_num_files(name: str, options: Options, num_tokens: Iterable[int]) -> N
         )
 
 
-def format_bytes_of(name: str, dtype: str, num_tokens: int) -> int:
-    """About how many bytes so many tokens of a dataset have in a layout, at most."""
-    return load_format(name).WIDTHS[dtype != "uint16"] * num_tokens
+def format_bytes_of(name: str, dtype: str, num_tokens: int, num_documents: int) -> int:
+    """About how many bytes so many tokens and documents of a dataset have in a layout, at most."""
+    layout = load_format(name)
+    return layout.WIDTHS[dtype != "uint16"] * num_tokens + layout.DOCUMENT_BYTES * num_documents
+
+
+def check_outline(name: str, options: Options, outline: Outline, *, vocab_size: int, where: str) -> None:
+    """Refuse what an export would refuse of a dataset of which only this is known, be it because there is none yet."""
+    check_needs(name, dtype=outline.dtype, vocab_size=vocab_size, eot=outline.eot, where=where)
+    load_format(name).check(options, outline)
 
 
 def check_needs(name: str, *, dtype: str, vocab_size: int, eot: str, where: str) -> None:
@@ -329,12 +401,14 @@ def parse_format(text: str) -> tuple[str, Options]:
 
 def _value(option: str, text: str) -> object:
     if option in SIZES:
-        return parse_size(text, of="tokens")
+        return parse_size(text, of="tokens", name=f"layout: {option}")
     if option == "templar_compat":
-        return text not in ("0", "false", "no")
+        if text.lower() not in _FLAGS:
+            raise RecipeError(f"layout: templar_compat: {text!r} is neither yes nor no", hint="write yes or no")
+        return _FLAGS[text.lower()]
     if option == "seed":
-        if not text.isdecimal():
-            raise RecipeError(f"seed {text!r} is not a number", hint="use a number from 0 on")
+        if not (text.isascii() and text.isdecimal() and len(text) < 20):
+            raise RecipeError(f"layout: seed: {text!r} is not a seed", hint=_SEED_HINT)
         return int(text)
     return text
 
@@ -469,7 +543,9 @@ def check_numbers(paths: Sequence[str]) -> None:
 def names_in(folder: str) -> list[str]:
     try:
         return sorted(os.listdir(folder))
-    except OSError:
+    except OSError as error:
+        if isinstance(error, PermissionError):
+            raise DatasetError(f"{folder} cannot be read: {error.strerror}", hint=hint_for(error, "")) from None
         return []
 
 
@@ -477,15 +553,17 @@ def size_of(path: str) -> int:
     try:
         return os.path.getsize(path)
     except OSError as error:
-        raise DatasetError(f"{path} cannot be read: {error.strerror}", hint="is a file missing?") from None
+        raise DatasetError(
+            f"{path} cannot be read: {error.strerror}", hint=hint_for(error, "is a file missing?")
+        ) from None
 
 
 def head_of(path: str, size: int) -> bytes:
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=open_plain) as file:
             return file.read(size)
     except OSError as error:
-        raise DatasetError(f"{path} cannot be read: {error.strerror}", hint="check the path") from None
+        raise DatasetError(f"{path} cannot be read: {error.strerror}", hint=hint_for(error, "check the path")) from None
 
 
 def mapped(path: str, kind: str, offset: int = 0, count: int | None = None) -> npt.NDArray[Any]:

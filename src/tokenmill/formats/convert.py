@@ -14,17 +14,14 @@ The fingerprint of documents and tokens, whatever layout they stand in and whate
 
 It is the fingerprint of an imported dataset, so that the same documents have the same one from wherever they
 were imported, and the loader gives them in the same order. A prepared dataset has another, that of its recipe.
-
-prepare --layout: the files of a layout beside the dataset, in a folder of the layout's name inside it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import os
-import shlex
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -36,7 +33,7 @@ from tokenmill.dataset import manifest as manifests
 from tokenmill.dataset.bin_idx import MAX_DOCUMENT_TOKENS, ShardWriter, Tokens, dtype_for, index_bytes, numpy_dtype
 from tokenmill.dataset.dataset import Dataset, Starts, TokenSplit
 from tokenmill.dataset.manifest import Manifest, Shard, Split
-from tokenmill.errors import DatasetError, RecipeError, TokenmillError, from_record, to_record
+from tokenmill.errors import DatasetError, RecipeError
 from tokenmill.formats.base import (
     SIZES,
     ExportResult,
@@ -47,28 +44,24 @@ from tokenmill.formats.base import (
     OutputPart,
     PartReceipt,
     TokenStream,
-    check_needs,
     check_num_files,
     check_options,
+    check_outline,
     cut_at_documents,
     document_lengths,
     filled_splits,
-    format_bytes_of,
     load_format,
-    parse_format,
+    outline_of,
 )
 from tokenmill.formats.open import InPlaceDataset
 from tokenmill.formats.open import open as open_dataset
 from tokenmill.formats.resumable import Watcher, check_free, make_request, start_over, transfer
 from tokenmill.formats.rows import StoredDataset
 from tokenmill.formats.templar import Expected, compare
-from tokenmill.recipe import Recipe
 from tokenmill.resources import resolve_workers
 from tokenmill.sizes import parse_size
-from tokenmill.storage.base import local_folder, require_space, same_disk
-from tokenmill.storage.local import Folder
+from tokenmill.storage.base import local_folder
 from tokenmill.storage.output import Digest
-from tokenmill.tokenizers.spec import resolve
 
 RECORD = ".build/export.json"
 
@@ -108,13 +101,8 @@ def export(
     source = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
     layout, wanted = load_format(to), check_options(to, _options(options))
     manifest = source.manifest
-    check_needs(
-        to,
-        dtype=manifest.dtype,
-        vocab_size=manifest.tokenizer["vocab_size"],
-        eot=manifest.identity.get("eot", "none"),
-        where=source.path,
-    )
+    outline = outline_of(source)
+    check_outline(to, wanted, outline, vocab_size=manifest.tokenizer["vocab_size"], where=source.path)
     if expected and (to != "templar" or "train" not in source.splits):
         raise RecipeError(f"{to} has no tokens.bin to compare", hint="checksums are expected of templar's alone")
     check_num_files(to, wanted, (source[name].num_tokens for name in source.splits))
@@ -123,7 +111,7 @@ def export(
         raise RecipeError(f"{source.path} has no tokens to export", hint="check the dataset")
     request = make_request(layout=to, options=wanted.given(), dataset=manifest.fingerprint, **source.pins())
     if restart:
-        start_over(folder)
+        start_over(folder, watch)
     check_free(folder, request, what="export")
     if watch is not None:
         for note in planned.notes:
@@ -167,6 +155,12 @@ def _options(given: dict[str, Any]) -> Options:
     readers |= {name: partial(arguments.text, name) for name in ("name", "order")}
     readers |= {"seed": partial(arguments.whole, "seed"), "templar_compat": partial(arguments.flag, "templar_compat")}
     return Options(**{name: readers[name](value) for name, value in wanted.items()})
+
+
+_FACTS: dict[str, type[int] | type[str]] = {
+    **dict.fromkeys(("tokens", "documents", "eots", "ended", "max_id"), int),
+    "content": str,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -240,7 +234,7 @@ def import_(
         tokenizer=target.tokenizer["fingerprint"],
     )
     if restart:
-        start_over(folder)
+        start_over(folder, watch)
     check_free(folder, request, what="import")
     notes = list(_notes(source, target))
     if watch is not None:
@@ -352,7 +346,8 @@ def _part(name: str, split: TokenSplit, bounds: tuple[int, int], target: _Target
             "max_id": largest,
         }
 
-    return OutputPart(name=name, num_bytes=size + index_bytes(0), write=write)
+    files = (f"{name}.bin", f"{name}.idx")
+    return OutputPart(name=name, num_bytes=size + index_bytes(0), write=write, files=files, facts=_FACTS)
 
 
 def _check_range(largest: int, target: _Target, *, where: str) -> None:
@@ -499,76 +494,3 @@ def content_fingerprint(dataset: Dataset) -> str:
 def max_id(tokens: Tokens) -> int:
     """The largest id, where a 32-bit number that looks negative is one beyond all vocabularies."""
     return int(tokens.view(np.uint32 if tokens.itemsize == 4 else np.uint16).max())
-
-
-def check_layout(text: str, recipe: Recipe) -> None:
-    """Refuse now what the export would refuse after the build."""
-    name, _ = parse_format(text)
-    if name in recipe.splits:
-        raise RecipeError(
-            f"the layout {name} would be written to a folder of that name, which is the split's",
-            hint=f"give the split another name, or export afterwards: tokenmill export OUT --to {name} DIR",
-        )
-    spec = resolve(recipe.tokenizer, eot_token=recipe.eot_token)
-    check_needs(
-        name, dtype=dtype_for(spec.vocab_size), vocab_size=spec.vocab_size, eot=recipe.eot, where="what is asked for"
-    )
-
-
-def bytes_beside(folder: Folder, text: str, dtype: str, num_tokens: int) -> int:
-    """How many bytes an export of so many tokens will still write beside the dataset, on the same disk.
-
-    What it would refuse because of their number it refuses now.
-    """
-    name, options = parse_format(text)
-    check_num_files(name, options, [num_tokens])
-    place = Folder(folder.at(name), folder.fs)
-    if not same_disk(place, folder):
-        require_space(place, format_bytes_of(name, dtype, num_tokens) - _bytes_in(place))
-        return 0
-    return max(0, format_bytes_of(name, dtype, num_tokens) - _bytes_in(place))
-
-
-def _bytes_in(place: Folder) -> int:
-    parents = [name for name in place.names() if name != ".build" and place.size_of(name) is None]
-    return sum(sum(place.sizes(parent).values()) for parent in ("", *parents))
-
-
-def export_beside(
-    output: str,
-    text: str,
-    *,
-    workers: int,
-    scratch: str | os.PathLike[str] | None,
-    restart: bool,
-    watch: Watcher | None,
-) -> ExportResult:
-    """Export the dataset at `output`, into it."""
-    name, options = parse_format(text)
-    place = os.path.join(output, name)
-    try:
-        return export(
-            output,
-            place,
-            to=name,
-            workers=workers,
-            scratch=scratch,
-            restart=restart,
-            watch=watch,
-            **options.given(),
-        )
-    except TokenmillError as error:
-        line = ["tokenmill", "export", output, place, "--to", name, *_as_flags(options)]
-        done = f"the dataset at {output} is finished and complete, but its export to {name} is not"
-        told = {
-            "message": f"{done}: {error.message}",
-            "hint": f"{error.hint}; to resume the export alone: {shlex.join(line)}",
-        }
-        raise from_record({**to_record(error), **told}) from None
-
-
-def _as_flags(options: Options) -> Iterator[str]:
-    for name, value in options.given().items():
-        if value is not False:
-            yield f"--{name.replace('_', '-')}"
-            yield from () if value is True else (str(value),)

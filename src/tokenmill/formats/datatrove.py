@@ -19,6 +19,7 @@ from tokenmill.formats.base import (
     OutputPart,
     TokenFile,
     TokenStream,
+    check_nothing,
     cut_at_documents,
     eot_policy,
     files_by_folder,
@@ -60,8 +61,12 @@ SUMMARY = ".ds files of raw tokens with an index of documents"
 OPTIONS = frozenset({"name", "shard_size"})
 NEEDS: frozenset[str] = frozenset()
 WIDTHS = (2, 4)
+DOCUMENT_BYTES = 8
 
 SHARD_TOKENS = 1 << 28
+
+
+check = check_nothing
 
 
 def write(source: Dataset, options: Options) -> Export:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 from tokenmill.dataset.bin_idx import Tokens
 from tokenmill.dataset.dataset import Dataset, Starts
 from tokenmill.errors import DatasetError
-from tokenmill.formats.base import Export, Facts, Files, Hints, Options, OutputPart
+from tokenmill.formats.base import Export, Facts, Files, Hints, Options, Outline, OutputPart, require_rows
 from tokenmill.formats.rows import (
     ROWS_NOTE,
     StoredDataset,
@@ -35,6 +35,7 @@ from tokenmill.formats.rows import (
     packed_note,
     rows_of,
 )
+from tokenmill.storage.memory_maps import open_plain
 from tokenmill.storage.output import Output
 
 if TYPE_CHECKING:
@@ -45,13 +46,18 @@ SUMMARY = "parquet with a column input_ids, a row a document or packed rows"
 OPTIONS = frozenset({"shard_size", "seq_len"})
 NEEDS: frozenset[str] = frozenset()
 WIDTHS = (4, 4)
+DOCUMENT_BYTES = 1
 
 SHARD_TOKENS = 1 << 25
 GROUP_TOKENS = 1 << 20
 
 
+def check(options: Options, outline: Outline) -> None:
+    require_rows(options, outline, layout="huggingface")
+
+
 def write(source: Dataset, options: Options) -> Export:
-    splits, notes = rows_of(source, "huggingface", options.seq_len)
+    splits, notes = rows_of(source, options.seq_len)
     size = options.shard_size or SHARD_TOKENS
     parts = []
     for name, rows in splits.items():
@@ -153,6 +159,7 @@ def open_rows(path: str, hints: Hints) -> StoredDataset:
     for split, paths in _paths(path).items():
         for one in paths:
             try:
+                os.close(open_plain(one))  # Arrow would wait for a pipe
                 kind, mark, groups = _parquet(one) if one.endswith(".parquet") else _arrow(one)
             except (pa.ArrowException, OSError) as error:
                 raise DatasetError(f"{one} cannot be read: {error}", hint="is it whole?") from None

@@ -29,6 +29,7 @@ from tokenmill.formats.base import (
     FoundFiles,
     Hints,
     Options,
+    Outline,
     TokenFile,
     TokenStream,
     file_part,
@@ -72,11 +73,15 @@ SUMMARY = "train.bin and val.bin of raw uint16 tokens"
 OPTIONS = frozenset({"order", "seed"})
 NEEDS = frozenset({"eot", "uint16"})
 WIDTHS = (2, 4)
+DOCUMENT_BYTES = 0
+
+
+def check(options: Options, _: Outline) -> None:
+    if options.seed is not None and options.order != "shuffled":
+        raise RecipeError("a seed is for --order shuffled", hint="add it, or drop --seed")
 
 
 def write(source: Dataset, options: Options) -> Export:
-    if options.seed is not None and options.order != "shuffled":
-        raise RecipeError("a seed is for --order shuffled", hint="add it, or drop --seed")
     return Export(
         parts=tuple(
             file_part(f"{name}.bin", 2 * split.num_tokens, _reading(source, name, options))

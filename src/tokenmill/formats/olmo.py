@@ -31,6 +31,7 @@ from tokenmill.formats.base import (
     OutputPart,
     TokenFile,
     TokenStream,
+    check_nothing,
     cut_at_documents,
     eot_policy,
     file_part,
@@ -102,8 +103,12 @@ SUMMARY = "raw .npy files with tables of documents, as dolma writes and OLMo rea
 OPTIONS = frozenset({"shard_size"})
 NEEDS = frozenset({"eot"})
 WIDTHS = (2, 4)
+DOCUMENT_BYTES = 12
 
 SHARD_TOKENS = 1 << 28
+
+
+check = check_nothing
 
 
 def write(source: Dataset, options: Options) -> Export:

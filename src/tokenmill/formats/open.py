@@ -46,7 +46,7 @@ from tokenmill.dataset import manifest as manifests
 from tokenmill.dataset.bin_idx import Tokens
 from tokenmill.dataset.dataset import BLOCK_TOKENS, Dataset, Starts, TokenSplit
 from tokenmill.dataset.manifest import Manifest, Split
-from tokenmill.errors import DatasetError, RecipeError
+from tokenmill.errors import DatasetError, RecipeError, hint_for
 from tokenmill.formats.base import FoundFiles, Hints, TokenFile, map_token_file
 from tokenmill.sizes import format_time, parse_size
 from tokenmill.storage import memory_maps
@@ -232,7 +232,7 @@ def look_at(path: str) -> dict[str, Any]:
         size = os.path.getsize(path)
         data = memory_maps.map_file(path, np.uint8)
     except OSError as error:
-        raise DatasetError(f"{path} cannot be read: {error.strerror}", hint="check the path") from None
+        raise DatasetError(f"{path} cannot be read: {error.strerror}", hint=hint_for(error, "check the path")) from None
     return {"bytes": size, "places": _places(data.data)}
 
 
@@ -345,7 +345,7 @@ def open_remote(
     """The copies of a remote dataset on this machine, and its manifest."""
     assert isinstance(source, ObjectFolder), "there are no other remote folders"
     manifest = manifests.load_manifest(source)
-    place = cache_path() if cache is None else local_folder(cache).path
+    place = cache_path() if cache is None else local_folder(cache, name="cache").path
     folder = open_cache(
         source, manifest.all_files(), identity=records.digest(manifest), cache=place, limit=_limit(cache_bytes)
     )

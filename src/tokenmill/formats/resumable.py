@@ -26,7 +26,7 @@ from tokenmill.formats.base import Files, OutputPart, PartReceipt
 from tokenmill.sizes import few
 from tokenmill.storage.base import require_space, same_disk
 from tokenmill.storage.local import Folder
-from tokenmill.storage.locks import LOCK, locked
+from tokenmill.storage.locks import LOCK, locked, telling
 from tokenmill.storage.memory_maps import fast_digest
 from tokenmill.storage.output import Digest, Output, is_temp
 from tokenmill.storage.scratch import Fallback, ScratchOutput, leave_corner, make_corner, scratch_corner
@@ -38,6 +38,7 @@ FORMAT = 1
 LAST = "last"
 # What a request says of the content that it is made from: `Dataset.pins`.
 PINS = ("content", "files")
+_START_OVER = "choose another output, or start this one over with --restart"
 _TELL_SECONDS = 0.1
 
 T = TypeVar("T")
@@ -73,11 +74,11 @@ def make_request(**about: Any) -> ConversionRequest:
     return ConversionRequest(format=FORMAT, about=about)
 
 
-def check_free(folder: Folder, request: ConversionRequest, *, what: str, beside: Collection[str] = ()) -> None:
+def check_free(
+    folder: Folder, request: ConversionRequest, *, what: str, beside: Collection[str] = (), hint: str = _START_OVER
+) -> None:
     """Refuse a folder that holds the files of another request, or something else that is not in `beside`."""
-    found = folder.stat("")
-    if found is not None and not found.is_folder:
-        raise OutputError(f"{folder.path} is not a folder", hint="choose another output")
+    folder.check_place()
     names = [name for name in folder.names() if name not in beside and not is_temp(name)]
     begun = names == [".build"] and _has_begun(folder)  # looked at first: another process may say what it wants now
     if folder.exists(REQUEST):
@@ -87,7 +88,7 @@ def check_free(folder: Folder, request: ConversionRequest, *, what: str, beside:
             of = f"the {what} of other content" if _is_same_but_content(before, request) else f"another {what}"
             raise OutputError(
                 f"{folder.path} holds {of}:\n  {lines}",
-                hint="choose another output, or start this one over with --restart",
+                hint=hint,
             )
     elif names and not begun:
         raise OutputError(
@@ -109,12 +110,12 @@ def is_of_other_content(folder: Folder, request: ConversionRequest) -> bool:
     return before != request and _is_same_but_content(before, request)
 
 
-def start_over(folder: Folder) -> None:
+def start_over(folder: Folder, watch: Watcher | None = None) -> None:
     """Remove what an earlier transfer wrote here, and nothing else. One that still runs is a `LockedError`."""
     if not folder.exists(REQUEST):
         return
     folder.check_no_links(folder.names())
-    with locked(folder):
+    with locked(folder, tell=telling(watch)):
         # What sums the parts up goes first, and for good: without it, what a power cut leaves is no dataset.
         _remove_files(folder, _receipt_name(LAST))
         folder.sync("")
@@ -154,7 +155,7 @@ def transfer(
         return _transfer(folder, request, parts, finish, threads, scratch_corner(scratch, folder), watch)
     except (DatasetError, RecipeError):
         if is_new:
-            start_over(folder)
+            start_over(folder, watch)
             for part in parts:
                 _remove_empty(folder, os.path.dirname(part.name))
             if not was_there:
@@ -173,8 +174,7 @@ def _transfer(
 ) -> Transfer:
     folder.check_no_links(folder.names())
     folder.make(RECEIPTS)
-    tell = watch or (lambda _: None)
-    with locked(folder, tell=lambda message: tell({"kind": "waiting", "message": message})):
+    with locked(folder, tell=telling(watch)):
         _sweep(folder)
         local = make_corner(local)
         folder.write(REQUEST, records.seal(request))
@@ -205,7 +205,7 @@ class _Run:
         """Receipts of all parts, in order, and how many of them stood already."""
         for part in parts:
             check_name(part.name, where="a part")
-        known = self._gather(lambda part: self._load(part.name), parts, threads)
+        known = self._gather(self._load, parts, threads)
         kept = {name: receipt for name, receipt in known.items() if receipt is not None}
         # The largest first, so that no thread is left alone with a large one at the end.
         missing = sorted((part for part in parts if part.name not in kept), key=lambda part: -part.num_bytes)
@@ -228,12 +228,13 @@ class _Run:
                 outputs.create(name).write(data)
             return {}
 
-        found = self._load(LAST)
+        last = OutputPart(name=LAST, num_bytes=0, write=write)
+        found = self._load(last)
         wanted = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
         if found is not None and {name: digest.sha256 for name, digest in found.files.items()} == wanted:
             return found
         self.folder.remove(_receipt_name(LAST))
-        return self._write(OutputPart(name=LAST, num_bytes=0, write=write))
+        return self._write(last)
 
     def _gather(
         self, work: Callable[[OutputPart], T], parts: Sequence[OutputPart], threads: int, **about: int
@@ -271,14 +272,14 @@ class _Run:
             raise
         return receipt
 
-    def _load(self, part: str) -> PartReceipt | None:
+    def _load(self, part: OutputPart) -> PartReceipt | None:
         """The receipt of a part if it and its files hold. What does not is moved to quarantine."""
-        name = _receipt_name(part)
+        name = _receipt_name(part.name)
         if not self.folder.exists(name):
             return None
         try:
             receipt = records.unseal(PartReceipt, self.folder.read(name), where=name)
-            if (receipt.fingerprint, receipt.part) != (self.fingerprint, part):
+            if (receipt.fingerprint, receipt.part) != (self.fingerprint, part.name) or not part.is_served_by(receipt):
                 raise DatasetError(f"{name} belongs to another part")
             for file in receipt.files:
                 check_name(file, where=name)

@@ -31,10 +31,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill import records
+from tokenmill import arguments, records
 from tokenmill.dataset.bin_idx import numpy_dtype
 from tokenmill.dataset.dataset import Dataset, TokenSplit
-from tokenmill.errors import DatasetError, RecipeError
+from tokenmill.errors import DatasetError, RecipeError, hint_for
 from tokenmill.formats.base import (
     NPY_MAGIC,
     Export,
@@ -44,16 +44,19 @@ from tokenmill.formats.base import (
     FoundFiles,
     Hints,
     Options,
+    Outline,
     OutputPart,
     TokenFile,
     TokenStream,
     check_numbers,
     cut_anywhere,
     file_part,
+    filled_splits,
     head_of,
     names_in,
+    require_sample,
+    require_train_and_val,
     size_of,
-    train_and_val,
 )
 from tokenmill.formats.open import open_in_place
 from tokenmill.formats.resumable import (
@@ -71,6 +74,7 @@ from tokenmill.resources import resolve_workers
 from tokenmill.sizes import parse_size
 from tokenmill.storage.base import local_folder
 from tokenmill.storage.local import Folder
+from tokenmill.storage.memory_maps import open_plain
 from tokenmill.storage.output import Digest
 
 
@@ -118,7 +122,7 @@ def _templar_file(path: str, hints: Hints) -> tuple[str, TokenFile]:
 def _npy_header(path: str) -> tuple[str, int, int]:
     """Dtype, offset of the tokens, and how many there are. No object is ever unpickled."""
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=open_plain) as file:
             version = np.lib.format.read_magic(file)
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             shape, _, kind = read(file)
@@ -135,14 +139,22 @@ SUMMARY = ".npy shards of an exact size, tokens.bin and sample_ids.bin"
 OPTIONS = frozenset({"shard_size", "seq_len", "templar_compat"})
 NEEDS = frozenset({"eot"})
 WIDTHS = (4, 8)
+DOCUMENT_BYTES = 0
 
 SHARD_TOKENS = 1 << 30
 SEQ_LEN = 2048
 _SAMPLES = 256
 
 
+def check(options: Options, outline: Outline) -> None:
+    require_train_and_val(outline, layout="templar")
+    require_sample(options.seq_len or SEQ_LEN, outline)
+    if options.templar_compat and outline.dtype != "uint16":
+        raise RecipeError("the original's ids are those of uint16 tokens", hint="drop --templar-compat")
+
+
 def write(source: Dataset, options: Options) -> Export:
-    splits = train_and_val(source, "templar")
+    splits = filled_splits(source)
     parts = [
         shard_part(f"{'' if name == 'train' else f'{name}/'}train_{number:06d}.npy", split, bounds)
         for name, split in splits.items()
@@ -201,9 +213,12 @@ def write_sample_ids(stream: TokenStream, seq_len: int, *, compat: bool) -> Iter
         )
 
 
+_OWN_FOLDER = "move the shards to a folder of their own, and run the same command there"
+
+
 def consolidate(
     data_root: str | os.PathLike[str],
-    seq_len: int = 2048,
+    seq_len: int | str = 2048,
     *,
     expected: Mapping[str, Expected] | None = None,
     compat: bool = False,
@@ -214,19 +229,19 @@ def consolidate(
     begin = time.monotonic()
     folder = local_folder(data_root)
     shards = [name for name in folder.names() if name.startswith("train_") and name.endswith(".npy")]
-    seq_len = parse_size(seq_len, of="tokens")
-    options = {"seq_len": seq_len, "templar_compat": compat}
+    length = parse_size(seq_len, of="tokens", name="seq_len")
+    options = {"seq_len": length, "templar_compat": compat}
     if shards:
         _check_numbers(shards, folder.path)
         source = open_in_place(folder.path, Hints(layout="templar"))
-        parts = consolidated(source["train"], seq_len, compat=compat)
+        parts = consolidated(source["train"], length, compat=compat)
         about = {"source": source.manifest.fingerprint, "dtype": source.manifest.dtype, **source.pins("train")}
     else:
         parts, about = _parts_without_shards(folder)
     request = make_request(layout="templar", options=options, **about)
     if shards and is_of_other_content(folder, request):
-        start_over(folder)  # shards that were fetched again may be others
-    check_free(folder, request, what="consolidation", beside=set(folder.names()) - {".build"})
+        start_over(folder, watch)  # shards that were fetched again may be others
+    check_free(folder, request, what="consolidation", beside=set(folder.names()) - {".build"}, hint=_OWN_FOLDER)
     done = transfer(folder, request, parts, lambda _: {}, threads=resolve_workers(workers), scratch=None, watch=watch)
     result = ExportResult(
         output=folder.path,
@@ -279,14 +294,17 @@ def read_expected(given: Sequence[str], checksums: str | os.PathLike[str] | None
     """What was expected on the command line and in a file, by name: tokens, sample_ids."""
     expected: dict[str, Expected] = {}
     if checksums is not None:
+        path = arguments.place("checksums", checksums)
         try:
-            found = records.parse(Path(checksums).read_bytes(), where=str(checksums))
+            found = records.parse(Path(path).read_bytes(), where=path)
             expected = {
                 str(name): Expected(sha256=str(one["sha256"]), elements=int(one.get("elements", -1)))
                 for name, one in found.items()
             }
-        except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
-            raise RecipeError(f"{checksums} holds no checksums: {error}", hint=_FILE_HINT) from None
+        except OSError as error:
+            raise RecipeError(f"{path} cannot be read: {error.strerror}", hint=hint_for(error, _FILE_HINT)) from None
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise RecipeError(f"{path} holds no checksums: {error}", hint=_FILE_HINT) from None
     for text in given:
         name, _, rest = text.partition("=")
         sha, _, count = rest.partition(":")

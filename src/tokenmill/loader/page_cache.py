@@ -26,7 +26,7 @@ import numpy.typing as npt
 from tokenmill.dataset.bin_idx import numpy_dtype
 from tokenmill.dataset.dataset import TokenSplit, distinct
 from tokenmill.dataset.windows import TokenRanges, slice_ranges
-from tokenmill.storage.memory_maps import find_maps
+from tokenmill.storage.memory_maps import find_maps, open_plain
 
 Numbers = npt.NDArray[np.int64]
 Mapped = npt.NDArray[Any]
@@ -90,7 +90,7 @@ def _find_runs(split: TokenSplit, wanted: TokenRanges) -> Iterator[tuple[int, in
         mine = slices.shards == number
         path, offset = split.shard_place(number)
         try:
-            descriptor = os.open(path, os.O_RDONLY)
+            descriptor = open_plain(path)
         except OSError:
             continue  # whoever reads it will say what is wrong; a shard of a URL may not be here yet
         try:
@@ -116,7 +116,7 @@ def _is_cached(split: TokenSplit, token: int) -> bool:
     path, offset = split.shard_place(number)
     first = split.token_ends[number - 1] if number else 0
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = open_plain(path)
         try:
             place = offset + (token - first) * numpy_dtype(split.dtype).itemsize
             return os.preadv(descriptor, [bytearray(1)], place, os.RWF_NOWAIT) == 1
