@@ -12,6 +12,7 @@ import multiprocessing
 import os
 import sys
 import time
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
@@ -84,9 +85,13 @@ def _run_all(modules: Sequence[str], names: Sequence[str], lanes: int) -> dict[s
 def _run(modules: Sequence[str], name: str) -> Row:
     begin = time.monotonic()
     experiment = next(found[name] for module in modules if name in (found := experiments(module)))
-    row = dataclasses.replace(experiment(), seconds=time.monotonic() - begin)
+    try:
+        row = experiment()
+    except Exception:  # the others go on, and the table tells
+        row = Row(fault=name, tried=0, wrong=(f"it broke: {traceback.format_exc()[-2000:]}",))
+    row = dataclasses.replace(row, seconds=time.monotonic() - begin)
     # The core time of this process and its children: the cost of the row itself, whatever runs beside it.
     busy = sum(os.times()[:4])
-    found = f"{row.tried:,} tried, {len(row.wrong)} wrong, {row.hangs} hangs"
-    print(f"{name}: {found}, {row.seconds:.0f} s, {busy:.0f} s of a core", flush=True)
+    counts = f"{row.tried:,} tried, {len(row.wrong)} wrong, {row.hangs} hangs"
+    print(f"{name}: {counts}, {row.seconds:.0f} s, {busy:.0f} s of a core", flush=True)
     return row

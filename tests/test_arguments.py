@@ -22,7 +22,7 @@ def test_anything_else_is_refused_by_name(value: Any) -> None:
         arguments.whole("n", value)
 
 
-@pytest.mark.parametrize("value", [None, b"a", "", 3, "a\0b", ["a"]])
+@pytest.mark.parametrize("value", [None, b"a", "", " ", "\t\n", "\u3000", 3, "a\0b", ["a"]])
 def test_a_place_is_a_path_or_a_url(value: Any) -> None:
     assert arguments.place("output", Path("a")) == "a"
     with pytest.raises(RecipeError, match=r"^output is "):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -43,6 +45,50 @@ def test_a_source_is_named_by_its_data(dataset: Dataset) -> None:
     assert repr(DataSource(dataset, 50)) == repr(DataSource(dataset.path, 50))
     assert repr(DataSource(dataset, 50)) != repr(DataSource(dataset, 49))
     assert dataset.manifest.fingerprint in repr(DataSource(dataset, 50))
+
+
+@pytest.fixture
+def changed(tmp_path: Path) -> Callable[[], str]:
+    """A dataset that a source of the same size is made into anew with each call."""
+    texts = make_texts(80, seed=4, words=20)
+
+    def make() -> str:
+        write_jsonl(tmp_path / "a.jsonl", texts)
+        texts.append(texts.pop(0))
+        tokenmill.prepare(
+            str(tmp_path / "a.jsonl"), tmp_path / "out", tokenizer="byte", workers=1, unit_bytes=1500, restart=True
+        )
+        return str(tmp_path / "out")
+
+    return make
+
+
+def test_a_source_of_other_content_has_another_name(changed: Callable[[], str]) -> None:
+    first = tokenmill.open(changed())
+    name = repr(DataSource(first, 50))
+    mixed = repr(DataSource(tokenmill.Mixture({"a": (first, 1.0)}), 50))
+    second = tokenmill.open(changed())
+    assert second.manifest.fingerprint == first.manifest.fingerprint
+    assert repr(DataSource(second, 50)) != name
+    assert repr(DataSource(tokenmill.Mixture({"a": (second, 1.0)}), 50)) != mixed
+
+
+def test_a_checkpoint_of_grain_is_refused_after_the_content_changed(changed: Callable[[], str]) -> None:
+    grain = pytest.importorskip("grain.python", reason="grain is not installed")
+
+    def start(path: str) -> Any:
+        source = DataSource(path, 50)
+        sampler = grain.IndexSampler(num_records=len(source), num_epochs=1, shuffle=True, seed=3)
+        return iter(grain.DataLoader(data_source=source, sampler=sampler, worker_count=0))
+
+    path = changed()
+    running = start(path)
+    next(running)
+    state = running.get_state()
+    start(path).set_state(state)
+    changed()
+    with pytest.raises(ValueError, match="DataSource"):
+        start(path).set_state(state)
 
 
 def test_fields_without_rows_are_refused(dataset: Dataset) -> None:

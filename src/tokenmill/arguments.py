@@ -1,7 +1,7 @@
 """Arguments as callers give them: each becomes one plain value, or a `RecipeError` that names it.
 
     seed=np.int64(1)  ->  1          seed=True, 1.0, "1"  ->  RecipeError
-    path=Path("a")    ->  "a"        path=None, b"a", ""  ->  RecipeError
+    path=Path("a")    ->  "a"        path=None, b"a", "", " "  ->  RecipeError
 
 The order of samples hashes what a stream is called with. So two ways to write the same number must be the same value
 before anything else sees it: otherwise ranks that agree on their arguments would disagree on the order.
@@ -71,6 +71,7 @@ MAX_INT = 1 << 62
 MAX_STEP = 1 << 48
 _MAX_WORKERS = 1 << 31
 _MAX_SEED = 1 << 128
+_BLANK = "give a path or a name; is a variable of the shell not set? the current folder is ."
 
 
 def whole(name: str, value: Any, *, least: int = 0, most: int = MAX_INT - 1, hint: str = "") -> int:
@@ -134,6 +135,10 @@ def text_or_none(name: str, value: Any, *, hint: str = "give a text, or leave it
     return None if value is None else text(name, value, hint=hint)
 
 
+def name_or_none(name: str, value: Any) -> str | None:
+    return None if value is None else not_blank(name, text(name, value))
+
+
 def texts(name: str, value: Any, *, hint: str) -> tuple[str, ...]:
     """Several texts. One alone would be taken for its letters."""
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
@@ -144,9 +149,16 @@ def texts(name: str, value: Any, *, hint: str) -> tuple[str, ...]:
 def place(name: str, value: Any) -> str:
     """A path or a URL, as text."""
     found = os.fspath(value) if isinstance(value, str | os.PathLike) else None
-    if not isinstance(found, str) or not found or "\0" in found:
+    if not isinstance(found, str) or "\0" in found:
         raise RecipeError(f"{name} is {show(value)}", hint="give a path as a text or a Path")
-    return found
+    return not_blank(name, found)
+
+
+def not_blank(name: str, value: str) -> str:
+    """A text that names something. A system would take an empty one for the current folder."""
+    if not value.strip():
+        raise RecipeError(f"{name} is {show(value)}: it names nothing", hint=_BLANK)
+    return value
 
 
 def place_or_none(name: str, value: Any) -> str | None:

@@ -6,10 +6,13 @@
     │   ├── UnknownSplitError     2    a dataset has no split of that name; a KeyError too
     │   └── OutputError           2    the output folder holds something else
     ├── SourceError               1    a source cannot be read; names file and position
-    │   └── SourceChangedError    1    a source is not what the plan pinned
+    │   ├── SourceChangedError    1    a source is not what the plan pinned
+    │   └── NotTextError          1    a source holds something else than text
     ├── ParityError               1    the engine and its reference disagree on a document
     ├── StorageError              1    a write or a read of the output failed
     │   ├── DiskFullError         1    no space left; says how much is missing
+    │   ├── FileLimitError        1    a file may not grow further (ulimit -f, or the file system's own limit)
+    │   ├── AccessError           1    this user may not do that
     │   ├── DeterminismError      1    the same unit gave other bytes
     │   ├── ObjectChangedError    1    an object was replaced while it was read
     │   └── SilentStoreError      1    a store does not answer at all
@@ -32,10 +35,14 @@ from messages and hints here, before they are printed, logged or written.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 
 INTERRUPTED = 130
+
+
+_RIGHTS = "give this user the rights to it (ls -ld shows who has them), or run as a user who has them"
 
 
 class TokenmillError(Exception):
@@ -75,6 +82,10 @@ class SourceChangedError(SourceError):
     pass
 
 
+class NotTextError(SourceError):
+    pass
+
+
 class ParityError(TokenmillError):
     pass
 
@@ -84,6 +95,14 @@ class StorageError(TokenmillError):
 
 
 class DiskFullError(StorageError):
+    pass
+
+
+class FileLimitError(StorageError):
+    pass
+
+
+class AccessError(StorageError):
     pass
 
 
@@ -129,6 +148,23 @@ class LockedError(TokenmillError):
 
 class Interrupted(TokenmillError):  # noqa: N818  an interruption is not an error of anyone's
     exit_code = 130
+
+
+def hint_for(error: OSError, otherwise: str) -> str:
+    """What to do about an error of the system: a want of rights is not mended by anything else."""
+    if error.errno == errno.EROFS:
+        return "its file system is mounted read-only: mount it for writing, or choose another place"
+    return _RIGHTS if error.errno in (errno.EACCES, errno.EPERM) else otherwise
+
+
+def is_failure(error: BaseException) -> bool:
+    """Whether something went wrong, as opposed to being interrupted. A panic of a library in Rust is no `Exception`."""
+    return isinstance(error, Exception) or is_panic(error)
+
+
+def is_panic(error: BaseException) -> bool:
+    """Whether native code of a library gave up. Rust's panics have no public name."""
+    return type(error).__name__ == "PanicException"
 
 
 def _tree(root: type[TokenmillError]) -> dict[str, type[TokenmillError]]:

@@ -57,7 +57,7 @@ class DataSource:
         return {name: rows[0] for name, rows in batch.items()}
 
     def __repr__(self) -> str:
-        return f"DataSource({self._stream.identity})"
+        return f"DataSource({self._stream.identity}, content={self._stream.content!r})"
 
 
 class DataLoader(loader.DataLoader):

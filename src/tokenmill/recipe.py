@@ -29,7 +29,7 @@ import yaml
 
 from tokenmill import arguments, records
 from tokenmill.arguments import MAX_INT
-from tokenmill.errors import RecipeError
+from tokenmill.errors import RecipeError, hint_for, is_failure
 from tokenmill.sizes import parse_fraction, parse_size
 
 DEFAULT_MAX_DOCUMENT_BYTES = 64_000_000
@@ -185,7 +185,12 @@ def _parse_template(template: object) -> object:
 def _parse_sources(sources: object) -> object:
     is_many = isinstance(sources, Iterable) and not isinstance(sources, str | os.PathLike | Mapping)
     given: Iterable[object] = sources if is_many else (sources,)  # type: ignore[assignment]  # is_many says it
-    return [os.fspath(source) if isinstance(source, os.PathLike) else source for source in given]
+    return [_parse_source(source) for source in given]
+
+
+def _parse_source(source: object) -> object:
+    """A path, a pattern, a URL or a name on the hub. What is no text at all is for the caller to refuse."""
+    return arguments.place("a source", source) if isinstance(source, str | os.PathLike) else source
 
 
 # Parsers of the fields that can be written in several ways, or that accept only some texts.
@@ -302,7 +307,8 @@ def read_recipe_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     except FileNotFoundError:
         raise RecipeError(f"there is no recipe file {name}", hint="`config` takes the path of a YAML file") from None
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # PyYAML lets some errors of dates through
-        raise RecipeError(f"cannot read the recipe {name}: {_cause(error)}", hint=_FILE_HINT) from None
+        hint = hint_for(error, _FILE_HINT) if isinstance(error, OSError) else _FILE_HINT
+        raise RecipeError(f"cannot read the recipe {name}: {_cause(error)}", hint=hint) from None
     if not isinstance(fields, dict):
         raise RecipeError(f"{name} is not a YAML mapping", hint=_FILE_HINT)
     if odd := [type(key).__name__ for key in fields if not isinstance(key, str)]:
@@ -364,7 +370,9 @@ def load_filter(name: str) -> Callable[[str], bool]:
         function = getattr(importlib.import_module(module_name), function_name)
     except (ImportError, AttributeError) as error:
         raise RecipeError(f"`filter={name!r}`: {error}", hint=_FILTER_HINT) from None
-    except Exception as error:  # a module is code, and may raise anything
+    except BaseException as error:  # a module is code, and may raise anything
+        if not is_failure(error):
+            raise
         said = f"`filter={name!r}`: {module_name} cannot be imported: {type(error).__name__}: {error}"
         raise RecipeError(said, hint="fix the module") from None
     if not callable(function):

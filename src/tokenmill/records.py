@@ -50,6 +50,7 @@ __all__ = [
     "parse",
     "seal",
     "seal_of",
+    "sealed",
     "sealed_parts",
     "unseal",
 ]
@@ -97,6 +98,11 @@ def sealed_parts(value: Any) -> Iterator[bytes]:
     yield bytes(buffer[:-1]) + _SEAL % sha.hexdigest().encode()
 
 
+def sealed(body: bytes) -> bytes:
+    """The record of a value whose canonical JSON this is."""
+    return body[:-1] + _SEAL % hashlib.sha256(body).hexdigest().encode()
+
+
 def seal_of(blocks: Iterable[bytes | memoryview]) -> str | None:
     """The seal of a record, which is the digest of the value in it; None if it is broken. Parses nothing."""
     sha, end = hashlib.sha256(), b""
@@ -113,6 +119,11 @@ def unseal(kind: type[T], data: bytes, *, where: str) -> T:
     _check_seal(data, where=where)
     value = _in_tables(kind, data)
     return convert(kind, parse(data[:-_SEAL_BYTES] + b"}", where=where) if value is None else value, where=where)
+
+
+def seal_many(value: Any) -> bytes:
+    """The record of a dataclass without floating numbers, as `seal` makes it, but faster."""
+    return sealed(_ENCODE(value))
 
 
 def unseal_many(kind: type[T], data: bytes, *, where: str) -> T:
@@ -242,7 +253,8 @@ class Table(Sequence[T], Generic[T]):
     def __getitem__(self, index: slice) -> tuple[T, ...]: ...
     def __getitem__(self, index: int | slice) -> T | tuple[T, ...]:
         if isinstance(index, slice):
-            return tuple(self[number] for number in range(*index.indices(self._length)))
+            start, stop, step = index.indices(self._length)
+            return tuple(self._between(start, stop) if step == 1 else map(self.__getitem__, range(start, stop, step)))
         number = range(self._length)[index]
         return self._open(number // RUN)[number % RUN]
 
@@ -253,6 +265,8 @@ class Table(Sequence[T], Generic[T]):
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Sequence) or len(other) != len(self):
             return NotImplemented if not isinstance(other, Sequence) else False
+        if isinstance(other, Table) and other._runs == self._runs:
+            return True
         return all(one == another for one, another in zip(self, other, strict=True))
 
     __hash__ = None  # type: ignore[assignment]  # a table is not a key
@@ -260,6 +274,12 @@ class Table(Sequence[T], Generic[T]):
     def texts(self) -> Iterator[bytes]:
         """What `pack` made of each run."""
         return map(zlib.decompress, self._runs)
+
+    def _between(self, start: int, stop: int) -> Iterator[T]:
+        while start < stop:
+            number, at = divmod(start, RUN)
+            yield from self._open(number)[at : at + stop - start]
+            start = (number + 1) * RUN
 
     def _open(self, number: int) -> Sequence[T]:
         at, rows = self._opened

@@ -32,7 +32,7 @@ from tokenmill import arguments, records
 from tokenmill.arguments import Sources, TextOptions
 from tokenmill.build.plan import Plan, make_task
 from tokenmill.build.preflight import check_parity_of_plan, make_request
-from tokenmill.build.resolve import make_config, resolve_build
+from tokenmill.build.resolve import ResolvedBuild, make_config, resolve_build
 from tokenmill.dataset.bin_idx import Tokens, numpy_dtype
 from tokenmill.dataset.windows import check_seq_len, check_tokens
 from tokenmill.errors import DatasetError, RecipeError, StateError
@@ -132,8 +132,7 @@ class TextStream:
             raise RecipeError("field 'component' of a single stream", hint="only a Mixture has components")
         self._layout = WindowLayout(batch_spec, numpy_dtype(build.dtype))
         self._with_index = "sample_index" in fields
-        self._spec = build.spec
-        self._texts = Texts(plan=build.plan, config=make_config(build, scratch=None), split=names.index(split))
+        self._follow(build, names.index(split))
         config = self._texts.config
         prober = InProcessProber(config, open_engine(self._spec))
         check_parity_of_plan(make_request(build.plan), config, self._spec, prober)
@@ -155,6 +154,10 @@ class TextStream:
             f"TextStream({counted(len(self._texts.plan.sources), 'source')}, {self._spec.name!r}, "
             f"{self._identity['split']!r}, {shape}, {self.samples_seen:,} samples seen)"
         )
+
+    def _follow(self, build: ResolvedBuild, split: int) -> None:
+        self._spec, self._formerly = build.spec, build.formerly
+        self._texts = Texts(plan=build.plan, config=make_config(build, scratch=None), split=split)
 
     @property
     def epoch(self) -> int:
@@ -187,10 +190,21 @@ class TextStream:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue at the position of another stream of the same samples, with any ranks and batch size."""
+        self._read_as_in(state)
         seen = check_state(state, self._identity, hint=_HINT)
         check_content(state, "sources", self._sources)
         cursor = START_CURSOR if state.get("cursor") is None else self._check_cursor(state["cursor"], seen)
         self.samples_seen, self._cursor = seen, cursor
+
+    def _read_as_in(self, state: Any) -> None:
+        """Read the units of version 0.1 if they are others and the state is of that version or of its dataset."""
+        if self._formerly is None or not isinstance(state, dict) or state.get("stream") == self._identity:
+            return
+        before = self._formerly()
+        identity = {**self._identity, "fingerprint": before.plan.fingerprint}
+        if state.get("stream") == identity:
+            self._identity = identity
+            self._follow(before, self._texts.split)
 
     def _check_cursor(self, value: Any, seen: int) -> Cursor:
         try:

@@ -15,7 +15,7 @@ import pytest
 import tokenmill
 from conftest import tree
 from tokenmill.build.pipeline import BuildOptions, build
-from tokenmill.errors import BuildError, SilentStoreError, SourceError
+from tokenmill.errors import BuildError, Interrupted, SilentStoreError, SourceError
 from tokenmill.executors.base import Executor, Listener, UnitFailure, judge, open_executor
 from tokenmill.executors.in_process import InProcess
 from tokenmill.recipe import make_recipe
@@ -146,3 +146,33 @@ def test_as_many_splits_with_names_as_long_as_a_recipe_takes_them_are_built(corp
     found = tokenmill.prepare(str(corpus), tmp_path / "out", tokenizer="byte", split=split, workers=1)
     assert len(found.manifest.splits) > 100
     assert tokenmill.verify(tmp_path / "out", source="all", workers=1).ok
+
+
+@pytest.mark.parametrize(("ending", "documents"), [("txt", "files"), ("txt", "lines"), ("jsonl", "lines")])
+def test_very_many_small_files_are_shared_out_and_resumed(tmp_path: Path, ending: str, documents: str) -> None:
+    (tmp_path / "corpus").mkdir()
+    for number in range(3_000):
+        text = '{"text": "%d"}\n' if ending == "jsonl" else "%d\n"
+        (tmp_path / f"corpus/{number:04d}.{ending}").write_text(text % number)
+    options: dict[str, Any] = {"tokenizer": "byte", "documents": documents}
+    told: list[dict[str, Any]] = []
+
+    def watch(event: dict[str, Any]) -> None:
+        told.append(event)
+        if event["kind"] == "done" and sum(one["kind"] == "done" for one in told) == 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(Interrupted, match="1 of 3 units are saved"):
+        tokenmill.prepare(tmp_path / "corpus", tmp_path / "out", watch=watch, workers=1, **options)
+    tokenmill.prepare(tmp_path / "corpus", tmp_path / "out", watch=told.append, workers=1, **options)
+    assert [event["trusted"] for event in told if event["kind"] == "resume"] == [1]
+    assert sorted(event["unit"] for event in told if event["kind"] == "done") == [0, 1, 2]
+    tokenmill.prepare(tmp_path / "corpus", tmp_path / "other", workers=2, **options)
+    assert tree(tmp_path / "out") == tree(tmp_path / "other")
+    train = tokenmill.open(tmp_path / "out")["train"]
+    end = b"\n" if documents == "files" else b""
+    assert [bytes(train.document(n)[:-1].astype("u1")) for n in (0, 999, 2_999)] == [
+        b"0" + end,
+        b"999" + end,
+        b"2999" + end,
+    ]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import random
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -8,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tokenmill import records
-from tokenmill.build.plan import Plan, check_plan, default_unit_bytes, differences, make_plan
+from tokenmill.build.plan import FILE_BYTES, MANY_FILES, Plan, check_plan, counts_files, differences, make_plan
 from tokenmill.errors import DatasetError, RecipeError
-from tokenmill.sources.base import Extent, Source
+from tokenmill.sources.base import Extent, Source, Unit, default_unit_bytes
 
 PROPERTY = settings(max_examples=100, deadline=None, database=None)
 
@@ -23,6 +25,12 @@ def make_source(name: str, size: int = 100, **fields: Any) -> Source:
 def planned(sources: list[Source], extents: list[Extent], **fields: Any) -> Plan:
     known: dict[str, Any] = {"identity": {"seed": 0}, "unit_bytes": 100, "sample": None, "seed": 0}
     return make_plan(sources=sources, extents=extents, **{**known, **fields})
+
+
+def planned_as_asked(sources: list[Source], extents: list[Extent], **asked: Any) -> Plan:
+    """A plan whose identity has what was asked, as that of a recipe has."""
+    identity = {"seed": 0, "unit_bytes": asked["unit_bytes"], "sample": asked["sample"]}
+    return planned(sources, extents, identity=identity, **asked)
 
 
 def texts(*sizes: int, divisible: bool = True) -> tuple[list[Source], list[Extent]]:
@@ -254,3 +262,162 @@ def test_more_units_than_anybody_needs_are_refused_with_a_size_that_will_do() ->
         make_plan(unit_bytes=1, **options)
     assert "`unit_bytes=5` or more" in caught.value.hint
     assert len(make_plan(unit_bytes=10_000, **options).units) == 1600
+
+
+# How 0.1 cut sources, written down once more. Plans of it are on disks, so whatever has no very many small files must
+# have the same plan, byte for byte.
+
+
+def plan_of_0_1(sources: list[Source], extents: list[Extent], unit_bytes: int | None, sample: float | None) -> Plan:
+    total = sum(extent.text_bytes for extent in extents)
+    if unit_bytes is not None:
+        size = unit_bytes
+    elif sample is not None:
+        size = max(10**6, min(rounded_down(int(total * sample) // 64), 2 * 10**9))
+    else:
+        size = max(32 * 10**6, min(rounded_down(total // 256), 2 * 10**9))
+    cut = list(units_of_0_1(sources, extents, size))
+    if sample is not None:
+        count = max(1, round(sample * len(cut)))
+        cut = [cut[number] for number in sorted(random.Random(0).sample(range(len(cut)), count))]
+    units = tuple(
+        Unit(index=index, source=source, num_sources=count, start=start, stop=stop, text_bytes=text_bytes)
+        for index, (source, count, start, stop, text_bytes) in enumerate(cut)
+    )
+    identity = {"seed": 0, "unit_bytes": unit_bytes, "sample": sample}
+    return Plan(format=1, identity=identity, sources=tuple(sources), units=units, target_tokens=max(1, size // 16))
+
+
+def rounded_down(size: int) -> int:
+    step = 1 << max(0, size.bit_length() - 3)
+    return size - size % step
+
+
+def units_of_0_1(sources: list[Source], extents: list[Extent], size: int) -> Iterator[tuple[int, int, int, int, int]]:
+    at = 0
+    while at < len(sources):
+        end, text_bytes = at + 1, extents[at].text_bytes
+        while end < len(sources) and sources[end].split == sources[at].split:
+            if text_bytes + extents[end].text_bytes > size:
+                break
+            text_bytes += extents[end].text_bytes
+            end += 1
+        if end - at > 1:
+            yield at, end - at, 0, -1, text_bytes
+        else:
+            yield from ((at, 1, *part) for part in parts_of_0_1(sources[at], extents[at], size))
+        at = end
+
+
+def parts_of_0_1(source: Source, extent: Extent, size: int) -> Iterator[tuple[int, int, int]]:
+    parts = max(1, round(extent.text_bytes / size))
+    if extent.sections:
+        whole, before, begin = sum(extent.sections), 0, 0
+        numbers = []
+        for weight in extent.sections:
+            numbers.append((2 * before + weight) * parts // (2 * whole) if whole else 0)
+            before += weight
+        for end in range(1, len(numbers) + 1):
+            if end == len(numbers) or numbers[end] != numbers[end - 1]:
+                yield begin, end, sum(extent.sections[begin:end])
+                begin = end
+    elif extent.divisible and parts > 1:
+        for part in range(parts):
+            start, stop = source.bytes * part // parts, source.bytes * (part + 1) // parts
+            yield start, stop, stop - start
+    else:
+        yield 0, -1, extent.text_bytes
+
+
+@st.composite
+def real_corpora(draw: st.DrawFn) -> tuple[list[Source], list[Extent]]:
+    """Sizes as they are of files: few of any size, or very many that are not small."""
+    is_many = draw(st.booleans())
+    count = draw(st.integers(MANY_FILES, 6000) if is_many else st.integers(1, MANY_FILES - 1))
+    least = FILE_BYTES + 1 if is_many else 0
+    most = draw(st.sampled_from([40_000, 10**6, 10**8, 10**10]))
+    chance = random.Random(draw(st.integers(0, 1 << 30)))
+    sources, extents = [], []
+    for index in range(count):
+        size = chance.choice([least, chance.randint(least, most)])
+        rows = [chance.randint(0, size // 3 + 1) for _ in range(chance.randint(1, 6))]
+        kind = chance.choice(["whole", "divisible", "divisible", "sections"])
+        sections = (*rows, max(0, size - sum(rows))) if kind == "sections" else ()
+        sources.append(make_source(f"{index:05d}", size, split="val" if chance.random() < 0.01 else ""))
+        extents.append(Extent(text_bytes=sum(sections) or size, sections=sections, divisible=kind == "divisible"))
+    return sources, extents
+
+
+@given(
+    corpus=real_corpora(),
+    unit_bytes=st.sampled_from([None, None, None, 1_000_000, 64_000_000, 4_000_000_000]),
+    sample=st.sampled_from([None, None, 0.01, 0.5]),
+)
+@settings(max_examples=60, deadline=None, database=None)
+def test_what_has_not_very_many_small_files_is_cut_as_by_0_1(
+    corpus: tuple[list[Source], list[Extent]], unit_bytes: int | None, sample: float | None
+) -> None:
+    sources, extents = corpus
+    expected = plan_of_0_1(sources, extents, unit_bytes, sample)
+    found = planned_as_asked(sources, extents, unit_bytes=unit_bytes, sample=sample)
+    assert records.seal(found) == records.seal(expected)
+    assert counts_files(found)
+
+
+@given(corpus=corpora(), unit_bytes=st.integers(1, 2000), sample=st.sampled_from([None, 0.3]))
+@PROPERTY
+def test_tiny_units_are_cut_as_by_0_1(
+    corpus: tuple[list[Source], list[Extent]], unit_bytes: int, sample: float | None
+) -> None:
+    expected = plan_of_0_1(*corpus, unit_bytes, sample)
+    assert records.seal(planned_as_asked(*corpus, unit_bytes=unit_bytes, sample=sample)) == records.seal(expected)
+
+
+@pytest.mark.parametrize("sizes", [[550] * 70_000, [0] * 9_000, [100, 60_000] * 20_000, [3] * 5_000 + [10**8] * 9])
+@pytest.mark.parametrize("sample", [None, 0.1])
+def test_without_counting_files_anything_is_cut_as_by_0_1(sizes: list[int], sample: float | None) -> None:
+    sources, extents = texts(*sizes, divisible=False)
+    expected = plan_of_0_1(sources, extents, None, sample)
+    found = planned_as_asked(sources, extents, unit_bytes=None, sample=sample, count_files=False)
+    assert records.seal(found) == records.seal(expected)
+    if sample is None:
+        assert not counts_files(found)
+        assert counts_files(planned(sources, extents, unit_bytes=None))
+
+
+def test_very_many_small_files_are_many_units_of_about_the_same_work() -> None:
+    corpus = texts(*[550] * 100_000)
+    counts = [unit.num_sources for unit in planned(*corpus, unit_bytes=None).units]
+    assert len(counts) > 90
+    assert (min(counts), max(counts)) > (900, 900)
+    assert max(counts) - min(counts) <= 1 + max(counts) // 50
+    assert len(planned(*corpus, unit_bytes=None, count_files=False).units) == 2
+
+
+def test_millions_of_small_files_are_not_cut_into_dust() -> None:
+    """A unit takes some files that are synced; a plan has a few hundred where it can."""
+    for count in (10_000, 70_000):
+        plan = planned(*texts(*[900] * count), unit_bytes=None)
+        assert 8 <= len(plan.units) <= 512
+        assert max(unit.text_bytes for unit in plan.units) <= 32_000_000
+
+
+def test_few_small_files_beside_large_ones_are_cut_as_before() -> None:
+    sizes = [10**8] * 300 + [1_000] * (MANY_FILES - 1)
+    assert planned(*texts(*sizes), unit_bytes=None) == planned(*texts(*sizes), unit_bytes=None, count_files=False)
+
+
+def test_a_given_unit_size_is_how_much_work_a_unit_of_small_files_has() -> None:
+    counts = {
+        size: max(unit.num_sources for unit in planned(*texts(*[500] * 50_000), unit_bytes=size).units)
+        for size in (32_000_000, 320_000_000)
+    }
+    assert counts[320_000_000] > 9 * counts[32_000_000]
+
+
+def test_a_large_file_among_small_ones_has_few_of_them_in_its_unit() -> None:
+    sizes = [10] * 5_000 + [20_000_000] + [10] * 5_000
+    units = planned(*texts(*sizes), unit_bytes=None).units
+    work = [unit.text_bytes + FILE_BYTES * unit.num_sources for unit in units]
+    assert max(work) < 2 * 32_000_000
+    assert len(units) == 10

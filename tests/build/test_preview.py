@@ -16,6 +16,7 @@ from conftest import Command, make_texts, write_jsonl
 from tokenmill.build.preview import START_SECONDS, PlanResult, elapsed, plan, run_trial
 from tokenmill.build.resolve import make_config, resolve_build
 from tokenmill.errors import DatasetError, RecipeError
+from tokenmill.formats.base import FORMATS
 from tokenmill.recipe import make_recipe
 from tokenmill.sizes import format_time
 from tokenmill.tokenizers.engine import open_engine
@@ -127,7 +128,7 @@ def test_a_rehearsal_encodes_the_beginning_of_a_large_document(tmp_path: Path) -
     sizes: list[int] = []
 
     class Watched:
-        times_text = times_run = 0
+        memory = engine.memory
 
         def encode(self, text: Any) -> Any:
             sizes.append(len(text[0].as_py().encode()))
@@ -216,3 +217,14 @@ def test_workers_of_a_cluster_are_not_bound_by_the_cores_of_this_machine(sources
     assert "the cluster is not asked" in note
     with pytest.raises(RecipeError, match="'slurm' is no executor"):
         preview(sources, tmp_path / "out", executor="slurm")
+
+
+@pytest.mark.parametrize("layout", FORMATS)
+def test_the_disk_of_a_layout_counts_documents_however_small(tmp_path: Path, layout: str) -> None:
+    words = ("yes", "no", "maybe so", "ok then", "1")
+    (tmp_path / "a.txt").write_text("".join(f"{words[number * 7 % 5]}\n" for number in range(20_000)))
+    options: dict[str, Any] = {"split": "val=0.2", "layout": layout, "workers": 1}
+    planned = plan([tmp_path / "a.txt"], tmp_path / "out", **options).disk_layout
+    files = library.prepare([tmp_path / "a.txt"], tmp_path / "out", **options).export
+    assert files is not None
+    assert 0.96 * files.num_bytes < planned < 2 * files.num_bytes

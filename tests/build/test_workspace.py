@@ -159,8 +159,15 @@ def test_an_output_that_is_no_folder_is_refused_as_such(
         (tmp_path / "out").write_text("mine")
     else:
         (tmp_path / "out").symlink_to(tmp_path / "nowhere")
+    what, hint = {
+        "a file": ("is a file", "choose another output"),
+        "nothing": ("is neither a folder nor a link that leads to one", "if it is a link to another disk, mount that"),
+    }[leads_to]
     said = tokenmill("prepare", corpus, "-o", "out", code=2).stderr
-    assert said == f"error: {tmp_path / 'out'} is not a folder\nhint: choose another output\n"
+    assert said.startswith(f"error: {tmp_path / 'out'} {what}\nhint: {hint}")
+    (tmp_path / "tokens.bin").write_bytes(bytes(100))
+    back = ("import", "tokens.bin", "--from", "nanogpt", "--eot-id", 1, "-o", "out")
+    assert tokenmill(*back, code=2).stderr.endswith(said)
 
 
 def test_an_output_may_be_a_link_to_a_folder(corpus: Path, tmp_path: Path) -> None:

@@ -66,9 +66,9 @@ def _swallowing(folder: Path) -> subprocess.Popen[str]:
     (folder / "deaf.py").write_text(
         "import time, pathlib\n"
         "def keep(text):\n"
-        "    pathlib.Path('begun').touch()\n"
         "    for _ in range(3):\n"
         "        try:\n"
+        "            pathlib.Path('begun').touch()\n"
         "            time.sleep(600)\n"
         "        except KeyboardInterrupt:\n"
         "            pass\n"
@@ -113,3 +113,29 @@ def test_a_signal_that_was_ignored_from_the_start_stays_ignored(tmp_path: Path) 
         timeout=60,
     )
     assert done.returncode == 0, "as under nohup"
+
+
+@pytest.mark.parametrize("raised", ["AttributeError('half loaded')", "OSError('cut short')", "SystemError"])
+def test_what_an_interrupt_breaks_in_a_library_is_told_as_an_interrupt(tmp_path: Path, raised: str) -> None:
+    # A library that is interrupted while it loads swallows that, and fails at its next use.
+    (tmp_path / "half.py").write_text(
+        "import pathlib, time\n"
+        "try:\n"
+        "    pathlib.Path('begun').touch()\n"
+        "    time.sleep(600)\n"
+        "except KeyboardInterrupt:\n"
+        f"    raise {raised}\n"
+    )
+    write_jsonl(tmp_path / "a.jsonl", make_texts(5, seed=1))
+    process = subprocess.Popen(
+        command("prepare", "a.jsonl", "--tokenizer", "byte", "-o", "out", "-j", 1, "--filter", "half:keep"),
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=tmp_path,
+    )
+    while process.poll() is None and not (tmp_path / "begun").exists():
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert said == "error: stopped\nhint: run the same command again to resume\n"

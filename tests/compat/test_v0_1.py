@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import zipfile
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import make_files as make
 import pyarrow as pa
@@ -14,7 +16,12 @@ import pytest
 import tokenmill
 from conftest import tree
 from tokenmill.build import workspace
-from tokenmill.errors import StateError
+from tokenmill.build.parts import deal
+from tokenmill.build.ray_nodes import as_dealt
+from tokenmill.build.resolve import resolve_build
+from tokenmill.dataset import manifest
+from tokenmill.errors import OutputError, SourceChangedError, StateError
+from tokenmill.recipe import make_recipe
 from tokenmill.storage.local import Folder
 
 FILES = Path(__file__).parent / "v0.1"
@@ -30,12 +37,27 @@ def files(tmp_path: Path) -> Path:
     copy = tmp_path / "v0.1"
     shutil.copytree(FILES, copy)
     make.set_times(copy / "corpus")
+    tell_where_the_corpus_is(copy)
+    return copy
+
+
+@pytest.fixture
+def many(tmp_path: Path) -> Path:
+    """The same of very many small files, which 0.1 cut into other units than are made now."""
+    copy = tmp_path / "many"
+    make.write_many_sources(copy / "corpus")
+    with zipfile.ZipFile(FILES / "many.zip") as packed:
+        packed.extractall(copy)
+    tell_where_the_corpus_is(copy)
+    return copy
+
+
+def tell_where_the_corpus_is(copy: Path) -> None:
     for name in ("finished", "unfinished"):
         folder = Folder(str(copy / name))
         job = workspace.load_job(folder)
         (copy / name / ".build/job.json").unlink()
         workspace.save_job(folder, replace(job, work=replace(job.work, root=str(copy / "corpus"))))
-    return copy
 
 
 def without_plans(path: Path) -> dict[str, str]:
@@ -94,3 +116,95 @@ def test_orders_and_states_are_those_of_0_1(files: Path, name: str) -> None:
 def test_a_state_of_another_stream_is_refused(files: Path) -> None:
     with pytest.raises(StateError):
         make.loaders(files / "finished")["shuffled"].load_state_dict(RECORDED["best_fit"]["state"])
+
+
+def prepared(many: Path, name: str, **options: Any) -> tuple[tokenmill.Result, list[dict[str, Any]]]:
+    events: list[dict[str, Any]] = []
+    result = tokenmill.prepare(many / "corpus", many / name, watch=events.append, **make.MANY, **options)
+    return result, events
+
+
+def test_many_small_files_are_other_units_now(many: Path) -> None:
+    prepared(many, "fresh")
+    assert len(workspace.load_plan(Folder(str(many / "fresh"))).units) == 4
+    assert len(workspace.load_plan(Folder(str(many / "finished"))).units) == 2
+
+
+def test_an_unfinished_build_of_many_small_files_resumes_with_its_own_plan(many: Path) -> None:
+    begun = (many / "unfinished/.build/plan.json").read_bytes()
+    expected = tokenmill.plan(many / "corpus", many / "unfinished", **make.MANY)
+    assert (expected.units, expected.units_done, expected.conflict) == (2, 1, ())
+    _, events = prepared(many, "unfinished")
+    assert [event["units"] for event in events if event["kind"] == "resume"] == [1]
+    assert (many / "unfinished/.build/plan.json").read_bytes() == begun
+    assert tree(many / "unfinished") == tree(many / "finished")
+
+
+@pytest.mark.parametrize("with_build", [True, False])
+def test_a_finished_one_of_many_small_files_is_found_complete(many: Path, with_build: bool) -> None:
+    if not with_build:
+        shutil.rmtree(many / "finished/.build")
+    before = tree(many / "finished")
+    assert tokenmill.plan(many / "corpus", many / "finished", **make.MANY).finished
+    result, _ = prepared(many, "finished")
+    assert result.already_complete
+    assert tree(many / "finished") == before
+
+
+def test_a_finished_one_of_many_small_files_is_verified_and_repaired(many: Path) -> None:
+    before = tree(many / "finished")
+    assert tokenmill.verify(many / "finished", source="all", workers=1).ok
+    path = many / "finished/train/00001.bin"
+    path.write_bytes(path.read_bytes()[:-2] + b"\0\0")
+    assert tokenmill.repair(many / "finished", workers=1)
+    assert tree(many / "finished") == before
+
+
+def test_an_update_of_many_small_files_keeps_units_of_the_old_plan(many: Path) -> None:
+    path = many / "corpus/4000.txt"
+    path.write_text("other!")
+    with pytest.raises(SourceChangedError, match=r"source 4000\.txt changed") as caught:
+        prepared(many, "unfinished")
+    assert "--update" in caught.value.hint
+    assert tokenmill.plan(many / "corpus", many / "unfinished", update=True, **make.MANY).units_done == 1
+    result, events = prepared(many, "unfinished", update=True)
+    assert [event["units"] for event in events if event["kind"] == "resume"] == [1]
+    assert len(workspace.load_plan(Folder(str(many / "unfinished"))).units) == 2
+    assert tokenmill.open(result.output)["train"].document(4000).tolist() == [*b"other!", 256]
+
+
+def test_an_update_of_many_small_files_that_are_more_now_keeps_units_of_the_old_plan(many: Path) -> None:
+    (many / "corpus/9999.txt").write_text("behind")
+    with pytest.raises(OutputError, match=r"source 9999\.txt: was not there"):
+        prepared(many, "unfinished")
+    _, events = prepared(many, "unfinished", update=True)
+    assert [event["units"] for event in events if event["kind"] == "resume"] == [1]
+
+
+def test_starting_over_makes_a_new_plan(many: Path) -> None:
+    prepared(many, "finished", restart=True)
+    prepared(many, "fresh")
+    assert tree(many / "finished") == tree(many / "fresh")
+    assert len(workspace.load_plan(Folder(str(many / "finished"))).units) == 4
+
+
+def test_a_stream_of_many_small_files_goes_on_from_a_state_of_0_1(many: Path) -> None:
+    loader = tokenmill.DataLoader(many / "finished", 16, 4, order="sequential", epochs=1)
+    batches = [batch["input_ids"].tolist() for batch in loader]
+    begun = tokenmill.DataLoader(many / "finished", 16, 4, order="sequential", epochs=1, prefetch=0)
+    for _ in zip(range(5), begun, strict=False):
+        pass
+    stream = tokenmill.stream(many / "corpus", "byte", 16, 4, epochs=1, documents="files", unit_bytes=12_600)
+    stream.load_state_dict(begun.state_dict())
+    assert [batch["input_ids"].tolist() for batch in stream] == batches[5:]
+
+
+def test_nodes_that_hold_parts_of_0_1_are_given_its_plan(many: Path) -> None:
+    options = {name: value for name, value in make.MANY.items() if name != "workers"}
+    setup = resolve_build(make_recipe({"sources": many / "corpus", **options}))
+    old = workspace.load_plan(Folder(str(many / "unfinished")))
+    held = [manifest.part_of(deal(old, 2)[0].identity), None]
+    assert as_dealt(setup, held).plan.fingerprint == old.fingerprint
+    assert len(as_dealt(setup, held).plan.units) == 2
+    for others in ([None, None], [manifest.part_of(deal(setup.plan, 2)[1].identity), None]):
+        assert as_dealt(setup, others) is setup

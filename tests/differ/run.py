@@ -15,9 +15,11 @@ sys.path.append(str(Path(__file__).parents[1]))  # the runner, and what other te
 
 from lab_runner import run_lab
 
-MODULES = ("tokenizers", "derived", "arguments", "hostile", "bounds", "bugs")
+MODULES = ("tokenizers", "derived", "arguments", "hostile", "interrupts", "bounds", "bugs")
 TARGETS = {
-    "seeded bugs": (12, ("seeded bugs",)),
+    "seeded bugs": (24, ("seeded bugs",)),
+    "hostile datasets": (5_000, ("hostile",)),
+    "interrupts": (300, ("interrupts",)),
 }
 
 if __name__ == "__main__":

@@ -437,3 +437,26 @@ def test_a_damaged_dataset_without_its_build_folder_is_told_the_way_out(tokenmil
         assert "--restart" in tokenmill(*arguments, code=4).stderr
     tokenmill("prepare", "a.jsonl", "-o", "out", "--restart")
     tokenmill("verify", "out")
+
+
+def test_a_build_whose_output_is_linked_from_its_sources_goes_on_as_it_began(
+    tokenmill: Command, corpus: Path, tmp_path: Path
+) -> None:
+    """What it had written would be a source else, and the plan another one."""
+    (corpus / "link").symlink_to(tmp_path / "out")
+    (corpus / "broken.parquet").write_bytes(b"PAR1")
+    line = ("prepare", "corpus", "-o", "out", "--tokenizer", "byte", "--unit-bytes", "20KB", "-j", "1")
+    for _ in range(2):
+        assert "broken.parquet" in tokenmill(*line, code=1).stderr
+    shutil.copytree(tmp_path / "out", tmp_path / "other", symlinks=True)
+    (tmp_path / "other/provenance").mkdir(exist_ok=True)
+    write_parquet(tmp_path / "other/provenance/00000.parquet", ["not a source"])
+    (corpus / "other").symlink_to(tmp_path / "other")
+    (corpus / "broken.parquet").unlink()
+    done = tokenmill(*line, "--update")
+    assert f"the dataset {corpus / 'other'} among the sources is passed over" in done.stderr
+    assert "complete" in tokenmill(*line).stdout
+    (corpus / "link").unlink()
+    (corpus / "other").unlink()
+    tokenmill("prepare", "corpus", "-o", "right", *line[4:])
+    assert tree(tmp_path / "out") == tree(tmp_path / "right")

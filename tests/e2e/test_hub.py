@@ -111,6 +111,16 @@ def test_a_plan_looks_at_files_without_fetching_them(tmp_path: Path) -> None:
     assert all("bytes=" in request for request in asked)
 
 
+def test_a_file_that_is_not_text_is_refused_and_not_fetched(tmp_path: Path) -> None:
+    repository = Repository({"a.txt": b"%PDF-1.7\n" + b"a line of text\n" * 99_999, "b.jsonl": jsonl(0)})
+    with serve(repository) as endpoint:
+        done = run(tmp_path, endpoint, "hf://datasets/org/name", "-o", "out", *options())
+    assert done.returncode == 2, done.stderr
+    assert "a.txt is a PDF document" in done.stderr
+    assert blobs(tmp_path) == []
+    assert all("bytes=" in request for request in repository.requests if "/resolve/" in request)
+
+
 def test_a_config_is_what_the_card_says(tmp_path: Path) -> None:
     with serve(Repository(some_files())) as endpoint:
         done = run(tmp_path, endpoint, "hf://datasets/org/name@v1:small", "-o", "out", *options())

@@ -192,6 +192,19 @@ def test_a_dataset_below_a_prefix_is_no_source(remote: Bucket) -> None:
     assert not second.already_complete
 
 
+def test_an_unfinished_dataset_below_a_prefix_is_no_source(bucket: Bucket, tmp_path: Path) -> None:
+    for name in ("corpus/a.txt", "corpus/x/data/.build/plan.json", "corpus/x/data/train/b.txt", "corpus/x/c.txt"):
+        bucket.put(name, b"text\n")
+    names = {
+        "corpus": ["a.txt", "x/c.txt"],
+        "corpus/**/*.txt": ["a.txt", "x/c.txt"],
+        "corpus/x/data/**/*.txt": ["b.txt"],
+    }
+    for source, expected in names.items():
+        found = list_sources(make_recipe({"sources": f"{bucket.url}/{source}"}))
+        assert [file.name for file in found.sources] == expected
+
+
 @pytest.mark.parametrize("name", ["a#b.jsonl", "a?x=1.jsonl", "a::b.jsonl", "x//a.jsonl", "x/../a.jsonl"])
 def test_an_object_that_no_url_can_name_is_named_in_the_error(bucket: Bucket, name: str) -> None:
     if ".." in name and bucket.url.startswith("az:"):

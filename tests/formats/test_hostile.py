@@ -5,8 +5,11 @@ What no layout could notice (other ids in a raw file) may be imported; the datas
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -100,6 +103,42 @@ def test_damaged_files_are_imported_as_they_are_or_refused_whole(exports: Path, 
             took = try_import(exports / "hurt", layout)
             shutil.rmtree(exports / "hurt")
             assert not took or damage is not empty or name.suffix not in TOKENS or name.name in BESIDE, str(name)
+
+
+@contextlib.contextmanager
+def in_time(seconds: int) -> Iterator[None]:
+    """Whoever waits for a pipe waits for ever."""
+
+    def give_up(*_: object) -> None:
+        pytest.fail(f"nothing came of it in {seconds} s")
+
+    before = signal.signal(signal.SIGALRM, give_up)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("layout", sorted(SIZES))
+def test_a_pipe_in_the_place_of_a_file_is_not_waited_for(exports: Path, layout: str) -> None:
+    for name in files_of(exports / layout):
+        for linked in (False, True):
+            shutil.copytree(exports / layout, exports / "hurt")
+            (exports / "hurt" / name).unlink()
+            os.mkfifo(exports / "pipe" if linked else exports / "hurt" / name)
+            if linked:
+                (exports / "hurt" / name).symlink_to(exports / "pipe")
+            with in_time(60):
+                took = try_import(exports / "hurt", layout)
+                with contextlib.suppress(TokenmillError):
+                    opened = tokenmill.open(exports / "hurt")
+                    list(opened["train"].blocks(0, opened["train"].num_tokens))
+            assert not took or name.suffix not in TOKENS or name.name in BESIDE, str(name)
+            shutil.rmtree(exports / "hurt")
+            if linked:
+                (exports / "pipe").unlink()
 
 
 @pytest.mark.parametrize("layout", TELLING)

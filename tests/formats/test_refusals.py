@@ -52,10 +52,38 @@ def test_a_layout_that_the_build_could_not_be_exported_to_is_refused_before_the_
         {"layout": "nanogpt:seq_len=3"},
         {"layout": "other"},
         {"layout": "nanogpt", "split": "nanogpt=0.5"},
+        {"layout": "nanogpt", "split": "NanoGPT=0.5"},
+        {"layout": "nanogpt:seed=1"},
+        {"layout": "megatron:name=../x"},
+        {"layout": "llmc", "split": "val=0.3,test=0.3"},
+        {"layout": "templar", "split": "val=0.3,test=0.3"},
+        {"layout": "catid:shard_size=1T"},
+        {"layout": "litdata:shard_size=1T"},
+        {"layout": "llmc:shard_size=1T"},
+        {"layout": "mds:shard_size=1T"},
+        {"layout": "mds:seq_len=2", "eot": "none"},
+        {"layout": "huggingface:seq_len=2", "eot": "none"},
     ):
         with pytest.raises(RecipeError):
             tokenmill.prepare(str(tmp_path / "a.parquet"), tmp_path / "data", workers=1, **options)
     assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("layout", ["llmc", "templar:seq_len=9000", "mds:seq_len=9000", "huggingface:seq_len=9000"])
+def test_a_layout_that_the_estimated_text_cannot_fill_is_refused_before_the_units(tmp_path: Path, layout: str) -> None:
+    source = str(write_parquet(tmp_path / "a.parquet", ["some text"] * 50))
+    for command in (tokenmill.plan, tokenmill.prepare):
+        with pytest.raises(RecipeError, match=r"no other|no sample|do not fill"):
+            command(source, tmp_path / "data", workers=1, layout=layout)
+    assert not list((tmp_path / "data").rglob("*.bin"))
+    with pytest.raises(RecipeError, match=r"no other|no sample|do not fill"):
+        tokenmill.plan(source, layout=layout)
+
+
+def test_a_plan_without_an_output_counts_the_files_of_a_layout(tmp_path: Path) -> None:
+    source = str(write_parquet(tmp_path / "a.parquet", ["word " * 1_200_000] * 2))
+    with pytest.raises(RecipeError, match="more than 1,000,000"):
+        tokenmill.plan(source, layout="templar:shard_size=1")
 
 
 def test_shards_that_readers_cannot_seek_in(few: Dataset, tmp_path: Path) -> None:
@@ -88,7 +116,9 @@ def test_a_split_that_the_layout_has_no_place_for(tmp_path: Path) -> None:
         ("llmc", {"shard_size": 7.5}, "not a whole number of tokens"),
         ("templar", {"shard_size": "1GiB"}, "a size in bytes, not a number of tokens"),
         ("templar", {"seq_len": "2kB"}, "a size in bytes, not a number of tokens"),
-        ("llmc", {"name": "../x"}, "not a valid name"),
+        ("llmc", {"name": "../x"}, "cannot begin the name of a file"),
+        ("megatron", {"name": "ä"}, "cannot begin the name of a file"),
+        ("llmc", {"name": ""}, "cannot begin the name of a file"),
         ("nope", {}, "no layout"),
     ],
 )
@@ -119,6 +149,12 @@ def test_a_shard_size_that_makes_millions_of_files_is_refused_with_their_number(
         "templar:shard_size=1B",
         "templar:seq_len=2KiB",
         "llmc:shard_size=100MB",
+        "templar:templar_compat=maybe",
+        "megatron:name=../x",
+        "megatron:name=",
+        "nanogpt:seed=-1",
+        "nanogpt:seed=²",
+        f"nanogpt:seed={1 << 62}",
     ],
 )
 def test_a_layout_that_is_written_wrongly(text: str) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +210,27 @@ def test_a_source_cannot_be_a_validation_source_too(tmp_path: Path) -> None:
     fill(tmp_path, "a.txt", "b.txt")
     with pytest.raises(RecipeError, match=r"a\.txt is a source and a validation source"):
         listed(tmp_path, val_sources=(str(tmp_path / "a.txt"),))
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_a_validation_source_by_another_name_of_a_source_is_refused(
+    tmp_path: Path, link: Callable[[Path, Path], None]
+) -> None:
+    fill(tmp_path, "in/a.txt", "in/b.txt", "held/c.txt")
+    link(tmp_path / "in/b.txt", tmp_path / "held/val.txt")
+    with pytest.raises(RecipeError, match=r"val\.txt and .*b\.txt are the same file, one of them for validation"):
+        listed(tmp_path / "in", val_sources=(str(tmp_path / "held"),))
+    assert len(listed(tmp_path / "in", tmp_path / "held").sources) == 4
+    assert len(listed(tmp_path / "in", val_sources=(str(tmp_path / "held/c.txt"),)).sources) == 3
+
+
+@pytest.mark.parametrize("ending", [".parquet", ".arrow", ".txt", ".jsonl"])
+def test_a_pointer_in_the_place_of_a_large_file_is_refused(tmp_path: Path, ending: str) -> None:
+    fill(tmp_path, "a.txt")
+    (tmp_path / f"b{ending}").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n")
+    with pytest.raises(RecipeError, match="is a Git LFS pointer") as error:
+        listed(tmp_path)
+    assert "git lfs pull" in error.value.hint
 
 
 def test_each_table_gets_the_rule_of_its_own_columns(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,14 @@ def test_json_lines_that_cannot_be_read_fail_their_own_unit_and_are_named_before
         return open_file(path, *arguments, **options)
 
     monkeypatch.setattr(streams, "open_file", open_allowed)
+    real_open = os.open
+
+    def opened(path: str, *arguments: Any, **options: Any) -> int:
+        if str(path).endswith("c.jsonl"):
+            raise PermissionError(13, "Permission denied")
+        return real_open(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "open", opened)
     trouble = f"cannot read {tmp_path}/c.jsonl{ending}: [Errno 13] Permission denied"
     assert trouble in listed(tmp_path).notes
     sources = ("a.jsonl", "b.parquet", f"c.jsonl{ending}")

@@ -111,6 +111,23 @@ def test_a_profile_without_keys_is_refused(home: Path, monkeypatch: pytest.Monke
         s3_settings()
 
 
+@pytest.mark.parametrize("name", ["AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION"])
+def test_a_line_end_behind_a_setting_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Files that were made elsewhere have them; the client would end with a panic."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
+    monkeypatch.setenv(name, "secret\r")
+    with pytest.raises(RecipeError, match=f"{name} holds a line end") as caught:
+        s3_settings()
+    assert "secret" not in caught.value.message
+
+
+@pytest.mark.parametrize("endpoint", ["http://[::1", "http://host:port", "http://:9000", "http://host:0"])
+def test_half_an_address_of_a_server_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    with pytest.raises(RecipeError, match="AWS_ENDPOINT_URL is no address of a server"):
+        endpoint_of("s3")
+
+
 @pytest.mark.parametrize(
     ("scheme", "variable"),
     [("s3", "AWS_ENDPOINT_URL"), ("gs", "GOOGLE_BASE_URL"), ("az", "AZURE_STORAGE_ENDPOINT"), ("az", "AZURE_ENDPOINT")],

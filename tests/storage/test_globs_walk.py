@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tokenmill.errors import SourceError
+from tokenmill.errors import RecipeError, SourceError
+from tokenmill.recipe import make_recipe
+from tokenmill.sources.discover import list_sources
 from tokenmill.storage.globs import matches, walk
 
 NAMES = ["a", "b1", "b2", "c.txt"]
@@ -83,3 +85,44 @@ def test_a_folder_that_cannot_be_read_is_an_error_and_not_left_out(
         with pytest.raises(SourceError, match="sub: "):
             matches(str(tmp_path / pattern))
     assert matches(str(tmp_path / "*.txt")) == [str(tmp_path / "a.txt")]
+
+
+def make_dataset(folder: Path, *, finished: bool) -> Path:
+    """What a build leaves: all of it, or as far as it came."""
+    fill(
+        folder, "provenance/00000.parquet", "train/00000.bin", "train/readme.txt", "tokenizer.json", ".build/plan.json"
+    )
+    if finished:
+        fill(folder, "dataset.json")
+        (folder / ".build/plan.json").unlink()  # nothing but a repair needs it
+    return folder
+
+
+@pytest.mark.parametrize("finished", [True, False])
+@pytest.mark.parametrize("linked", [True, False])
+def test_a_dataset_among_the_sources_is_passed_over_and_named(tmp_path: Path, finished: bool, linked: bool) -> None:
+    fill(tmp_path / "corpus", "a.txt", "sub/b.txt")
+    there = tmp_path / "corpus/sub/data"
+    dataset = make_dataset(tmp_path / "elsewhere" if linked else there, finished=finished)
+    if linked:
+        there.symlink_to(dataset)
+    for source in ("corpus", "corpus/**/*.txt"):
+        for documents in ("lines", "files"):
+            found = list_sources(make_recipe({"sources": str(tmp_path / source), "documents": documents}))
+            assert [file.name for file in found.sources] == ["a.txt", "sub/b.txt"]
+            assert f"the dataset {there} among the sources is passed over" in found.notes
+    inside = list_sources(make_recipe({"sources": str(there / "**/*.txt")}))
+    assert [file.name for file in inside.sources] == ["readme.txt"], "a pattern may name its files"
+    with pytest.raises(RecipeError, match="is a dataset, finished or not, and no folder of texts"):
+        list_sources(make_recipe({"sources": str(there)}))
+
+
+def test_the_output_itself_is_passed_over_without_a_word_by_any_of_its_names(tmp_path: Path) -> None:
+    fill(tmp_path / "corpus", "a.txt")
+    output = make_dataset(tmp_path / "out", finished=False)
+    (tmp_path / "corpus/link").symlink_to(output)
+    (tmp_path / "name").symlink_to(output)
+    for name in ("out", "name", "corpus/link"):
+        found = list_sources(make_recipe({"sources": str(tmp_path / "corpus")}), output=str(tmp_path / name))
+        assert [file.name for file in found.sources] == ["a.txt"]
+        assert found.notes == ()

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tokenmill.errors import DatasetError, DeterminismError, DiskFullError, StorageError
-from tokenmill.storage.filesystem import FileStat, LocalFileSystem
+from tokenmill.errors import AccessError, DatasetError, DeterminismError, DiskFullError, FileLimitError, StorageError
+from tokenmill.storage.filesystem import FileStat, LocalFileSystem, storage_error
 from tokenmill.storage.local import Folder
 from tokenmill.storage.memory_maps import fast_digest
 from tokenmill.storage.output import EARLY_BYTES, Digest
@@ -268,10 +268,19 @@ def test_an_error_of_reading_is_typed(tmp_path: Path, operation: str) -> None:
 
 @pytest.mark.parametrize("operation", ["stat", "open", "read", "rename"])
 def test_an_error_while_a_taken_name_is_looked_at_is_typed(tmp_path: Path, operation: str) -> None:
-    (tmp_path / "a.bin").write_bytes(b"torn")
+    torn = bytes(len(DATA))
+    (tmp_path / "a.bin").write_bytes(torn)
     with pytest.raises(StorageError):
         Folder(str(tmp_path), Failing(operation, errno.EIO)).write("a.bin", DATA)
-    assert (tmp_path / "a.bin").read_bytes() == b"torn"
+    assert (tmp_path / "a.bin").read_bytes() == torn
+
+
+def test_a_name_that_a_file_of_another_size_has_is_taken_without_reading_that(tmp_path: Path) -> None:
+    (tmp_path / "a.bin").touch()
+    os.truncate(tmp_path / "a.bin", 1 << 42)
+    Folder(str(tmp_path), Failing("read", errno.EIO)).write("a.bin", DATA)
+    assert (tmp_path / "a.bin").read_bytes() == DATA
+    assert [file.stat().st_size for file in (tmp_path / ".build/quarantine").iterdir()] == [1 << 42]
 
 
 def test_a_file_is_synced_before_it_is_named_and_its_folder_after(tmp_path: Path) -> None:
@@ -706,3 +715,23 @@ def test_the_disk_is_asked_for_announced_files_before_their_turn_and_what_is_wro
     assert asked == ["0", "1", "2"]
     assert list(announced) == [1, 2, 3, 4]
     assert asked == ["0", "1", "2", "3", "4"]
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "hint"),
+    [
+        (errno.EACCES, AccessError, "rights"),
+        (errno.EPERM, AccessError, "rights"),
+        (errno.EROFS, AccessError, "mounted read-only"),
+        (errno.EFBIG, FileLimitError, "ulimit -f"),
+        (errno.ENOSPC, DiskFullError, "free some space"),
+        (errno.EMFILE, StorageError, "ulimit -n"),
+        (errno.EIO, StorageError, "check the drive"),
+    ],
+)
+def test_each_error_of_the_system_has_a_hint_of_its_own(number: int, kind: type[StorageError], hint: str) -> None:
+    error = storage_error(OSError(number, os.strerror(number)), "/some/file")
+    assert type(error) is kind
+    assert "/some/file" in error.message
+    assert hint in error.hint
+    assert ("drive" in error.hint) == (number == errno.EIO)

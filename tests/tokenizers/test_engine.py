@@ -24,9 +24,8 @@ from tiktoken_ext import openai_public
 import tokenizers
 import tokenmill
 from tokenizers import AddedToken, decoders, models, normalizers, pre_tokenizers, processors, trainers
-from tokenmill.errors import TokenizerError
 from tokenmill.tokenizers.base import Engine
-from tokenmill.tokenizers.engine import native_errors, open_engine
+from tokenmill.tokenizers.engine import open_engine
 from tokenmill.tokenizers.hard_texts import HARD_TEXTS
 from tokenmill.tokenizers.parity import PATTERNS, choose_engine, open_reference
 from tokenmill.tokenizers.spec import TokenizerSpec, char_spec, resolve
@@ -122,28 +121,6 @@ def test_a_rank_file_gives_the_ids_of_tiktoken_under_every_scheme(scheme: str, d
 def test_the_pattern_of_gpt4_is_the_one_that_tiktoken_has(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(openai_public, "load_tiktoken_bpe", lambda *_, **__: {})
     assert PATTERNS["gpt4"] == openai_public.cl100k_base()["pat_str"]
-
-
-def test_only_texts_on_which_gigatoken_differs_from_llama3_are_for_its_reference() -> None:
-    spec = replace(resolve("gpt2"), name="ranks.tiktoken", scheme="llama3")
-    reference = open_reference(spec)[1]
-    documents = ["one", "the end\n\u00a0", "two\n", "", "\n\u3000\t", "three"]
-    expected = [reference(document) for document in documents]
-    assert encode(open_engine(spec), documents) != expected, "gigatoken is mended: no need for a mended engine"
-    assert encode(open_engine(replace(spec, engine="gigatoken+tiktoken")), documents) == expected
-    chosen, _, note = choose_engine(spec)
-    assert (chosen.engine, chosen.engine_version.split()[0]) == ("gigatoken+tiktoken", "gigatoken+tiktoken")
-    assert "encoded by tiktoken" in note
-
-
-def test_a_panic_while_a_text_is_encoded_is_a_typed_error() -> None:
-    class PanicException(BaseException):
-        """By this name, and with this base, Rust's panics come."""
-
-    with pytest.raises(TokenizerError, match="gigatoken cannot encode a text: index out of bounds") as caught:
-        with native_errors("gigatoken"):
-            raise PanicException("index out of bounds\nbacktrace")
-    assert caught.value.hint
 
 
 @cache

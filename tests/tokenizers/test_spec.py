@@ -516,3 +516,25 @@ def test_dropout_is_refused_with_a_way_out_that_works(tmp_path: Path) -> None:
     parsed["model"]["dropout"] = None
     (tmp_path / "tokenizer.json").write_text(json.dumps(parsed))
     assert choose_engine(resolve(str(tmp_path)))[2] == ""
+
+
+def test_an_end_of_text_that_tokenizers_numbers_anew_is_an_error(tmp_path: Path) -> None:
+    """Added tokens follow the vocabulary without gaps, whatever their ids in the file say."""
+    parsed = json.loads(train(special=["</s>"]))
+    size = len(parsed["model"]["vocab"])
+    flags = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": True}
+    for number, name in ((size, "<|fine|>"), (size + 50, "<|gap|>")):
+        parsed["added_tokens"].append({"id": number, "content": name, **flags})
+    (tmp_path / "tokenizer.json").write_text(json.dumps(parsed))
+    assert resolve(str(tmp_path), eot_token="<|fine|>").eot_id == size
+    with pytest.raises(TokenizerError, match=rf"the id {size + 50}, but tokenizers loads it as {size + 1}") as caught:
+        resolve(str(tmp_path), eot_token="<|gap|>")
+    assert caught.value.hint
+
+
+def test_a_token_of_the_vocabulary_keeps_its_id_if_it_is_added_with_another(tmp_path: Path) -> None:
+    parsed = json.loads(train(special=["</s>"]))
+    own = parsed["model"]["vocab"]["</s>"]
+    parsed["added_tokens"].append({**parsed["added_tokens"][-1], "id": len(parsed["model"]["vocab"])})
+    (tmp_path / "tokenizer.json").write_text(json.dumps(parsed))
+    assert resolve(str(tmp_path)).eot_id == own

@@ -145,10 +145,9 @@ def prepare(
         wanted = make_recipe(fields, config=config)
         besides: dict[str, Any] = {}
         if layout is not None:
-            from tokenmill.formats.convert import bytes_beside, check_layout, export_beside
+            from tokenmill.build.export_layout import beside, export_beside
 
-            check_layout(layout, wanted)
-            besides["extra_bytes"] = partial(bytes_beside, folder, layout)
+            besides["extra_bytes"] = partial(beside(layout, wanted).bytes_needed, folder)
 
         start_executor: ExecutorFactory = partial(open_executor, count, processes)
         if executor == "ray":

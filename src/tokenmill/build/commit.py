@@ -31,7 +31,6 @@ from itertools import takewhile
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -53,6 +52,8 @@ from tokenmill.units.receipts import (
     Key,
     Receipt,
     hex_sum,
+    hex_sums,
+    parse_sums,
     read_receipt,
     receipt_name,
 )
@@ -139,8 +140,8 @@ def _add_up(receipts: Iterable[Receipt]) -> _Totals:
         documents += receipt.documents
         documents_read += receipt.documents_read
         dropped.update(receipt.dropped)
-        read_sum += _parse_sum(receipt.read_sum)
-        written_sum += _parse_sum(receipt.written_sum)
+        read_sum += parse_sums([receipt.read_sum])[0]
+        written_sum += parse_sums([receipt.written_sum])[0]
     return _Totals(
         units=units,
         in_order=in_order,
@@ -302,20 +303,16 @@ def _source_totals(plan: Plan, receipts: Iterable[Receipt]) -> Sequence[SourceTo
     sums = np.zeros((len(plan.sources), 2), np.uint64)
     for receipt in receipts:
         first = plan.units[receipt.unit].source
-        for index, part in enumerate(receipt.sources, start=first):
-            documents[index] += part.documents
-            sums[index] += _parse_sum(part.text_sum)
-    return make_table(
+        stop = first + len(receipt.sources)
+        documents[first:stop] += [part.documents for part in receipt.sources]
+        sums[first:stop] += parse_sums(part.text_sum for part in receipt.sources)
+    return records.pack_table(
         SourceTotal,
         (
-            SourceTotal(name=source.name, bytes=source.bytes, documents=int(count), text_sum=hex_sum(total))
-            for source, count, total in zip(plan.sources, documents, sums, strict=True)
+            SourceTotal(name=source.name, bytes=source.bytes, documents=count, text_sum=text_sum)
+            for source, count, text_sum in zip(plan.sources, documents.tolist(), hex_sums(sums), strict=True)
         ),
     )
-
-
-def _parse_sum(text: str) -> npt.NDArray[np.uint64]:
-    return np.array([int(text[:16], 16), int(text[16:], 16)], np.uint64)
 
 
 PROVENANCE_ROWS = 1 << 24

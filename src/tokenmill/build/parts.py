@@ -329,7 +329,9 @@ def _attempt(part: Callable[[], Message]) -> Message:
     """The result of a part of the work; an error is an answer, too."""
     try:
         return part()
-    except Exception as error:  # the driver decides
+    except BaseException as error:  # the driver decides
+        if not errors.is_failure(error):
+            raise
         return {"kind": "failed", "error": errors.to_record(error), "host": platform.node()}
 
 

@@ -71,8 +71,8 @@ class BuildOptions:
 
     `start_executor` gives what runs the units. `restart` keeps nothing of an earlier build; `update` keeps what was
     made of sources that have not changed. `on_lock` is called once this process holds the lock, and may raise: then
-    nothing is begun. `extra_bytes` says how many bytes will be written to the same disk afterwards, for a dtype and an
-    expected number of tokens.
+    nothing is begun. `extra_bytes` says how many bytes will be written to the same disk afterwards, for a dtype, an
+    estimate and the share of it that is built.
     """
 
     start_executor: ExecutorFactory
@@ -81,7 +81,7 @@ class BuildOptions:
     update: bool = False
     watch: Watcher | None = None
     on_lock: Callable[[], None] = lambda: None
-    extra_bytes: Callable[[str, int], int] = lambda _dtype, _tokens: 0
+    extra_bytes: Callable[[str, Estimate, float], int] = lambda _dtype, _estimate, _share: 0
 
 
 def build(recipe: Recipe, folder: Folder, options: BuildOptions) -> tuple[Manifest, bool]:
@@ -89,7 +89,7 @@ def build(recipe: Recipe, folder: Folder, options: BuildOptions) -> tuple[Manife
     workspace.check_ours(folder)
     starts_anew = options.restart or options.update
     resolved = resolve_build(recipe if starts_anew else workspace.as_before(folder, recipe), output=folder.path)
-    return run_build(resolved, folder, options)
+    return run_build(resolved if options.restart else workspace.as_begun(folder, resolved), folder, options)
 
 
 def run_build(resolved: ResolvedBuild, folder: Folder, options: BuildOptions) -> tuple[Manifest, bool]:
@@ -215,8 +215,8 @@ def _preflight(
         speed = found.survey.encoded_bytes / found.survey.seconds / 1e6
         progress.tell("note", message=f"{resolved.spec.engine} encodes {speed:.1f} MB/s on each core")
     dataset_bytes = _output_bytes(resolved, found)
-    num_tokens = round(found.estimate.tokens * found.estimate.share(resolved.recipe.max_tokens))
-    extra_bytes = options.extra_bytes(resolved.dtype, num_tokens)
+    share = found.estimate.share(resolved.recipe.max_tokens)
+    extra_bytes = options.extra_bytes(resolved.dtype, found.estimate, share)
     try:
         check_space(folder, dataset_bytes + extra_bytes)
     except DiskFullError as error:

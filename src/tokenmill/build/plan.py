@@ -4,6 +4,8 @@
     units                 [0 row groups 0-3]     [2 bytes 0-64M]  [4 whole files]
                           [1 row groups 4-7]     [3 bytes 64M-..]
 
+To open a file is work as well: a unit of many small files has fewer of them than their text alone would allow.
+
 Pure: the same sources and the same recipe give the same plan, whatever the number of
 workers, the machine or the time of day. Its fingerprint is the dataset's identity.
 
@@ -25,7 +27,7 @@ from typing import Any
 from tokenmill import records
 from tokenmill.errors import DatasetError, RecipeError
 from tokenmill.sizes import format_bytes
-from tokenmill.sources.base import Extent, Source, Unit
+from tokenmill.sources.base import MIN_UNIT_BYTES, Extent, Source, Unit, default_unit_bytes
 from tokenmill.units.receipts import NO_LIMIT
 from tokenmill.units.task import UnitTask
 
@@ -38,11 +40,15 @@ def make_task(plan: Plan, unit: int, token_limit: int = NO_LIMIT) -> UnitTask:
 
 
 FORMAT = 1
-MIN_UNIT_BYTES = 32_000_000
-MAX_UNIT_BYTES = 2_000_000_000
+
+
 MAX_UNITS = 4_000_000
-UNITS_WANTED = 256
-SAMPLE_UNITS_WANTED = 64
+
+
+# To open a file, check it and close it takes about as long as so much of its text: less if it is in memory, more over
+# a network. A unit of fewer than `MANY_FILES` is never cut for it.
+FILE_BYTES = 32_000
+MANY_FILES = MIN_UNIT_BYTES // FILE_BYTES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,8 +85,12 @@ def make_plan(
     unit_bytes: int | None,
     sample: float | None,
     seed: int,
+    count_files: bool = True,
 ) -> Plan:
-    """Cut the sources into units of about `unit_bytes` of text, and draw the sample if one is wanted."""
+    """Cut the sources into units of about `unit_bytes` of text, and draw the sample if one is wanted.
+
+    Without `count_files` only text is counted, as 0.1 did: then any number of files may be in a unit.
+    """
     total = sum(extent.text_bytes for extent in extents)
     size = unit_bytes or default_unit_bytes(total, sample=sample)
     if total // size > MAX_UNITS:
@@ -88,7 +98,7 @@ def make_plan(
             f"units of {format_bytes(size)} would be {total // size:,}, more than {MAX_UNITS:,}",
             hint=f"give `unit_bytes={total // MAX_UNITS + 1}` or more",
         )
-    slices = _slices(sources, extents, size)
+    slices = _slices(sources, extents, size, _most_work(total, len(extents), size) if count_files else None)
     if sample is not None:
         slices = _draw(list(slices), sample=sample, seed=seed)
     units = records.make_table(Unit, (Unit(index=index, **fields) for index, fields in enumerate(slices)))
@@ -102,35 +112,59 @@ def make_plan(
     )
 
 
-def default_unit_bytes(total: int, *, sample: float | None = None) -> int:
-    """A unit size that gives enough units to share out, and not so many that shards become dust."""
-    if sample is not None:
-        return max(1_000_000, min(_in_steps(int(total * sample) // SAMPLE_UNITS_WANTED), MAX_UNIT_BYTES))
-    return max(MIN_UNIT_BYTES, min(_in_steps(total // UNITS_WANTED), MAX_UNIT_BYTES))
+def counts_files(plan: Plan) -> bool:
+    """Whether a plan may be one that counts files. One of a sample cannot be told by itself."""
+    if plan.identity.get("sample") is not None:
+        return True
+    total = plan.text_bytes()
+    most = _most_work(total, len(plan.sources), plan.identity.get("unit_bytes") or default_unit_bytes(total))
+    return all(unit.num_sources == 1 or _parts(unit.text_bytes, unit.num_sources, most) == 1 for unit in plan.units)
 
 
-def _in_steps(size: int) -> int:
-    """A size or a little less: sources that grow by little are cut as they were."""
-    step = 1 << max(0, size.bit_length() - 3)
-    return size // step * step
+def _most_work(total: int, num_files: int, size: int) -> int:
+    """How much text, with what opening files comes to, a unit of whole files is made of before it is cut."""
+    return max(size, default_unit_bytes(total + num_files * FILE_BYTES))
 
 
-def _slices(sources: Sequence[Source], extents: Sequence[Extent], size: int) -> Iterator[dict[str, int]]:
-    first = 0
-    while first < len(sources):
-        split, count, gathered = sources[first].split, 1, extents[first].text_bytes
-        while (
-            first + count < len(sources)
-            and gathered + extents[first + count].text_bytes <= size
-            and sources[first + count].split == split
-        ):
-            gathered += extents[first + count].text_bytes
-            count += 1
-        if count > 1:
-            yield {"source": first, "num_sources": count, "start": 0, "stop": -1, "text_bytes": gathered}
-        else:
+def _parts(text_bytes: int, num_files: int, most_work: int) -> int:
+    """Into how many units a run of whole files is cut: more than one only if opening them is most of the work."""
+    return max(1, (text_bytes + num_files * FILE_BYTES) // most_work)
+
+
+def _slices(
+    sources: Sequence[Source], extents: Sequence[Extent], size: int, most_work: int | None
+) -> Iterator[dict[str, int]]:
+    sizes = [extent.text_bytes for extent in extents]
+    for first, stop in _groups([source.split for source in sources], sizes, size):
+        if stop - first == 1:
             yield from _cut(first, sources[first], extents[first], size)
-        first += count
+        else:
+            yield from _whole_files(first, sizes[first:stop], most_work)
+
+
+def _groups(splits: list[str], sizes: list[int], size: int) -> Iterator[tuple[int, int]]:
+    """Neighbours of one split that have up to `size` of text together; what is larger is alone."""
+    first = gathered = 0
+    for index, text_bytes in enumerate(sizes):
+        if index > first and (gathered + text_bytes > size or splits[index] != splits[first]):
+            yield first, index
+            first, gathered = index, 0
+        gathered += text_bytes
+    if sizes:
+        yield first, len(sizes)
+
+
+def _whole_files(first: int, sizes: list[int], most_work: int | None) -> Iterator[dict[str, int]]:
+    """A unit of whole files, or several with about the same work each if there are very many."""
+    parts = 1 if most_work is None else _parts(sum(sizes), len(sizes), most_work)
+    for start, stop in _section_bounds([size + FILE_BYTES for size in sizes], parts):
+        yield {
+            "source": first + start,
+            "num_sources": stop - start,
+            "start": 0,
+            "stop": -1,
+            "text_bytes": sum(sizes[start:stop]),
+        }
 
 
 def _cut(index: int, source: Source, extent: Extent, size: int) -> Iterator[dict[str, int]]:

@@ -24,14 +24,13 @@ from tokenmill import arguments
 from tokenmill.arguments import RecipeOptions, Sources
 from tokenmill.build import workspace
 from tokenmill.build.api import check_executor, check_place
+from tokenmill.build.export_layout import beside
 from tokenmill.build.plan import Plan, make_task
 from tokenmill.build.preflight import Estimate, check_parity_of_plan, make_request
 from tokenmill.build.resolve import ResolvedBuild, make_config, resolve_build
 from tokenmill.build.update import num_kept
 from tokenmill.errors import DatasetError, OutputError, SourceChangedError, TokenmillError
 from tokenmill.executors.in_process import InProcessProber
-from tokenmill.formats.base import format_bytes_of
-from tokenmill.formats.convert import bytes_beside, check_layout
 from tokenmill.recipe import make_recipe
 from tokenmill.resources import MEMORY_BUDGET, num_cores, resolve_workers
 from tokenmill.sizes import counted, format_bytes, format_count, format_seconds
@@ -120,13 +119,16 @@ def plan(
     wanted = make_recipe({"sources": sources, **recipe}, config=config)
     folder = open_folder(output, name="output") if output is not None else None
     notes: list[str] = []
+    exported = None
     if layout is not None:
         check_place(layout, folder)
-        check_layout(layout, wanted)
+        exported = beside(layout, wanted)
         notes.append(f"the time is that of the dataset, without the export to {layout.partition(':')[0]}")
     if folder is not None and not restart and not update:
         wanted = workspace.as_before(folder, wanted)
     setup = resolve_build(wanted, output=None if folder is None else folder.path)
+    if folder is not None and not restart:
+        setup = workspace.as_begun(folder, setup)
     count, at_once = _num_workers(workers, executor)
     if executor == "ray" and workers is None:
         notes.append("the cluster is not asked for its workers: memory and time are for as many as fit here")
@@ -139,9 +141,7 @@ def plan(
     needed = 0 if finished else round(expected.output_bytes * share)
     if folder is not None and not restart:
         needed -= workspace.bytes_done(folder)
-    beside = 0
-    if layout is not None:
-        beside = _layout_bytes(folder, layout, setup.dtype, round(expected.tokens * share))
+    of_layout = 0 if exported is None else exported.bytes_needed(folder, setup.dtype, expected, share)
     # A store is not read from for its speed: it would be asked for much, and at another time be another one.
     cost = None if is_url(setup.listing.root) else run_trial(setup.plan, work, engine)
     seconds = expected.encode_seconds if cost is None else expected.text_bytes * cost
@@ -159,7 +159,7 @@ def plan(
         was_rehearsed=cost is not None,
         max_tokens=wanted.max_tokens,
         disk_needed=max(0, needed),
-        disk_layout=beside,
+        disk_layout=of_layout,
         disk_free=folder.free_bytes() if folder is not None else None,
         scratch_free=local_folder(scratch).free_bytes() if scratch is not None else None,
         memory=count * MEMORY_BUDGET,
@@ -168,13 +168,6 @@ def plan(
         conflict=conflict,
         notes=(*setup.notes, *notes),
     )
-
-
-def _layout_bytes(folder: Folder | None, layout: str, dtype: str, num_tokens: int) -> int:
-    """What an export would write on the output's disk. If it goes to another one that is full, that is an error."""
-    if folder is not None:
-        return bytes_beside(folder, layout, dtype, num_tokens)
-    return format_bytes_of(layout.partition(":")[0], dtype, num_tokens)
 
 
 def _num_workers(workers: int | None, executor: str) -> tuple[int, int]:

@@ -29,7 +29,7 @@ from tokenmill.build.plan import Plan
 from tokenmill.build.resolve import ResolvedBuild, resolve_build
 from tokenmill.dataset import manifest as dataset_manifest
 from tokenmill.dataset import manifest as manifests
-from tokenmill.dataset.manifest import Manifest, Nodes, PartLocation
+from tokenmill.dataset.manifest import Manifest, NodePart, Nodes, PartLocation
 from tokenmill.errors import BuildError, Interrupted, RecipeError, TokenmillError
 from tokenmill.executors.base import MAX_TRIES
 from tokenmill.executors.forkserver import Message
@@ -94,7 +94,7 @@ def build_on_nodes(
     ours = connect(address, workers)
     running: dict[Any, int] = {}
     try:
-        jobs = _share_out(setup, output, tell, restart=restart)
+        setup, jobs = _share_out(setup, output, tell, restart=restart)
 
         def submit(job: NodeJob) -> Any:
             slots = num_slots(workers, job.node.slots)
@@ -130,8 +130,10 @@ def _check_recipe(recipe: Recipe) -> None:
         raise RecipeError("`split='nanogpt'` is drawn from all documents", hint="use `split='val=0.0005'`")
 
 
-def _share_out(setup: ResolvedBuild, output: str, tell: Watcher, *, restart: bool) -> list[NodeJob]:
-    """The parts, each with the node that has it or will build it."""
+def _share_out(
+    setup: ResolvedBuild, output: str, tell: Watcher, *, restart: bool
+) -> tuple[ResolvedBuild, list[NodeJob]]:
+    """The parts, each with the node that has it or will build it, and the resolved build that they are parts of."""
     told = {**part.greeting(setup.spec), "output": output, "restart": restart}
     found: dict[Node, Message] = {}
     for node, answer in _call_all(part.look, [(node, told) for node in _living_nodes()]):
@@ -149,9 +151,19 @@ def _share_out(setup: ResolvedBuild, output: str, tell: Watcher, *, restart: boo
                 hint="put a variable into OUT that each node has set to a place of its own, like '$LOCAL/owt'",
             )
     held = [(dataset_manifest.part_of(found[node]), found[node]["finished"]) for node in nodes]
+    setup = as_dealt(setup, [held_part for held_part, _ in held])
     owners = build_parts.assign(held, setup.plan.fingerprint, len(setup.plan.units))
     parts = build_parts.deal(setup.plan, len(owners))
-    return [NodeJob(nodes[owner], plan) for owner, plan in zip(owners, parts, strict=True)]
+    return setup, [NodeJob(nodes[owner], plan) for owner, plan in zip(owners, parts, strict=True)]
+
+
+def as_dealt(setup: ResolvedBuild, held: Iterable[NodePart | None]) -> ResolvedBuild:
+    """The build that the nodes hold parts of: version 0.1 put any number of small files into a unit."""
+    wholes = {held_part.whole for held_part in held if held_part is not None}
+    if setup.formerly is None or not wholes or setup.plan.fingerprint in wholes:
+        return setup
+    before = setup.formerly()
+    return before if before.plan.fingerprint in wholes else setup
 
 
 def _living_nodes() -> list[Node]:

@@ -8,14 +8,15 @@ How many there are is in the footers of parquet files; other sources take a pass
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow.parquet as pq
 
-from tokenmill.build.plan import Plan, make_plan
+from tokenmill.build.plan import MANY_FILES, Plan, make_plan
 from tokenmill.dataset.bin_idx import dtype_for
 from tokenmill.errors import RecipeError, SourceError, TokenizerError
 from tokenmill.formats.nanogpt import num_validation, original_permutation
@@ -32,13 +33,17 @@ from tokenmill.units.task import BuildConfig
 
 @dataclass(frozen=True, slots=True)
 class ResolvedBuild:
-    """A recipe with all its names resolved. `notes` are sentences that the user should read."""
+    """A recipe with all its names resolved. `notes` are sentences that the user should read.
+
+    `formerly` gives the build as version 0.1 would have cut it, if that is different: what it began has that plan.
+    """
 
     recipe: Recipe
     listing: Listing
     spec: TokenizerSpec
     plan: Plan
     notes: tuple[str, ...]
+    formerly: Callable[[], ResolvedBuild] | None = None
 
     @property
     def dtype(self) -> str:
@@ -59,7 +64,8 @@ def resolve_build(recipe: Recipe, *, output: str | None = None) -> ResolvedBuild
         )
     listing = list_sources(recipe, output=output)
     _check_used(recipe, {source.kind for source in listing.sources})
-    plan = make_plan(
+    cut = partial(
+        make_plan,
         identity={},
         sources=listing.sources,
         extents=listing.extents,
@@ -67,19 +73,31 @@ def resolve_build(recipe: Recipe, *, output: str | None = None) -> ResolvedBuild
         sample=recipe.sample,
         seed=recipe.seed,
     )
+    plan = cut()
+    before = cut(count_files=False) if len(listing.sources) >= MANY_FILES else plan
+    total = sum(extent.text_bytes for extent in listing.extents)
+    # Where sources may be cut is not needed any more, and may be much.
+    listing = replace(listing, extents=())
+    resolve_as = partial(_resolve_as, recipe, listing, spec, total, [note] if note else [])
+    return replace(resolve_as(plan), formerly=None if before.units == plan.units else partial(resolve_as, before))
+
+
+def _resolve_as(
+    recipe: Recipe, listing: Listing, spec: TokenizerSpec, total: int, notes: Sequence[str], plan: Plan
+) -> ResolvedBuild:
+    """The resolved build of a plan without an identity. `total` is the bytes of text of all sources."""
     if spec.kind == "char":
         spec = char_spec(_characters(plan, listing.root, recipe))
     identity = {**recipe.identity(), "tokenizer": spec.fingerprint, "engine": spec.engine_version}
-    notes = [*([note] if note else []), *listing.notes]
+    notes = [*notes, *listing.notes]
     if recipe.sample is not None:
-        share = plan.text_bytes() / max(1, sum(extent.text_bytes for extent in listing.extents))
+        share = plan.text_bytes() / max(1, total)
         notes.append(f"the sample is {counted(len(plan.units), 'whole unit')}, {share:.1%} of the text")
     if 65_500 <= spec.vocab_size <= 65_536:
         notes.append(
             f"a vocabulary of {spec.vocab_size} is read as uint16 by some of Megatron's tools and as int32 by others"
         )
-    # Where sources may be cut is not needed any more, and may be much.
-    return ResolvedBuild(recipe, replace(listing, extents=()), spec, replace(plan, identity=identity), tuple(notes))
+    return ResolvedBuild(recipe, listing, spec, replace(plan, identity=identity), tuple(notes))
 
 
 def _check_used(recipe: Recipe, kinds: set[str]) -> None:

@@ -72,7 +72,7 @@ def finish_update(folder: Folder) -> None:
     folder.link_all(_receipt_link(data, receipt) for data, receipt in _kept(folder))
     folder.sync(RECEIPTS)
     folder.replace(workspace.CLEAN, folder.read(_CLEAN))
-    folder.write_parts(receipts.PLAN, map(bytes, folder.blocks(KEPT_PLAN)))
+    folder.write_parts(receipts.PLAN, map(bytes, folder.blocks(KEPT_PLAN, max_bytes=records.MAX_RECORD_BYTES)))
     workspace.forget_kept(folder)
 
 

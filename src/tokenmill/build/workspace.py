@@ -22,7 +22,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from tokenmill import records
-from tokenmill.build.plan import Budget, Plan, check_plan, differences
+from tokenmill.build.plan import Budget, Plan, check_plan, counts_files, differences
 from tokenmill.build.prefetch import FETCHED
 from tokenmill.build.resolve import ResolvedBuild
 from tokenmill.build.wait import NOTE
@@ -101,8 +101,7 @@ class Clean:
 
 def check_ours(folder: Folder) -> None:
     """Refuse a folder that holds something else."""
-    if folder.is_something_else():
-        raise OutputError(f"{folder.path} is not a folder", hint="choose another output")
+    folder.check_place()
     names = folder.names()
     # Where a driver has no part of its dataset, the record of nodes stands alone.
     if names not in ([], [manifest.NODES]) and not _is_ours(folder):
@@ -124,7 +123,7 @@ def _has_plan(folder: Folder) -> bool:
             manifest.load_manifest(folder)
             return True
     with contextlib.suppress(DatasetError):
-        return records.seal_of(folder.blocks(PLAN)) is not None
+        return records.seal_of(_plan_blocks(folder)) is not None
     return False
 
 
@@ -203,7 +202,12 @@ def has_work(folder: Folder) -> bool:
 
 def is_stored(folder: Folder, plan: Plan) -> bool:
     """Whether the folder's plan is this one to the last pin, without making a second one of it in memory."""
-    return records.seal_of(folder.blocks(PLAN)) == records.digest(plan)
+    return records.seal_of(_plan_blocks(folder)) == records.digest(plan)
+
+
+def _plan_blocks(folder: Folder) -> Iterator[memoryview]:
+    """The plan's text; a `DatasetError` if it is larger than any plan, which would take for ever to read."""
+    return folder.blocks(PLAN, max_bytes=records.MAX_RECORD_BYTES)
 
 
 def start_over(folder: Folder, *, but: Sequence[str] = ()) -> None:
@@ -242,9 +246,11 @@ def known_splits(folder: Folder) -> set[str]:
 
 def forget_kept(folder: Folder) -> None:
     """Remove what an update gathered: its decision first, which must not come back alone."""
-    if folder.exists(KEPT):
+    found = folder.stat(KEPT)
+    if found is not None and found.is_folder:
         folder.remove(KEPT_PLAN)
         folder.sync(KEPT)
+    if found is not None:
         folder.remove_tree(KEPT)
 
 
@@ -279,6 +285,28 @@ def as_before(folder: Folder, recipe: Recipe) -> Recipe:
         tuple(hub.at_commit(source, root) for source in given) for given in (recipe.sources, recipe.val_sources)
     )
     return replace(recipe, sources=sources, val_sources=val_sources)
+
+
+def as_begun(folder: Folder, setup: ResolvedBuild) -> ResolvedBuild:
+    """The build as it was cut when it began in this folder: version 0.1 put any number of small files into a unit."""
+    if setup.formerly is None:
+        return setup
+    with contextlib.suppress(DatasetError):  # whoever enters with it is told
+        if folder.exists(manifest.MANIFEST):
+            return _with_fingerprint(manifest.load_manifest(folder).fingerprint, setup)
+        if folder.exists(PLAN) and not is_stored(folder, setup.plan):
+            found = load_plan(folder)
+            before = _with_fingerprint(found.fingerprint, setup)
+            # Of sources that have changed, the units alone tell.
+            return setup.formerly() if found.identity == setup.plan.identity and not counts_files(found) else before
+    return setup
+
+
+def _with_fingerprint(fingerprint: str, setup: ResolvedBuild) -> ResolvedBuild:
+    if setup.formerly is None or fingerprint == setup.plan.fingerprint:
+        return setup
+    before = setup.formerly()
+    return before if fingerprint == before.plan.fingerprint else setup
 
 
 def keep_tokenizer(folder: Folder, spec: TokenizerSpec) -> Digest | None:

@@ -13,7 +13,6 @@ import contextlib
 import dataclasses
 import io
 import time
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -31,7 +30,8 @@ from tokenmill.cli.options import (
     with_options,
 )
 from tokenmill.cli.progress import ProgressDisplay
-from tokenmill.errors import INTERRUPTED, Interrupted, RecipeError, TokenmillError, redact
+from tokenmill.cli.signals import is_stopping
+from tokenmill.errors import INTERRUPTED, Interrupted, RecipeError, TokenmillError, is_failure, redact
 from tokenmill.formats.open import open as open_dataset
 from tokenmill.loader.loader import DataLoader
 
@@ -194,7 +194,8 @@ def repair(dataset: Dataset, filter: Filter = None, workers: Workers = None, as_
     from tokenmill.maintenance.repair import repair
     from tokenmill.maintenance.verify import verify
 
-    problems = repair(dataset, workers=workers, filter=filter)
+    with ProgressDisplay(quiet=False, verbose=False, progress=False) as watcher:
+        problems = repair(dataset, workers=workers, filter=filter, watch=watcher)
     after = verify(dataset, workers=workers)
     if as_json:
         show.as_json({"ok": after.ok, "repaired": [dataclasses.asdict(problem) for problem in problems]})
@@ -242,27 +243,42 @@ def bench(
 
 
 def run() -> int:
-    """Parse and run; returns the exit code. Errors become a sentence and a hint."""
+    """Parse and run; returns the exit code. Errors become a sentence and a hint; after a signal they are ignored."""
     try:
-        code = app(standalone_mode=False)
-        if code == INTERRUPTED:  # what the parser makes of an interrupt
-            raise KeyboardInterrupt
-        return code if isinstance(code, int) else 0
-    except typer.Exit as stop:
-        return stop.exit_code
-    except _UsageError as error:
-        error.show()
-        return 2
+        return _run()
     except Interrupted as error:
         show.interrupted(error.message, error.hint)
         return error.exit_code
-    except TokenmillError as error:
+    except BaseException as error:
+        if not is_failure(error):
+            raise
+        if is_stopping():
+            raise KeyboardInterrupt from None
+        return _explain(error)
+
+
+def _run() -> int:
+    try:
+        code = app(standalone_mode=False)
+    except typer.Exit as stop:
+        return stop.exit_code
+    if code == INTERRUPTED:  # what the parser makes of an interrupt
+        raise KeyboardInterrupt
+    return code if isinstance(code, int) else 0
+
+
+def _explain(error: BaseException) -> int:
+    """Print an error as a sentence and a hint; returns the exit code."""
+    if isinstance(error, _UsageError):
+        error.show()
+        return 2
+    if isinstance(error, TokenmillError):
         begins_with_field = isinstance(error, RecipeError)
         show.error(for_shell(error.message, begins_with_field=begins_with_field), for_shell(error.hint))
         return error.exit_code
-    except BrokenPipeError:
+    if isinstance(error, BrokenPipeError):
         return 1
-    except OSError as error:  # the library wraps those of files: left are the current folder and standard output
+    if isinstance(error, OSError):  # the library wraps those of files: left are the current folder and standard output
         if error.filename is not None:
             show.error(redact(f"{error.filename}: {error.strerror}"), "check the path and its permissions")
         elif isinstance(error, FileNotFoundError):
@@ -270,9 +286,8 @@ def run() -> int:
         else:
             show.error(f"the output cannot be printed: {error.strerror}", "check where standard output and error go")
         return 1
-    except Exception as error:
-        show.error(redact(f"unexpected {type(error).__name__}: {error}"), "please report this, with what -v prints")
-        return 1
+    show.error(redact(f"unexpected {type(error).__name__}: {error}"), "please report this, with what -v prints")
+    return 1
 
 
 _EXPORT = """
@@ -315,7 +330,7 @@ _LAYOUTS = "catid, datatrove, huggingface, litdata, llmc, mds, megatron, nanogpt
 Output = Annotated[str, typer.Option("-o", "--output", metavar="DATASET", help="the dataset's folder")]
 Threads = Annotated[int | None, typer.Option("-j", "--workers", metavar="N", help="threads; all cores by default")]
 Scratch = Annotated[
-    Path | None, typer.Option(metavar="DIR", help="write here first, if the output is a slow network drive")
+    str | None, typer.Option(metavar="DIR", help="write here first, if the output is a slow network drive")
 ]
 Restart = Annotated[bool, typer.Option("--restart", help="delete what an earlier run wrote there")]
 Expect = Annotated[
@@ -323,7 +338,7 @@ Expect = Annotated[
     typer.Option(metavar="NAME=SHA256[:COUNT]", help="what tokens or sample_ids must be (templar); may be repeated"),
 ]
 Checksums = Annotated[
-    Path | None, typer.Option(metavar="FILE", help='the same as JSON: {"tokens": {"sha256": ..., "elements": ...}}')
+    str | None, typer.Option(metavar="FILE", help='the same as JSON: {"tokens": {"sha256": ..., "elements": ...}}')
 ]
 SkipValidation = Annotated[bool, typer.Option("--skip-validation", "--skip_validation", help="skip the comparison")]
 
@@ -347,7 +362,7 @@ def export(
     to: Annotated[str, typer.Option("--to", metavar="LAYOUT", help=f"one of {_LAYOUTS}")],
     shard_size: Annotated[str | None, typer.Option(metavar="N", help="tokens in a file, like 100M or 1Gi")] = None,
     seq_len: Annotated[
-        int | None,
+        str | None,
         typer.Option(metavar="N", help="tokens in a sample (templar: 2048), or in a packed row (mds, huggingface)"),
     ] = None,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="what file names begin with")] = None,
@@ -440,9 +455,7 @@ def consolidate(
     data_root: Annotated[
         str, typer.Option("--data_root", "--data-root", metavar="DIR", help="the folder with train_000000.npy, ...")
     ],
-    seq_len: Annotated[
-        int, typer.Option("--seq_len", "--seq-len", metavar="N", help="tokens of a sample", min=1)
-    ] = 2048,
+    seq_len: Annotated[str, typer.Option("--seq_len", "--seq-len", metavar="N", help="tokens of a sample")] = "2048",
     expect: Expect = None,
     checksums: Checksums = None,
     skip_validation: SkipValidation = False,
@@ -514,7 +527,7 @@ def push(
     quiet: Quiet = False,
     no_progress: NoProgress = False,
 ) -> int:
-    return _run("push", dataset, url, split, shards, workers, as_json, quiet, no_progress)
+    return _run_transfer("push", dataset, url, split, shards, workers, as_json, quiet, no_progress)
 
 
 def pull(
@@ -527,10 +540,10 @@ def pull(
     quiet: Quiet = False,
     no_progress: NoProgress = False,
 ) -> int:
-    return _run("pull", url, folder, split, shards, workers, as_json, quiet, no_progress)
+    return _run_transfer("pull", url, folder, split, shards, workers, as_json, quiet, no_progress)
 
 
-def _run(
+def _run_transfer(
     what: str,
     source: str,
     target: str,

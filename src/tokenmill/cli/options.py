@@ -12,7 +12,6 @@ import shlex
 import sys
 import traceback
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -58,7 +57,7 @@ def with_modules_here(given: Any) -> Any:
     return given
 
 
-SEVERAL, NUMBER, FILE = list[str] | None, int | None, Path | None
+SEVERAL, NUMBER, FILE = list[str] | None, int | None, str | None  # not a Path: an empty one means the current folder
 
 # What `prepare` and `plan` share. Fields of a recipe have the names that they have there, but for `val_source`.
 OPTIONS: dict[str, Any] = {
@@ -193,7 +192,7 @@ def library_arguments(given: dict[str, Any]) -> dict[str, Any]:
     arguments["template"] = unescape(arguments["template"])
     arguments["documents"] = unescape(arguments["documents"])
     arguments |= {name: given[name] for name in ("restart", "update")}
-    for name in ("executor", "placement"):
+    for name in ("output", "executor", "placement"):
         if given.get(name) is None:
             arguments.pop(name, None)
     return arguments

@@ -37,6 +37,11 @@ def handle_signals() -> None:
             signal.signal(number, _interrupt)
 
 
+def is_stopping() -> bool:
+    """Whether a signal has come. What fails from then on may do so because of it: a library that was half loaded."""
+    return _is_stopping
+
+
 def _interrupt(*_: object) -> None:
     """Ignore the second signal: it would disturb the cleaning up that the first one began."""
     global _is_stopping  # noqa: PLW0603 - a signal is of the process

@@ -26,7 +26,8 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.dataset.manifest import Manifest, Shard
-from tokenmill.errors import BuildError, DatasetError, RecipeError, StorageError
+from tokenmill.errors import AccessError, BuildError, DatasetError, RecipeError, StorageError
+from tokenmill.storage.filesystem import explained
 from tokenmill.storage.local import Folder, SizeOf
 from tokenmill.storage.memory_maps import map_file
 from tokenmill.storage.output import Digest, Output
@@ -124,12 +125,14 @@ def parse_index(data: memoryview, *, bin_bytes: int, where: str) -> tuple[IndexH
 
 def map_tokens(path: str, dtype: str) -> Tokens:
     """The tokens of a .bin, mapped."""
-    return map_file(path, numpy_dtype(dtype))
+    with explained(path):
+        return map_file(path, numpy_dtype(dtype))
 
 
 def document_starts(path: str, num_documents: int) -> npt.NDArray[np.int64]:
     """Byte offset of every document of an .idx, mapped. They were checked when they were written, and by `verify`."""
-    return map_file(path, "<i8", offset=HEADER.size + 4 * num_documents, count=num_documents)
+    with explained(path):
+        return map_file(path, "<i8", offset=HEADER.size + 4 * num_documents, count=num_documents)
 
 
 def check_structure(folder: Folder, shard: Shard, dtype: str) -> None:
@@ -204,6 +207,8 @@ def _wrong_shard(folder: Folder, shard: Shard, dtype: str, size_of: SizeOf) -> I
     try:
         check_sizes(shard, dtype, lambda name: files[name].bytes, where=folder.path)
         check_header(folder, shard, dtype)
+    except AccessError:  # what may not be read need not be wrong
+        raise
     except (DatasetError, StorageError) as error:
         yield f"{shard.name}.idx", error.message.partition(": ")[2]
 

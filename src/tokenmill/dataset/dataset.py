@@ -25,6 +25,7 @@ from tokenmill.dataset import manifest as manifests
 from tokenmill.dataset.bin_idx import Tokens, check_structure, document_starts, map_tokens, numpy_dtype
 from tokenmill.dataset.manifest import Manifest, Nodes, Shard
 from tokenmill.errors import DatasetError, RecipeError, UnknownSplitError
+from tokenmill.storage.filesystem import explained
 from tokenmill.storage.local import Folder
 from tokenmill.storage.memory_maps import Map, map_file
 
@@ -190,7 +191,7 @@ class TokenSplit:
             path, offset = self.shard_location(number)
             first = self.token_ends[number - 1] if number else 0
             end = min(stop, self.token_ends[number], start + BLOCK_TOKENS)
-            with self._local_files(number):
+            with self._local_files(number), explained(path):
                 block = map_file(path, dtype, offset=offset + (start - first) * dtype.itemsize, count=end - start)
             yield block
             start = end

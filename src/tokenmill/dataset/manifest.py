@@ -236,8 +236,13 @@ def load_manifest(folder: Folder) -> Manifest:
 
 def check_name(name: str, *, where: str) -> None:
     """Refuse names that could lead out of the dataset's folder."""
-    if not all(_NAME_PART.fullmatch(part) for part in name.split("/")) or len(name) > 255:
+    if not is_name(name):
         raise DatasetError(f"{where}: {name!r} is not a valid name for a file of a dataset", hint=_HINT)
+
+
+def is_name(name: str) -> bool:
+    """Whether a name stays inside the folder that it is in, and is valid on every system."""
+    return all(_NAME_PART.fullmatch(part) for part in name.split("/")) and len(name) <= 255
 
 
 def check_split_name(name: str, *, where: str) -> None:

@@ -22,7 +22,13 @@ from tokenmill.units.task import BuildConfig, ProbeRequest, UnitTask
 
 MAX_TRIES = 3
 # Errors that concern the whole build. Any other one concerns a unit.
-FATAL = (errors.DiskFullError, errors.DeterminismError, errors.BadDocumentError, errors.RecipeError)
+FATAL = (
+    errors.DiskFullError,
+    errors.FileLimitError,
+    errors.DeterminismError,
+    errors.BadDocumentError,
+    errors.RecipeError,
+)
 
 # Receives messages like {"kind": "progress" | "done" | "retry" | "failed", ...}.
 Listener = Callable[[Message], None]

@@ -30,6 +30,7 @@ from multiprocessing import connection as mp_connection
 from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
+from tokenmill.errors import BuildError, TokenmillError, hint_for
 from tokenmill.storage.local import Folder
 
 # Collecting garbage while loading finds none and makes loading slower.
@@ -64,13 +65,20 @@ class ForkServer:
         self._is_heard = True
         self._workers = 0
         with theirs:
-            self._process = subprocess.Popen(
-                [sys.executable, "-P", "-c", _PROGRAM.format(fd=theirs.fileno(), tokenizer=tokenizer)],
-                pass_fds=[theirs.fileno()],
-                env={**os.environ, **WORKER_ENVIRONMENT},
-                stdin=subprocess.DEVNULL,
-                start_new_session=True,
-            )
+            try:
+                self._process = subprocess.Popen(
+                    [sys.executable, "-P", "-c", _PROGRAM.format(fd=theirs.fileno(), tokenizer=tokenizer)],
+                    pass_fds=[theirs.fileno()],
+                    env={**os.environ, **WORKER_ENVIRONMENT},
+                    stdin=subprocess.DEVNULL,
+                    start_new_session=True,
+                )
+            except OSError as error:
+                self._line.close()
+                hint = hint_for(error, "raise the limits of processes and memory (ulimit -u, ulimit -v)")
+                raise BuildError(
+                    f"workers cannot be started: {error}", hint=f"{hint}; `workers=1` needs none"
+                ) from None
 
     @property
     def is_alive(self) -> bool:
@@ -117,7 +125,8 @@ def start_early(tokenizer: str = "") -> None:
 
     It opens the engine of `tokenizer` for all its workers, if that is given.
     """
-    _unused.append(ForkServer(tokenizer))
+    with contextlib.suppress(BuildError):  # raised again when one is needed
+        _unused.append(ForkServer(tokenizer))
 
 
 def take_fork_server() -> ForkServer:
@@ -137,7 +146,9 @@ def serve(fd: int, tokenizer: str) -> NoReturn:
 
     for number in (signal.SIGINT, signal.SIGTERM):  # the parent decides: it closes the socket
         signal.signal(number, signal.SIG_IGN)
-    prepared = executors_worker.prepare_tokenizer(tokenizer) if tokenizer else None
+    prepared = None
+    with contextlib.suppress(TokenmillError):  # a worker will get the same error, and can report it
+        prepared = executors_worker.prepare_tokenizer(tokenizer) if tokenizer else None
     gc.freeze()
     line = socket.socket(fileno=fd)
     numbers: list[int] = []

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenmill import arguments
-from tokenmill.errors import RecipeError
+from tokenmill.errors import RecipeError, hint_for
 
 PORT = 6379
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,251}[A-Za-z0-9])?")
@@ -33,7 +33,9 @@ def cluster(hosts: str | os.PathLike[str], *, user: str | None = None) -> str:
     try:
         with open(where, encoding="utf-8") as file:
             text = file.read()
-    except (OSError, UnicodeDecodeError) as error:
+    except OSError as error:
+        raise RecipeError(f"{where} cannot be read: {error.strerror}", hint=hint_for(error, _HINT)) from None
+    except UnicodeDecodeError as error:
         raise RecipeError(f"{where} cannot be read: {error}", hint=_HINT) from None
     name = getpass.getuser() if user is None else arguments.text("user", user)
     if not _USER.fullmatch(name):

@@ -70,7 +70,9 @@ class InProcess:
                 with Reporter(listener, task.unit.index) as report:
                     run_unit(self._folder, self._config, task, self._engine, report)
                 return None
-            except Exception as error:  # the other units continue
+            except BaseException as error:  # the other units continue
+                if not errors.is_failure(error):
+                    raise
                 failure = errors.from_record(errors.to_record(error))
             if is_final(failure, attempt):
                 break

@@ -17,6 +17,8 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from multiprocessing.connection import Connection
 
+import msgspec
+
 from tokenmill import errors, records
 from tokenmill.executors.base import MAX_TRIES, Listener, UnitFailure, judge
 from tokenmill.executors.forkserver import Message, WorkerProcesses
@@ -86,7 +88,7 @@ class ProcessPool:
                     break
                 link = self._idle.pop()
                 begun.setdefault(link, {})[task.unit.index] = task
-                self._processes.tell(link, dataclasses.asdict(task))
+                self._processes.tell(link, msgspec.to_builtins(task))
             if exhausted and not again and not any(begun.values()):
                 return failures
             for link, message in self._processes.hear():

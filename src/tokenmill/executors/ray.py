@@ -274,6 +274,8 @@ class UnitActor:
 def _answer(part: Callable[[], dict[str, Any]]) -> str:
     try:
         answer = part()
-    except Exception as error:  # the driver judges it
+    except BaseException as error:  # the driver decides
+        if not errors.is_failure(error):
+            raise
         answer = {"kind": "failed", "error": errors.to_record(error), "host": platform.node()}
     return json.dumps(answer)

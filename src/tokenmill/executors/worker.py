@@ -92,7 +92,9 @@ class _Line:
             return part()
         except (BrokenPipeError, ConnectionResetError):
             raise
-        except Exception as error:
+        except BaseException as error:
+            if not errors.is_failure(error):
+                raise
             self.say({"kind": "failed", "unit": unit, "error": errors.to_record(error)})
             return None
 

@@ -4,10 +4,12 @@ Each format is one module of this package, named in `FORMATS` and loaded only wh
 
     detect(path, hints)      its files, to be opened in place: memory-mapped, not copied     formats of `IN_PLACE`
     read(path, hints)        its files as a dataset with splits, for import                  all formats
+    check(options, outline)  refuse options that do not fit a dataset, built or not yet      all formats
     write(source, options)   an `Export`: the parts to write, and notes for the user         all formats
 
 A part is the unit of work and of resume: one thread writes it, in blocks of bounded size, and it is complete when its
-receipt exists. `write` refuses what the format cannot hold before anything is written.
+receipt exists. `check` refuses what the format cannot hold before anything is written, and before a build that is to be
+exported; so `write` refuses only what the documents themselves do not allow.
 
 Exports and imports read splits through `TokenStream`, which moves the end of text where a format wants it:
 
@@ -22,7 +24,7 @@ import itertools
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -30,10 +32,11 @@ import numpy.typing as npt
 
 from tokenmill.dataset.bin_idx import Tokens, numpy_dtype
 from tokenmill.dataset.dataset import BLOCK_TOKENS, Dataset, Starts, TokenSplit
-from tokenmill.errors import DatasetError, RecipeError
+from tokenmill.dataset.manifest import is_name
+from tokenmill.errors import DatasetError, RecipeError, hint_for
 from tokenmill.sizes import counted, parse_size
 from tokenmill.storage import memory_maps
-from tokenmill.storage.memory_maps import map_file
+from tokenmill.storage.memory_maps import map_file, open_plain
 from tokenmill.storage.output import Digest, Output
 
 FORMATS = (
@@ -58,6 +61,9 @@ GPT2_EOT = 50256
 NPY_MAGIC = b"\x93NUMPY"
 DTYPE_HINT = "is the file complete? Otherwise give `dtype`: uint16 or uint32"
 _FIRST_SEARCH_TOKENS = 1 << 16
+_FLAGS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+_NAME_HINT = "use letters, digits, dots, dashes and underscores"
+_SEED_HINT = "use a whole number, 0 or more, below 2^62"
 
 Facts = dict[str, Any]
 
@@ -69,12 +75,17 @@ class Format(Protocol):
     OPTIONS          the fields of `Options` that it accepts
     NEEDS            what the tokens must have: "eot" (an end of text after every document), "uint16"
     BYTES_PER_TOKEN  in its files, for tokens that the dataset stores in two bytes and in four
+    DOCUMENT_BYTES   about how many bytes a document takes besides its tokens
     """
 
     SUMMARY: str
     OPTIONS: frozenset[str]
     NEEDS: frozenset[str]
     BYTES_PER_TOKEN: tuple[int, int]
+    DOCUMENT_BYTES: int
+
+    def check(self, options: Options, outline: Outline) -> None:
+        """Refuse options that do not fit a dataset, which may not be built yet."""
 
     def write(self, source: Dataset, options: Options) -> Export:
         """What to write for a dataset."""
@@ -197,6 +208,16 @@ class Options:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Outline:
+    """What is known about a dataset, built or not yet. It has at most `most_tokens`; None if that is unknown."""
+
+    dtype: str
+    eot: str
+    splits: frozenset[str]
+    most_tokens: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PartReceipt:
     """The record of a complete part: its files with their digests, and the facts that `write` returned."""
 
@@ -214,11 +235,22 @@ class Files(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutputPart:
-    """Files that are written together. `num_bytes` is an estimate; `write` returns facts for the receipt."""
+    """Files that are written together. `num_bytes` is an estimate; `write` returns facts for the receipt.
+
+    The files that summarize the parts rely on `files` and `facts` in the receipts: a receipt without them is not used.
+    """
 
     name: str
     num_bytes: int
     write: Callable[[Files], Facts]
+    files: tuple[str, ...] = ()
+    facts: Mapping[str, type[int] | type[str]] = field(default_factory=dict)
+
+    def is_served_by(self, receipt: PartReceipt) -> bool:
+        """Whether a receipt has the files and facts that are needed."""
+        return all(name in receipt.files for name in self.files) and all(
+            type(receipt.facts.get(name)) is kind for name, kind in self.facts.items()
+        )
 
 
 def file_part(name: str, num_bytes: int, blocks: Callable[[], Iterable[bytes | memoryview]]) -> OutputPart:
@@ -231,6 +263,10 @@ def file_part(name: str, num_bytes: int, blocks: Callable[[], Iterable[bytes | m
         return {}
 
     return OutputPart(name=name, num_bytes=num_bytes, write=write)
+
+
+def check_nothing(_: Options, __: Outline) -> None:
+    """The check of a format that accepts every dataset with all of its options."""
 
 
 def no_more_files(_: Sequence[PartReceipt]) -> Mapping[str, bytes]:
@@ -262,29 +298,31 @@ def parse_format(text: str) -> tuple[str, Options]:
 
 def _parse_option(option: str, text: str) -> object:
     if option in SIZES:
-        return parse_size(text, of="tokens")
+        return parse_size(text, of="tokens", name=f"layout: {option}")
     if option == "templar_compat":
-        return text not in ("0", "false", "no")
+        if text.lower() not in _FLAGS:
+            raise RecipeError(f"layout: templar_compat: {text!r} is neither yes nor no", hint="write yes or no")
+        return _FLAGS[text.lower()]
     if option == "seed":
-        if not text.isdecimal():
-            raise RecipeError(f"seed {text!r} is not a number", hint="use a whole number, 0 or more")
+        if not (text.isascii() and text.isdecimal() and len(text) < 20):
+            raise RecipeError(f"layout: seed: {text!r} is not a seed", hint=_SEED_HINT)
         return int(text)
     return text
 
 
 def check_options(name: str, options: Options) -> Options:
-    """Refuse options that a format would ignore."""
+    """Refuse options that a format would ignore, and values that none has."""
     accepted = load_format(name).OPTIONS
     if unknown := sorted(options.given().keys() - accepted):
         refused = ", ".join(f"`{option}`" for option in unknown)
         known = ", ".join(f"`{option}`" for option in sorted(accepted)) or "none"
         raise RecipeError(f"{refused} does not apply to {name}", hint=f"options of {name}: {known}")
-    if options.seq_len is not None and options.seq_len < 1:
-        raise RecipeError(f"`seq_len` is {options.seq_len}", hint="give a positive number of tokens")
+    if options.name is not None and not is_name(options.name):
+        raise RecipeError(f"`name`: {options.name!r} cannot begin the name of a file", hint=_NAME_HINT)
     if options.order not in (None, "source", "shuffled"):
         raise RecipeError(f"`order={options.order!r}` is unknown", hint="use source or shuffled")
     if options.seed is not None and not 0 <= options.seed < 1 << 62:
-        raise RecipeError(f"`seed={options.seed}` is out of range", hint="use a whole number, 0 or more")
+        raise RecipeError(f"`seed={options.seed}` is out of range", hint=_SEED_HINT)
     return options
 
 
@@ -296,6 +334,12 @@ def check_num_files(name: str, options: Options, num_tokens: Iterable[int]) -> N
             f"{name} with a shard size of {counted(size, 'token')} has about {count:,} files, more than {MAX_FILES:,}",
             hint=f"give a shard size of {sum(splits) // MAX_FILES + 1:,} tokens or more; 100M are 100 million",
         )
+
+
+def check_outline(name: str, options: Options, outline: Outline, *, vocab_size: int, where: str) -> None:
+    """Refuse what an export would refuse of such a dataset, which may not be built yet."""
+    check_needs(name, dtype=outline.dtype, vocab_size=vocab_size, eot=outline.eot, where=where)
+    load_format(name).check(options, outline)
 
 
 def check_needs(name: str, *, dtype: str, vocab_size: int, eot: str, where: str) -> None:
@@ -315,9 +359,10 @@ def check_needs(name: str, *, dtype: str, vocab_size: int, eot: str, where: str)
         )
 
 
-def format_bytes_of(name: str, dtype: str, num_tokens: int) -> int:
-    """An upper estimate of the size of this many tokens of a dataset in a format."""
-    return load_format(name).BYTES_PER_TOKEN[dtype != "uint16"] * num_tokens
+def format_bytes_of(name: str, dtype: str, num_tokens: int, num_documents: int) -> int:
+    """An upper estimate of the size of this many tokens and documents of a dataset in a format."""
+    found = load_format(name)
+    return found.BYTES_PER_TOKEN[dtype != "uint16"] * num_tokens + found.DOCUMENT_BYTES * num_documents
 
 
 def filled_splits(source: Dataset) -> dict[str, TokenSplit]:
@@ -325,19 +370,49 @@ def filled_splits(source: Dataset) -> dict[str, TokenSplit]:
     return {name: source[name] for name in source.splits if source[name].num_tokens}
 
 
-def train_and_val(source: Dataset, layout: str) -> dict[str, TokenSplit]:
-    """The same, for a format without other splits."""
+def outline_of(source: Dataset) -> Outline:
+    """The outline of a dataset that is built, with the splits that have tokens."""
     splits = filled_splits(source)
-    if others := sorted(splits.keys() - {"train", "val"}):
+    return Outline(
+        dtype=source.manifest.dtype,
+        eot=source.manifest.identity.get("eot", "none"),
+        splits=frozenset(splits),
+        most_tokens=sum(split.num_tokens for split in splits.values()),
+    )
+
+
+def require_train_and_val(outline: Outline, *, layout: str) -> None:
+    """Refuse other splits, for a format without them."""
+    if others := sorted(outline.splits - {"train", "val"}):
         raise RecipeError(f"{layout} has no split {others[0]!r}", hint="it only has train and val")
-    return splits
 
 
-def require_shard_size(size: int, *, most: int, layout: str, why: str) -> int:
+def require_shard_size(options: Options, *, most: int, layout: str, why: str) -> None:
     """Refuse a shard size that readers of the format cannot seek in."""
-    if not 1 <= size <= most:
-        raise RecipeError(f"{layout} cannot have shards of {size} tokens: {why}", hint=f"use at most {most}")
-    return size
+    if options.shard_size is not None and options.shard_size > most:
+        size = f"{options.shard_size:,}"
+        raise RecipeError(f"{layout} cannot have shards of {size} tokens: {why}", hint=f"use at most {most:,}")
+
+
+def require_rows(options: Options, outline: Outline, *, layout: str) -> None:
+    """Refuse packed rows of documents without an end of text, and rows that are longer than the whole text."""
+    if options.seq_len is None:
+        return
+    if outline.eot == "none":
+        raise RecipeError(
+            f"packed rows of {layout} need an end of text after every document, and the documents have none",
+            hint="drop `seq_len` to write a document in a row, or prepare the dataset with `eot='append'`",
+        )
+    require_sample(options.seq_len, outline, lack="do not fill a row")
+
+
+def require_sample(seq_len: int, outline: Outline, *, lack: str = "make no sample") -> None:
+    """Refuse samples that are longer than the whole text."""
+    if outline.most_tokens is not None and outline.most_tokens < seq_len:
+        raise RecipeError(
+            f"there are at most {outline.most_tokens:,} tokens, which {lack} of {seq_len:,}",
+            hint="use a smaller `seq_len`",
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -426,7 +501,9 @@ def map_token_file(file: TokenFile, dtype: str) -> Tokens:
             raise DatasetError(f"{file.path} has become shorter", hint="is it still being written?")
         return memory_maps.map_file(file.path, kind, offset=file.offset, count=file.num_tokens)
     except OSError as error:
-        raise DatasetError(f"{file.path} cannot be read: {error.strerror}", hint="check the path") from None
+        raise DatasetError(
+            f"{file.path} cannot be read: {error.strerror}", hint=hint_for(error, "check the path")
+        ) from None
 
 
 def fitting_dtype(size: int, table: npt.NDArray[np.int64] | None) -> str | None:
@@ -505,7 +582,9 @@ def check_numbers(paths: Sequence[str]) -> None:
 def names_in(folder: str) -> list[str]:
     try:
         return sorted(os.listdir(folder))
-    except OSError:
+    except OSError as error:
+        if isinstance(error, PermissionError):
+            raise DatasetError(f"{folder} cannot be read: {error.strerror}", hint=hint_for(error, "")) from None
         return []
 
 
@@ -513,15 +592,17 @@ def size_of(path: str) -> int:
     try:
         return os.path.getsize(path)
     except OSError as error:
-        raise DatasetError(f"{path} cannot be read: {error.strerror}", hint="is a file missing?") from None
+        raise DatasetError(
+            f"{path} cannot be read: {error.strerror}", hint=hint_for(error, "is a file missing?")
+        ) from None
 
 
 def head_of(path: str, size: int) -> bytes:
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=open_plain) as file:
             return file.read(size)
     except OSError as error:
-        raise DatasetError(f"{path} cannot be read: {error.strerror}", hint="check the path") from None
+        raise DatasetError(f"{path} cannot be read: {error.strerror}", hint=hint_for(error, "check the path")) from None
 
 
 def mapped(path: str, kind: str, offset: int = 0, count: int | None = None) -> npt.NDArray[Any]:

@@ -28,7 +28,17 @@ from tokenmill.dataset.bin_idx import Tokens
 from tokenmill.dataset.dataset import BLOCK_TOKENS, Dataset, Starts, TokenSplit
 from tokenmill.dataset.manifest import check_name
 from tokenmill.errors import DatasetError, RecipeError
-from tokenmill.formats.base import Export, Facts, Files, Hints, Options, OutputPart, PartReceipt, require_shard_size
+from tokenmill.formats.base import (
+    Export,
+    Facts,
+    Files,
+    Hints,
+    Options,
+    Outline,
+    OutputPart,
+    PartReceipt,
+    require_shard_size,
+)
 from tokenmill.formats.rows import (
     RowsDataset,
     TokenRows,
@@ -46,6 +56,7 @@ SUMMARY = "compressed documents with indexes and hashes for catid's dataloader"
 OPTIONS = frozenset({"shard_size"})
 NEEDS: frozenset[str] = frozenset()
 BYTES_PER_TOKEN = (4, 4)
+DOCUMENT_BYTES = 24
 
 SHARD_TOKENS = 1 << 25
 VERSION = 14
@@ -55,6 +66,7 @@ _MAX_BYTES = (1 << 31) - 1 - 1_000_000
 _WHY = "its reader counts the bytes of a file in 31 bits"
 # Compression is fastest in blocks that fit into the CPU's cache, hashing with many documents at once.
 _BLOCK_TOKENS = 1 << 20
+_FACTS = {"tokens": int}
 _HASHED_TOKENS = 1 << 23
 _HASH_BYTES = 1 << 26
 _INDEX_END = struct.Struct("<IBBQ")
@@ -73,10 +85,13 @@ _MASK = (1 << 64) - 1
 _FEW = 12
 
 
+def check(options: Options, _: Outline) -> None:
+    require_shard_size(options, most=_MAX_BYTES // TOKEN_BYTES, layout="catid", why=_WHY)
+
+
 def write(source: Dataset, options: Options) -> Export:
-    most = _MAX_BYTES // TOKEN_BYTES
-    size = require_shard_size(options.shard_size or SHARD_TOKENS, most=most, layout="catid", why=_WHY)
-    splits, _ = rows_of(source, "catid", None)
+    size = options.shard_size or SHARD_TOKENS
+    splits, _ = rows_of(source, None)
     parts: list[OutputPart] = []
     notes = []
     for name, rows in splits.items():
@@ -145,7 +160,9 @@ def _part(split_name: str, number: int, rows: TokenRows, bounds: tuple[int, int]
         index.write(trailer + struct.pack("<Q", index_hash ^ hash_one(trailer)))
         return {"tokens": num_tokens}
 
-    return OutputPart(name=f"{split_name}/data_{number}", num_bytes=TOKEN_BYTES * (stop - start), write=write)
+    return OutputPart(
+        name=f"{split_name}/data_{number}", num_bytes=TOKEN_BYTES * (stop - start), write=write, facts=_FACTS
+    )
 
 
 def _frames(rows: TokenRows, start: int, stop: int) -> Iterator[Any]:

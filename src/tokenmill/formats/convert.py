@@ -13,8 +13,6 @@ An imported dataset has the fingerprint of its documents and tokens, whatever fo
 
 So the same documents have the same fingerprint, and the loader gives them in the same order, from wherever they were
 imported. A prepared dataset has another fingerprint, that of its recipe.
-
-`prepare --layout` exports into a folder of the format's name inside the dataset.
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ from tokenmill.dataset import manifest as manifests
 from tokenmill.dataset.bin_idx import MAX_DOCUMENT_TOKENS, ShardWriter, Tokens, dtype_for, index_bytes, numpy_dtype
 from tokenmill.dataset.dataset import Dataset, Starts, TokenSplit
 from tokenmill.dataset.manifest import Manifest, Shard, Split
-from tokenmill.errors import DatasetError, RecipeError, TokenmillError, from_record, to_record
+from tokenmill.errors import DatasetError, RecipeError
 from tokenmill.formats.base import (
     SIZES,
     Expected,
@@ -46,30 +44,26 @@ from tokenmill.formats.base import (
     OutputPart,
     PartReceipt,
     TokenStream,
-    check_needs,
     check_num_files,
     check_options,
+    check_outline,
     cut_at_documents,
     document_lengths,
     filled_splits,
-    format_bytes_of,
     load_checked_format,
     load_format,
     load_in_place_format,
-    parse_format,
+    outline_of,
 )
 from tokenmill.formats.open import InPlaceDataset
 from tokenmill.formats.open import open as open_dataset
 from tokenmill.formats.results import ExportResult, ImportResult
 from tokenmill.formats.resumable import check_output, make_request, run_conversion, start_over
 from tokenmill.formats.rows import RowsDataset
-from tokenmill.recipe import Recipe
 from tokenmill.resources import resolve_workers
 from tokenmill.sizes import parse_size
-from tokenmill.storage.base import local_folder, require_space, same_disk
-from tokenmill.storage.local import Folder
+from tokenmill.storage.base import local_folder
 from tokenmill.storage.output import Digest
-from tokenmill.tokenizers.spec import resolve
 
 RECORD = ".build/export.json"
 # Of the content fingerprint.
@@ -124,13 +118,8 @@ def export(
     )
     layout, wanted = load_format(to), check_options(to, options)
     manifest = source.manifest
-    check_needs(
-        to,
-        dtype=manifest.dtype,
-        vocab_size=manifest.tokenizer["vocab_size"],
-        eot=manifest.identity.get("eot", "none"),
-        where=source.path,
-    )
+    outline = outline_of(source)
+    check_outline(to, wanted, outline, vocab_size=manifest.tokenizer["vocab_size"], where=source.path)
     check_num_files(to, wanted, (source[name].num_tokens for name in source.splits))
     planned = layout.write(source, wanted)
     if not planned.parts:
@@ -141,7 +130,7 @@ def export(
             raise RecipeError(f"this export has no file {file!r} to compare", hint="drop the expected checksums")
     request = make_request(layout=to, options=wanted.given(), dataset=manifest.fingerprint, **source.pins())
     if restart:
-        start_over(folder)
+        start_over(folder, watch)
     check_output(folder, request, what="export")
     if watch is not None:
         for note in planned.notes:
@@ -183,6 +172,12 @@ def _read_options(**given: Any) -> Options:
     readers |= {name: partial(arguments.text, name) for name in ("name", "order")}
     readers |= {"seed": partial(arguments.whole, "seed"), "templar_compat": partial(arguments.flag, "templar_compat")}
     return Options(**{name: readers[name](value) for name, value in wanted.items()})
+
+
+_FACTS: dict[str, type[int] | type[str]] = {
+    **dict.fromkeys(("tokens", "documents", "eots", "ended", "max_id"), int),
+    "content": str,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -244,7 +239,7 @@ def import_(
         tokenizer=target.tokenizer["fingerprint"],
     )
     if restart:
-        start_over(folder)
+        start_over(folder, watch)
     check_output(folder, request, what="import")
     notes = list(_notes(source, target))
     if watch is not None:
@@ -358,7 +353,8 @@ def _part(name: str, split: TokenSplit, bounds: tuple[int, int], target: _Import
             "max_id": largest,
         }
 
-    return OutputPart(name=name, num_bytes=size + index_bytes(0), write=write)
+    files = (f"{name}.bin", f"{name}.idx")
+    return OutputPart(name=name, num_bytes=size + index_bytes(0), write=write, files=files, facts=_FACTS)
 
 
 def _check_range(largest: int, target: _ImportTarget, *, where: str) -> None:
@@ -503,68 +499,3 @@ def content_fingerprint(dataset: Dataset) -> str:
 def max_id(tokens: Tokens) -> int:
     """The largest id. 32-bit ids are read as unsigned: a negative one is beyond every vocabulary."""
     return int(tokens.view(np.uint32 if tokens.itemsize == 4 else np.uint16).max())
-
-
-def check_layout(text: str, recipe: Recipe) -> None:
-    """Refuse before the build what the export would refuse after it."""
-    name, _ = parse_format(text)
-    if name in recipe.splits:
-        raise RecipeError(
-            f"the layout {name} would be written to a folder of that name, which a split uses",
-            hint=f"give the split another name, or export afterwards: `tokenmill.export('OUT', 'DIR', to={name!r})`",
-        )
-    spec = resolve(recipe.tokenizer, eot_token=recipe.eot_token)
-    check_needs(name, dtype=dtype_for(spec.vocab_size), vocab_size=spec.vocab_size, eot=recipe.eot, where="this recipe")
-
-
-def bytes_beside(folder: Folder, text: str, dtype: str, num_tokens: int) -> int:
-    """The bytes that an export of this many tokens will still write, if it is on the dataset's disk.
-
-    Refuses what the export would refuse, and too little space on another disk.
-    """
-    name, options = parse_format(text)
-    check_num_files(name, options, [num_tokens])
-    target = Folder(folder.at(name), folder.fs)
-    if not same_disk(target, folder):
-        require_space(target, format_bytes_of(name, dtype, num_tokens) - _bytes_in(target))
-        return 0
-    return max(0, format_bytes_of(name, dtype, num_tokens) - _bytes_in(target))
-
-
-def _bytes_in(folder: Folder) -> int:
-    parents = [name for name in folder.names() if name != ".build" and folder.size_of(name) is None]
-    return sum(sum(folder.sizes(parent).values()) for parent in ("", *parents))
-
-
-def export_beside(
-    output: str,
-    text: str,
-    *,
-    workers: int,
-    scratch: str | os.PathLike[str] | None,
-    restart: bool,
-    watch: Watcher | None,
-) -> ExportResult:
-    """Export the dataset at `output` into a folder inside it."""
-    name, options = parse_format(text)
-    target = os.path.join(output, name)
-    try:
-        return export(
-            output,
-            target,
-            to=name,
-            workers=workers,
-            scratch=scratch,
-            restart=restart,
-            watch=watch,
-            **options.given(),
-        )
-    except TokenmillError as error:
-        given = "".join(f", {option}={value!r}" for option, value in {"to": name, **options.given()}.items())
-        call = f"`tokenmill.export({output!r}, {target!r}{given})`"
-        done = f"the dataset at {output} is complete, but its export to {name} is not"
-        replaced = {
-            "message": f"{done}: {error.message}",
-            "hint": f"{error.hint}; to resume only the export: {call}",
-        }
-        raise from_record({**to_record(error), **replaced}) from None

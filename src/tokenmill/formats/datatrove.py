@@ -19,6 +19,7 @@ from tokenmill.formats.base import (
     OutputPart,
     TokenFile,
     TokenStream,
+    check_nothing,
     cut_at_documents,
     eot_policy,
     files_by_folder,
@@ -33,6 +34,7 @@ SUMMARY = ".ds files of raw tokens with an index of documents"
 OPTIONS = frozenset({"name", "shard_size"})
 NEEDS: frozenset[str] = frozenset()
 BYTES_PER_TOKEN = (2, 4)
+DOCUMENT_BYTES = 8
 EQUAL_SHARDS = False
 
 SHARD_TOKENS = 1 << 28
@@ -66,6 +68,9 @@ def detect(path: str, hints: Hints) -> DetectedFiles | None:
     return DetectedFiles(
         layout="datatrove", dtype=dtype, eot=eot, eot_id=hints.eot_id, files=files, inner_ends=inner_ends
     )
+
+
+check = check_nothing
 
 
 def write(source: Dataset, options: Options) -> Export:

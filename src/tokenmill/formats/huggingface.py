@@ -20,7 +20,7 @@ import numpy.typing as npt
 from tokenmill.dataset.bin_idx import Tokens
 from tokenmill.dataset.dataset import Dataset, Starts
 from tokenmill.errors import DatasetError
-from tokenmill.formats.base import Export, Facts, Files, Hints, Options, OutputPart
+from tokenmill.formats.base import Export, Facts, Files, Hints, Options, Outline, OutputPart, require_rows
 from tokenmill.formats.rows import (
     ROWS_NOTE,
     RowsDataset,
@@ -31,6 +31,7 @@ from tokenmill.formats.rows import (
     packed_note,
     rows_of,
 )
+from tokenmill.storage.memory_maps import open_plain
 from tokenmill.storage.output import Output
 
 if TYPE_CHECKING:
@@ -41,6 +42,7 @@ SUMMARY = "parquet with a column input_ids: a row is a document, or packed"
 OPTIONS = frozenset({"shard_size", "seq_len"})
 NEEDS: frozenset[str] = frozenset()
 BYTES_PER_TOKEN = (4, 4)
+DOCUMENT_BYTES = 1
 
 SHARD_TOKENS = 1 << 25
 GROUP_TOKENS = 1 << 20
@@ -51,8 +53,12 @@ ROW_KINDS = {"packed": b"packed rows", "documents": b"a row is a document"}
 _SHARDED = re.compile(r"([A-Za-z_]\w*)-(\d{5})-of-(\d{5})\.(?:parquet|arrow)")
 
 
+def check(options: Options, outline: Outline) -> None:
+    require_rows(options, outline, layout="huggingface")
+
+
 def write(source: Dataset, options: Options) -> Export:
-    splits, notes = rows_of(source, "huggingface", options.seq_len)
+    splits, notes = rows_of(source, options.seq_len)
     size = options.shard_size or SHARD_TOKENS
     parts = []
     for name, rows in splits.items():
@@ -147,6 +153,7 @@ def open_rows(path: str, hints: Hints) -> RowsDataset:
     for split, paths in _paths(path).items():
         for one in paths:
             try:
+                os.close(open_plain(one))  # Arrow would wait for a pipe
                 kind, row_kind, groups = _parquet(one) if one.endswith(".parquet") else _arrow(one)
             except (pa.ArrowException, OSError) as error:
                 raise DatasetError(f"{one} cannot be read: {error}", hint="is the file complete?") from None

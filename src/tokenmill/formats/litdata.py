@@ -22,7 +22,17 @@ from tokenmill.dataset.bin_idx import Tokens, numpy_dtype
 from tokenmill.dataset.dataset import BLOCK_TOKENS, Dataset, Starts
 from tokenmill.dataset.manifest import check_name
 from tokenmill.errors import DatasetError, RecipeError
-from tokenmill.formats.base import Export, Facts, Files, Hints, Options, OutputPart, PartReceipt, require_shard_size
+from tokenmill.formats.base import (
+    Export,
+    Facts,
+    Files,
+    Hints,
+    Options,
+    Outline,
+    OutputPart,
+    PartReceipt,
+    require_shard_size,
+)
 from tokenmill.formats.rows import (
     ROWS_NOTE,
     RowsDataset,
@@ -42,9 +52,11 @@ SUMMARY = "chunks of raw tokens for litData's TokensLoader"
 OPTIONS = frozenset({"shard_size"})
 NEEDS: frozenset[str] = frozenset()
 BYTES_PER_TOKEN = (2, 4)
+DOCUMENT_BYTES = 4
 
 SHARD_TOKENS = 1 << 24
 _MAX_BYTES = (1 << 32) - 1
+_FACTS = {"items": int, "tokens": int}
 _WHY = "offsets have 32 bits, so a chunk has less than 4 GiB"
 # The codes of its serializers: numbers in its lists of torch's dtypes, and of numpy's.
 _CODES = {"uint16": 20, "int32": 16}
@@ -59,11 +71,15 @@ _COMPLETE = "is the file complete?"
 _LEAF = '[1, {"type": null, "context": null, "children_spec": []}]'
 
 
+def check(options: Options, outline: Outline) -> None:
+    most = (_MAX_BYTES - 8) // (numpy_dtype(outline.dtype).itemsize + 4)
+    require_shard_size(options, most=most, layout="litdata", why=_WHY)
+
+
 def write(source: Dataset, options: Options) -> Export:
     itemsize = numpy_dtype(source.manifest.dtype).itemsize
-    most = (_MAX_BYTES - 8) // (itemsize + 4)
-    size = require_shard_size(options.shard_size or SHARD_TOKENS, most=most, layout="litdata", why=_WHY)
-    splits, notes = rows_of(source, "litdata", None)
+    size = options.shard_size or SHARD_TOKENS
+    splits, notes = rows_of(source, None)
     parts = [
         _part(f"{name}/chunk-0-{number}.bin", rows, bounds)
         for name, rows in splits.items()
@@ -131,7 +147,7 @@ def _part(name: str, rows: TokenRows, bounds: tuple[int, int]) -> OutputPart:
             output.write(data)
         return {"items": count, "tokens": stop - start}
 
-    return OutputPart(name=name, num_bytes=(stop - start) * itemsize, write=write)
+    return OutputPart(name=name, num_bytes=(stop - start) * itemsize, write=write, files=(name,), facts=_FACTS)
 
 
 def _indexes(about: dict[str, Any], receipts: Sequence[PartReceipt]) -> Mapping[str, bytes]:

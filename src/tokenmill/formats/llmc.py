@@ -22,19 +22,21 @@ from tokenmill.formats.base import (
     Export,
     Hints,
     Options,
+    Outline,
     OutputPart,
     TokenFile,
     TokenStream,
     check_numbers,
     cut_anywhere,
     file_part,
+    filled_splits,
     groups_by_name,
     head_of,
     map_token_file,
     names_in,
     require_shard_size,
+    require_train_and_val,
     size_of,
-    train_and_val,
 )
 from tokenmill.formats.open import open_in_place
 
@@ -46,6 +48,7 @@ SUMMARY = "shards with llm.c's header, GPT-2's or Llama-3's by the size of the v
 OPTIONS = frozenset({"name", "shard_size"})
 NEEDS = frozenset({"eot"})
 BYTES_PER_TOKEN = (2, 4)
+DOCUMENT_BYTES = 0
 EQUAL_SHARDS = True
 
 SHARD_TOKENS = 10**8
@@ -95,22 +98,25 @@ def _read_shard(path: str, head: bytes, version: int, dtype: str) -> TokenFile:
     return TokenFile(path=path, offset=HEADER_BYTES, num_tokens=count)
 
 
+def check(options: Options, outline: Outline) -> None:
+    require_train_and_val(outline, layout="llmc")
+    most = (MAX_FILE_BYTES - HEADER_BYTES) // np.dtype(outline.dtype).itemsize
+    require_shard_size(options, most=most, layout="llmc", why="its readers seek in files below 2 GiB")
+    size = options.shard_size or SHARD_TOKENS
+    if "val" not in outline.splits and outline.most_tokens is not None and outline.most_tokens <= size:
+        raise RecipeError(
+            f"llmc uses the first shard for validation, and there is no other: {size:,} tokens hold everything",
+            hint="use a smaller `shard_size`, or prepare the dataset with `split='val=0.0005'`",
+        )
+
+
 def write(source: Dataset, options: Options) -> Export:
-    splits = train_and_val(source, "llmc")
-    dtype = source.manifest.dtype
-    most = (MAX_FILE_BYTES - HEADER_BYTES) // np.dtype(dtype).itemsize
-    size = require_shard_size(
-        options.shard_size or SHARD_TOKENS, most=most, layout="llmc", why="its readers seek in files below 2 GiB"
-    )
+    splits = filled_splits(source)
+    size = options.shard_size or SHARD_TOKENS
     prefix = f"{options.name}_" if options.name else ""
     ranges = [(name, bounds) for name in ("val", "train") for bounds in _ranges(splits, name, size)]
     notes: tuple[str, ...] = ()
     if "val" not in splits:
-        if len(ranges) < 2:
-            raise RecipeError(
-                f"llmc uses the first shard for validation, and a shard of {size} tokens holds everything",
-                hint="use a smaller `shard_size`, or prepare the dataset with `split='val=0.0005'`",
-            )
         notes = (f"the dataset has no validation split: its first {size:,} tokens become one, as in llm.c's scripts",)
     parts = []
     for number, (name, bounds) in enumerate(ranges):

@@ -31,7 +31,18 @@ from tokenmill.dataset.bin_idx import Tokens
 from tokenmill.dataset.dataset import BLOCK_TOKENS, Dataset, Starts
 from tokenmill.dataset.manifest import check_name
 from tokenmill.errors import DatasetError, RecipeError
-from tokenmill.formats.base import Export, Facts, Files, Hints, Options, OutputPart, PartReceipt, require_shard_size
+from tokenmill.formats.base import (
+    Export,
+    Facts,
+    Files,
+    Hints,
+    Options,
+    Outline,
+    OutputPart,
+    PartReceipt,
+    require_rows,
+    require_shard_size,
+)
 from tokenmill.formats.rows import (
     ROWS_NOTE,
     RowsDataset,
@@ -52,9 +63,11 @@ SUMMARY = "shards of Mosaic's streaming datasets: a sample is a document, or pac
 OPTIONS = frozenset({"shard_size", "seq_len"})
 NEEDS: frozenset[str] = frozenset()
 BYTES_PER_TOKEN = (4, 4)
+DOCUMENT_BYTES = 12
 
 SHARD_TOKENS = 1 << 24
 _MAX_BYTES = (1 << 32) - 1
+_FACTS = {"samples": int}
 _WHY = "offsets have 32 bits"
 COLUMNS = ("tokens", "input_ids")
 _DTYPES = {"uint16": "<u2", "int32": "<i4", "uint32": "<u4", "int64": "<i8", "uint64": "<u8"}
@@ -63,9 +76,14 @@ _HASHES = {name for name in hashlib.algorithms_guaranteed if not name.startswith
 _COMPLETE = "is the file complete?"
 
 
+def check(options: Options, outline: Outline) -> None:
+    require_shard_size(options, most=_MAX_BYTES // 4, layout="mds", why=_WHY)
+    require_rows(options, outline, layout="mds")
+
+
 def write(source: Dataset, options: Options) -> Export:
-    size = require_shard_size(options.shard_size or SHARD_TOKENS, most=_MAX_BYTES // 4, layout="mds", why=_WHY)
-    splits, notes = rows_of(source, "mds", options.seq_len)
+    size = options.shard_size or SHARD_TOKENS
+    splits, notes = rows_of(source, options.seq_len)
     about = _about(options.seq_len, 4 * size)
     config = json.dumps(about, sort_keys=True).encode()
     parts = [
@@ -119,7 +137,7 @@ def _part(name: str, rows: TokenRows, bounds: tuple[int, int], config: bytes) ->
             output.write(values.data.cast("B") if rows.seq_len else _samples(values, lengths))
         return {"samples": count}
 
-    return OutputPart(name=name, num_bytes=4 * (stop - start), write=write)
+    return OutputPart(name=name, num_bytes=4 * (stop - start), write=write, files=(name,), facts=_FACTS)
 
 
 def sample_bytes(lengths: Starts, seq_len: int | None) -> Starts:

@@ -28,6 +28,7 @@ from tokenmill.formats.base import (
     Export,
     Hints,
     Options,
+    Outline,
     TokenFile,
     TokenStream,
     file_part,
@@ -44,6 +45,7 @@ SUMMARY = "train.bin and val.bin of raw uint16 tokens"
 OPTIONS = frozenset({"order", "seed"})
 NEEDS = frozenset({"eot", "uint16"})
 BYTES_PER_TOKEN = (2, 4)
+DOCUMENT_BYTES = 0
 EQUAL_SHARDS = False
 
 CHUNK_DOCUMENTS = 1 << 14
@@ -78,9 +80,12 @@ def detect(path: str, hints: Hints) -> DetectedFiles | None:
     return DetectedFiles(layout="nanogpt", dtype=dtype, eot=eot, eot_id=eot_id, files=files)
 
 
-def write(source: Dataset, options: Options) -> Export:
+def check(options: Options, _: Outline) -> None:
     if options.seed is not None and options.order != "shuffled":
         raise RecipeError("`seed` needs `order='shuffled'`", hint="add it, or drop `seed`")
+
+
+def write(source: Dataset, options: Options) -> Export:
     return Export(
         parts=tuple(
             file_part(f"{name}.bin", 2 * split.num_tokens, _reading(source, name, options))

@@ -34,7 +34,7 @@ from tokenmill.dataset import manifest as manifests
 from tokenmill.dataset.bin_idx import Tokens
 from tokenmill.dataset.dataset import BLOCK_TOKENS, Dataset, Decoder, Starts, TokenSplit
 from tokenmill.dataset.manifest import Manifest, Split
-from tokenmill.errors import DatasetError
+from tokenmill.errors import DatasetError, hint_for
 from tokenmill.formats.base import (
     IN_PLACE,
     DetectedFiles,
@@ -98,7 +98,7 @@ def open_remote(
 
     assert isinstance(source, ObjectFolder), "there are no other remote folders"
     manifest = manifests.load_manifest(source)
-    cache_folder = cache_path() if cache is None else local_folder(cache).path
+    cache_folder = cache_path() if cache is None else local_folder(cache, name="cache").path
     wanted, name = (os.environ.get(LIMIT) or None, LIMIT) if cache_bytes is None else (cache_bytes, "cache_bytes")
     limit = 0 if wanted is None else parse_size(wanted, name=name)  # 0 for as much as the disk allows
     folder = open_cache(
@@ -362,7 +362,7 @@ def sample_file(path: str) -> dict[str, Any]:
         size = os.path.getsize(path)
         data = memory_maps.map_file(path, np.uint8)
     except OSError as error:
-        raise DatasetError(f"{path} cannot be read: {error.strerror}", hint="check the path") from None
+        raise DatasetError(f"{path} cannot be read: {error.strerror}", hint=hint_for(error, "check the path")) from None
     return {"bytes": size, "places": _digest_samples(data.data)}
 
 

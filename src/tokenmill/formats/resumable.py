@@ -27,7 +27,7 @@ from tokenmill.formats.base import Files, OutputPart, PartReceipt
 from tokenmill.sizes import few
 from tokenmill.storage.base import require_space, same_disk
 from tokenmill.storage.local import Folder
-from tokenmill.storage.locks import LOCK, locked
+from tokenmill.storage.locks import LOCK, locked, telling
 from tokenmill.storage.memory_maps import fast_digest
 from tokenmill.storage.output import Digest, Output, is_temp
 from tokenmill.storage.scratch import Fallback, ScratchOutput, leave_corner, make_corner, scratch_corner
@@ -41,6 +41,7 @@ LAST = "last"
 PINS = ("content", "files")
 _PROGRESS_SECONDS = 0.1
 _RESUME_HINT = "run the same command to resume"
+_RESTART_HINT = "choose another output, or start over with `restart=True`"
 
 T = TypeVar("T")
 Finish = Callable[[Sequence[PartReceipt]], Mapping[str, bytes]]
@@ -74,11 +75,11 @@ def make_request(**about: Any) -> ConversionRequest:
     return ConversionRequest(format=FORMAT, about=about)
 
 
-def check_output(folder: Folder, request: ConversionRequest, *, what: str, ignore: Collection[str] = ()) -> None:
+def check_output(
+    folder: Folder, request: ConversionRequest, *, what: str, ignore: Collection[str] = (), hint: str = _RESTART_HINT
+) -> None:
     """Refuse a folder that has the files of another request, or other files that are not in `ignore`."""
-    found = folder.stat("")
-    if found is not None and not found.is_folder:
-        raise OutputError(f"{folder.path} is not a folder", hint="choose another output")
+    folder.check_place()
     names = [name for name in folder.names() if name not in ignore and not is_temp(name)]
     begun = names == [".build"] and _has_begun(folder)  # before the request, which another process may write now
     if folder.exists(REQUEST):
@@ -88,7 +89,7 @@ def check_output(folder: Folder, request: ConversionRequest, *, what: str, ignor
             kind = f"the {what} of other content" if _same_except_content(before, request) else f"another {what}"
             raise OutputError(
                 f"{folder.path} has {kind}:\n  {lines}",
-                hint="choose another output, or start over with `restart=True`",
+                hint=hint,
             )
     elif names and not begun:
         raise OutputError(
@@ -110,12 +111,12 @@ def is_of_other_content(folder: Folder, request: ConversionRequest) -> bool:
     return before != request and _same_except_content(before, request)
 
 
-def start_over(folder: Folder) -> None:
+def start_over(folder: Folder, watch: Watcher | None = None) -> None:
     """Remove what an earlier conversion wrote here, and nothing else. `LockedError` if it is still running."""
     if not folder.exists(REQUEST):
         return
     folder.check_no_links(folder.names())
-    with locked(folder):
+    with locked(folder, tell=telling(watch)):
         # The summary files are removed first, durably: without them, what a power cut leaves is not a dataset.
         _remove_files(folder, _receipt_name(LAST))
         folder.sync("")
@@ -155,7 +156,7 @@ def run_conversion(
         return _convert(folder, request, parts, finish, threads, scratch_corner(scratch, folder), watch)
     except (DatasetError, RecipeError):
         if is_new:
-            start_over(folder)
+            start_over(folder, watch)
             for part in parts:
                 _remove_empty(folder, os.path.dirname(part.name))
             if not was_there:
@@ -174,8 +175,7 @@ def _convert(
 ) -> Conversion:
     folder.check_no_links(folder.names())
     folder.make(RECEIPTS)
-    tell = watch or (lambda _: None)
-    with locked(folder, tell=lambda message: tell({"kind": "waiting", "message": message})):
+    with locked(folder, tell=telling(watch)):
         _sweep(folder)
         local = make_corner(local)
         folder.write(REQUEST, records.seal(request))
@@ -206,7 +206,7 @@ class _ConversionRun:
         """The receipts of all parts, in order, and how many were already complete."""
         for part in parts:
             check_name(part.name, where="a part")
-        known = self._gather(lambda part: self._load(part.name), parts, threads)
+        known = self._gather(self._load, parts, threads)
         kept = {name: receipt for name, receipt in known.items() if receipt is not None}
         # The largest first, so that no thread is still writing a large one when the others are done.
         missing = sorted((part for part in parts if part.name not in kept), key=lambda part: -part.num_bytes)
@@ -229,12 +229,13 @@ class _ConversionRun:
                 outputs.create(name).write(data)
             return {}
 
-        found = self._load(LAST)
+        last = OutputPart(name=LAST, num_bytes=0, write=write)
+        found = self._load(last)
         wanted = {name: hashlib.sha256(data).hexdigest() for name, data in files.items()}
         if found is not None and {name: digest.sha256 for name, digest in found.files.items()} == wanted:
             return found
         self.folder.remove(_receipt_name(LAST))
-        return self._write(OutputPart(name=LAST, num_bytes=0, write=write))
+        return self._write(last)
 
     def _gather(
         self, work: Callable[[OutputPart], T], parts: Sequence[OutputPart], threads: int, **about: int
@@ -272,14 +273,14 @@ class _ConversionRun:
             raise
         return receipt
 
-    def _load(self, part: str) -> PartReceipt | None:
+    def _load(self, part: OutputPart) -> PartReceipt | None:
         """The receipt of a part, if it and its files are intact. Damaged files are moved to quarantine."""
-        name = _receipt_name(part)
+        name = _receipt_name(part.name)
         if not self.folder.exists(name):
             return None
         try:
             receipt = records.unseal(PartReceipt, self.folder.read(name), where=name)
-            if (receipt.fingerprint, receipt.part) != (self.fingerprint, part):
+            if (receipt.fingerprint, receipt.part) != (self.fingerprint, part.name) or not part.is_served_by(receipt):
                 raise DatasetError(f"{name} belongs to another part")
             for file in receipt.files:
                 check_name(file, where=name)

@@ -32,10 +32,10 @@ from tokenmill import records
 from tokenmill.dataset import manifest as manifests
 from tokenmill.dataset.bin_idx import Tokens, numpy_dtype
 from tokenmill.dataset.dataset import Dataset, Decoder, Starts, TokenSplit
-from tokenmill.errors import DatasetError, RecipeError
+from tokenmill.errors import DatasetError, RecipeError, hint_for
 from tokenmill.formats.base import Hints, TokenStream, filled_splits, lengths_by_block
 from tokenmill.formats.open import EotEnds, UnknownEnds, describe_splits, pin_files, sample_file
-from tokenmill.storage.memory_maps import map_file
+from tokenmill.storage.memory_maps import map_file, open_plain
 
 # Rows are copied more than once, so a block of them should fit into the CPU's cache.
 BLOCK_TOKENS = 1 << 18
@@ -85,21 +85,16 @@ class TokenRows:
             start = end
 
 
-def rows_of(source: Dataset, layout: str, seq_len: int | None) -> tuple[dict[str, TokenRows], tuple[str, ...]]:
+def rows_of(source: Dataset, seq_len: int | None) -> tuple[dict[str, TokenRows], tuple[str, ...]]:
     """The rows of every split, and notes on what is left out."""
     found = {name: TokenRows(split, seq_len) for name, split in filled_splits(source).items()}
     if seq_len is None:
         return found, ()
-    if source.manifest.identity.get("eot", "none") == "none":
-        raise RecipeError(
-            f"packed rows of {layout} need an end of text after every document, and {source.path} has none",
-            hint="drop `seq_len` to write a document in a row, or prepare the dataset with `eot='append'`",
-        )
     notes = []
     for name, rows in found.items():
         if not rows.num_tokens:
             raise RecipeError(
-                f"{name} has {rows.split.num_tokens} tokens, which do not fill a row of {seq_len}",
+                f"{name} has {rows.split.num_tokens:,} tokens, which do not fill a row of {seq_len:,}",
                 hint="use a smaller `seq_len`",
             )
         if left := rows.split.num_tokens - rows.num_tokens:
@@ -351,10 +346,10 @@ def read_index(path: str) -> Any:
     try:
         if os.path.getsize(path) > _MAX_INDEX_BYTES:
             raise DatasetError(f"{path} is too large for an index", hint=_COMPLETE)
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=open_plain) as file:
             data = file.read()
     except OSError as error:
-        raise DatasetError(f"{path} cannot be read: {error.strerror}", hint="check the path") from None
+        raise DatasetError(f"{path} cannot be read: {error.strerror}", hint=hint_for(error, "check the path")) from None
     try:
         if not path.endswith(".yaml"):
             return json.loads(data)
@@ -388,4 +383,4 @@ def map_file_bytes(path: str) -> npt.NDArray[np.uint8]:
     try:
         return map_file(path, np.uint8)
     except OSError as error:
-        raise DatasetError(f"{path} cannot be read: {error.strerror}", hint="check the path") from None
+        raise DatasetError(f"{path} cannot be read: {error.strerror}", hint=hint_for(error, "check the path")) from None

@@ -29,11 +29,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill import records
+from tokenmill import arguments, records
 from tokenmill.arguments import Watcher
 from tokenmill.dataset.bin_idx import numpy_dtype
 from tokenmill.dataset.dataset import Dataset, TokenSplit
-from tokenmill.errors import DatasetError, RecipeError
+from tokenmill.errors import DatasetError, RecipeError, hint_for
 from tokenmill.formats.base import (
     NPY_MAGIC,
     DetectedFiles,
@@ -43,29 +43,34 @@ from tokenmill.formats.base import (
     Files,
     Hints,
     Options,
+    Outline,
     OutputPart,
     TokenFile,
     TokenStream,
     check_numbers,
     cut_anywhere,
     file_part,
+    filled_splits,
     head_of,
     names_in,
     no_more_files,
+    require_sample,
+    require_train_and_val,
     size_of,
-    train_and_val,
 )
 from tokenmill.formats.open import open_in_place
 from tokenmill.formats.results import ExportResult
 from tokenmill.sizes import parse_size
 from tokenmill.storage.base import local_folder
 from tokenmill.storage.local import Folder
+from tokenmill.storage.memory_maps import open_plain
 from tokenmill.storage.output import Digest
 
 SUMMARY = ".npy shards of an exact size, tokens.bin and sample_ids.bin"
 OPTIONS = frozenset({"shard_size", "seq_len", "templar_compat"})
 NEEDS = frozenset({"eot"})
 BYTES_PER_TOKEN = (4, 8)
+DOCUMENT_BYTES = 0
 EQUAL_SHARDS = True
 
 SHARD_TOKENS = 1 << 30
@@ -74,6 +79,8 @@ _BLOCK_SAMPLES = 256
 # By the names that users know them by.
 EXPECTED_FILES = {"tokens": "tokens.bin", "sample_ids": "sample_ids.bin"}
 _FILE_HINT = 'write it like {"tokens": {"sha256": "4c53...", "elements": 161061273600}}'
+
+_OWN_FOLDER = "move the shards to a folder of their own, and run the same command there"
 
 Numbers = npt.NDArray[np.int64]
 Ids = npt.NDArray[np.uint64]
@@ -123,7 +130,7 @@ def _read_file(path: str, hints: Hints) -> tuple[str, TokenFile]:
 def _npy_header(path: str) -> tuple[str, int, int]:
     """Dtype, offset and number of the tokens. Nothing is unpickled."""
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=open_plain) as file:
             version = np.lib.format.read_magic(file)
             read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
             shape, _, kind = read(file)
@@ -138,8 +145,16 @@ def _npy_header(path: str) -> tuple[str, int, int]:
     return names[kind.str], offset, shape[0]
 
 
+def check(options: Options, outline: Outline) -> None:
+    require_train_and_val(outline, layout="templar")
+    if "train" in outline.splits:
+        require_sample(options.seq_len or SEQ_LEN, outline)
+    if options.templar_compat and outline.dtype != "uint16":
+        raise RecipeError("Templar's own ids need uint16 tokens", hint="drop `templar_compat`")
+
+
 def write(source: Dataset, options: Options) -> Export:
-    splits = train_and_val(source, "templar")
+    splits = filled_splits(source)
     parts = [
         shard_part(f"{'' if name == 'train' else f'{name}/'}train_{number:06d}.npy", split, bounds)
         for name, split in splits.items()
@@ -200,7 +215,7 @@ def write_sample_ids(stream: TokenStream, seq_len: int, *, compat: bool) -> Iter
 
 def consolidate(
     data_root: str | os.PathLike[str],
-    seq_len: int = 2048,
+    seq_len: int | str = 2048,
     *,
     expected: Mapping[str, Expected] | None = None,
     compat: bool = False,
@@ -215,19 +230,19 @@ def consolidate(
     begin = time.monotonic()
     folder = local_folder(data_root)
     shards = [name for name in folder.names() if name.startswith("train_") and name.endswith(".npy")]
-    seq_len = parse_size(seq_len, of="tokens")
-    options = {"seq_len": seq_len, "templar_compat": compat}
+    length = parse_size(seq_len, of="tokens", name="seq_len")
+    options = {"seq_len": length, "templar_compat": compat}
     if shards:
         _check_numbers(shards, folder.path)
         source = open_in_place(folder.path, Hints(layout="templar"))
-        parts = consolidated(source["train"], seq_len, compat=compat)
+        parts = consolidated(source["train"], length, compat=compat)
         about = {"source": source.manifest.fingerprint, "dtype": source.manifest.dtype, **source.pins("train")}
     else:
         parts, about = _parts_without_shards(folder)
     request = make_request(layout="templar", options=options, **about)
     if shards and is_of_other_content(folder, request):
-        start_over(folder)  # the shards were replaced since
-    check_output(folder, request, what="consolidation", ignore=set(folder.names()) - {".build"})
+        start_over(folder, watch)  # the shards were replaced since
+    check_output(folder, request, what="consolidation", ignore=set(folder.names()) - {".build"}, hint=_OWN_FOLDER)
     done = run_conversion(
         folder, request, parts, no_more_files, threads=resolve_workers(workers), scratch=None, watch=watch
     )
@@ -273,14 +288,17 @@ def read_expected(given: Sequence[str], checksums: str | os.PathLike[str] | None
     """Checksums from the command line and from a file, by name: tokens, sample_ids."""
     expected: dict[str, Expected] = {}
     if checksums is not None:
+        path = arguments.place("checksums", checksums)
         try:
-            found = records.parse(Path(checksums).read_bytes(), where=str(checksums))
+            found = records.parse(Path(path).read_bytes(), where=path)
             expected = {
                 str(name): Expected(sha256=str(one["sha256"]), elements=int(one.get("elements", -1)))
                 for name, one in found.items()
             }
-        except (OSError, AttributeError, KeyError, TypeError, ValueError) as error:
-            raise RecipeError(f"{checksums} is not a file of checksums: {error}", hint=_FILE_HINT) from None
+        except OSError as error:
+            raise RecipeError(f"{path} cannot be read: {error.strerror}", hint=hint_for(error, _FILE_HINT)) from None
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise RecipeError(f"{path} is not a file of checksums: {error}", hint=_FILE_HINT) from None
     for text in given:
         name, _, rest = text.partition("=")
         sha, _, count = rest.partition(":")

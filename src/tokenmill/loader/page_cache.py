@@ -25,7 +25,7 @@ import numpy.typing as npt
 from tokenmill.dataset.bin_idx import numpy_dtype
 from tokenmill.dataset.dataset import TokenSplit, distinct
 from tokenmill.dataset.windows import TokenRanges, slice_ranges
-from tokenmill.storage.memory_maps import find_maps
+from tokenmill.storage.memory_maps import find_maps, open_plain
 
 Numbers = npt.NDArray[np.int64]
 Mapped = npt.NDArray[Any]
@@ -89,7 +89,7 @@ def _find_runs(split: TokenSplit, wanted: TokenRanges) -> Iterator[tuple[int, in
         mine = slices.shards == number
         path, offset = split.shard_location(number)
         try:
-            descriptor = os.open(path, os.O_RDONLY)
+            descriptor = open_plain(path)
         except OSError:
             continue  # the read itself reports the error; a shard of a URL may not be copied yet
         try:
@@ -115,7 +115,7 @@ def _is_cached(split: TokenSplit, token: int) -> bool:
     path, offset = split.shard_location(number)
     first = split.token_ends[number - 1] if number else 0
     try:
-        descriptor = os.open(path, os.O_RDONLY)
+        descriptor = open_plain(path)
         try:
             position = offset + (token - first) * numpy_dtype(split.dtype).itemsize
             return os.preadv(descriptor, [bytearray(1)], position, os.RWF_NOWAIT) == 1

@@ -27,7 +27,7 @@ from tokenmill.errors import DatasetError, Interrupted, OutputError, RecipeError
 from tokenmill.sizes import counted, format_bytes, format_seconds
 from tokenmill.storage.base import open_folder, ready, require_space
 from tokenmill.storage.local import Folder
-from tokenmill.storage.locks import locked
+from tokenmill.storage.locks import locked, telling
 from tokenmill.storage.memory_maps import fast_digest
 from tokenmill.storage.output import Digest, is_temp
 from tokenmill.threads import as_done
@@ -116,8 +116,7 @@ def _move(
     _check_target(target, wanted)
     target.check_no_links({os.path.dirname(name) for name in wanted.all_files()} - {""})
     target.make(".build")
-    tell = watch or (lambda _: None)
-    with locked(target, tell=lambda message: tell({"kind": "waiting", "message": message})):
+    with locked(target, tell=telling(watch)):
         result = _let_in(target, full, wanted)
         files = wanted.all_files()
         parents = sorted({"", *map(os.path.dirname, files)})

@@ -11,10 +11,12 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 
 from tokenmill import arguments
+from tokenmill.arguments import Watcher
 from tokenmill.build import workspace
 from tokenmill.build.commit import commit, group_pieces, group_provenance
 from tokenmill.build.plan import Budget, Plan, make_task
 from tokenmill.build.workspace import (
+    _PREPARE_AGAIN,
     SOURCE_CHANGED,
     dataset_receipts,
     find_receipt,
@@ -32,7 +34,7 @@ from tokenmill.resources import resolve_workers
 from tokenmill.sizes import counted
 from tokenmill.storage.base import open_folder, ready
 from tokenmill.storage.local import Folder
-from tokenmill.storage.locks import locked
+from tokenmill.storage.locks import locked, telling
 from tokenmill.storage.output import Digest
 from tokenmill.tokenizers.spec import TokenizerSpec, from_dataset
 from tokenmill.units import receipts as units_receipts
@@ -47,22 +49,30 @@ def run_tasks(executor: Executor, tasks: Iterable[UnitTask]) -> None:
         error = failures[0].error
         raise BuildError(
             f"{counted(len(failures), 'unit')} cannot be done again: {error.message}",
-            hint=SOURCE_CHANGED if isinstance(error, SourceChangedError) else error.hint,
+            hint=SOURCE_CHANGED if isinstance(error, SourceChangedError) else error.hint or _PREPARE_AGAIN,
         )
 
 
 def repair(
-    path: str | os.PathLike[str], *, workers: int | None = None, filter: str | None = None
+    path: str | os.PathLike[str],
+    *,
+    workers: int | None = None,
+    filter: str | None = None,
+    watch: Watcher | None = None,
 ) -> tuple[Problem, ...]:
     """Restore a damaged dataset; gives what was wrong. The sources must be where they were.
 
-    A dataset that was made with a filter runs that function again, so it must be named here.
+    A dataset that was made with a filter runs that function again, so it must be named here. `watch` hears, as a dict,
+    of a lock that is waited for.
     """
-    arguments.text_or_none("filter", filter)
-    return repair_folder(open_folder(path), workers=resolve_workers(workers), filter=filter)
+    arguments.function_or_none("watch", watch)
+    arguments.name_or_none("filter", filter)
+    return repair_folder(open_folder(path), workers=resolve_workers(workers), filter=filter, watch=watch)
 
 
-def repair_folder(folder: Folder, *, workers: int, filter: str | None = None) -> tuple[Problem, ...]:
+def repair_folder(
+    folder: Folder, *, workers: int, filter: str | None = None, watch: Watcher | None = None
+) -> tuple[Problem, ...]:
     if not folder.exists(units_receipts.PLAN) and not folder.exists(manifest.MANIFEST):
         manifest.load_manifest(folder)  # says what is not there
     try:
@@ -76,7 +86,7 @@ def repair_folder(folder: Folder, *, workers: int, filter: str | None = None) ->
         plan, job = reopen(folder, filter)
         folder.check_no_links(_folders_in(folder, (*job.work.split_names, "provenance")))
         folder, _ = ready(folder)
-        with locked(folder):
+        with locked(folder, tell=telling(watch)):
             _repair(folder, plan, job, found, problems, workers)
     elif found is not None:
         workspace.tidy(folder, found.splits, None)
@@ -259,4 +269,4 @@ def _splits(parts: Iterable[Receipt]) -> list[str]:
 def _holds(folder: Folder, name: str, digest: Digest) -> bool:
     """Whether a plain file is there with this content."""
     found = folder.stat(name)
-    return found is not None and found.is_file and folder.digest(name) == digest
+    return found is not None and found.is_file and found.size == digest.bytes and folder.digest(name) == digest

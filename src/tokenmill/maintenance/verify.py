@@ -23,7 +23,15 @@ from tokenmill.build.workspace import SOURCE_CHANGED, dataset_receipts, reopen
 from tokenmill.dataset import manifest
 from tokenmill.dataset.bin_idx import check_index, wrong_structure
 from tokenmill.dataset.manifest import Manifest
-from tokenmill.errors import BuildError, DatasetError, RecipeError, SourceChangedError, StorageError, TokenmillError
+from tokenmill.errors import (
+    AccessError,
+    BuildError,
+    DatasetError,
+    RecipeError,
+    SourceChangedError,
+    StorageError,
+    TokenmillError,
+)
 from tokenmill.recipe import check_filter
 from tokenmill.resources import resolve_workers
 from tokenmill.sizes import counted, few, format_bytes
@@ -85,7 +93,7 @@ def verify(
     known = ("sample", "all")
     if source is not None and arguments.text("source", source, hint=f"one of {', '.join(known)}") not in known:
         raise RecipeError(f"source is {source!r}", hint=f"one of {', '.join(known)}")
-    arguments.text_or_none("filter", filter)
+    arguments.name_or_none("filter", filter)
     quick = arguments.flag("quick", quick)
     return verify_folder(open_folder(path), quick=quick, source=source, threads=resolve_workers(workers), filter=filter)
 
@@ -168,6 +176,8 @@ def _hash_all(folder: Folder, found: Manifest, files: dict[str, Digest], threads
 
         try:
             actual = fast_digest(folder, name, look if name in indexes else None)
+        except AccessError:  # what may not be read need not be damaged
+            raise
         except (StorageError, DatasetError) as error:
             return Problem(name, f"cannot be read: {error}")
         if actual != digest:

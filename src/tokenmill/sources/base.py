@@ -15,6 +15,14 @@ import pyarrow as pa
 
 from tokenmill.sizes import format_time
 
+MIN_UNIT_BYTES = 32_000_000
+MAX_UNIT_BYTES = 2_000_000_000
+
+
+UNITS_WANTED = 256
+SAMPLE_UNITS_WANTED = 64
+
+
 # A compressed file holds a few times its own size of text; plans need a guess, results do not depend on it.
 EXPANSION = 4
 
@@ -70,6 +78,19 @@ class Extent:
     text_bytes: int
     sections: tuple[int, ...] = ()
     divisible: bool = False
+
+
+def default_unit_bytes(total: int, *, sample: float | None = None) -> int:
+    """A unit size that gives enough units to share out, and not so many that shards become dust."""
+    if sample is not None:
+        return max(1_000_000, min(_in_steps(int(total * sample) // SAMPLE_UNITS_WANTED), MAX_UNIT_BYTES))
+    return max(MIN_UNIT_BYTES, min(_in_steps(total // UNITS_WANTED), MAX_UNIT_BYTES))
+
+
+def _in_steps(size: int) -> int:
+    """A size or a little less: sources that grow by little are cut as they were."""
+    step = 1 << max(0, size.bit_length() - 3)
+    return size // step * step
 
 
 # Kinds of sources that say how many rows they have, and how large those are.
@@ -182,10 +203,14 @@ def _as_large_binary(text: pa.Array) -> pa.Array:
 
 def text_array(texts: Sequence[str]) -> pa.Array:
     """Texts as Arrow text: quicker than `pa.array`, which would load pandas too, if that is installed."""
-    encoded = [text.encode() for text in texts]
-    offsets = np.zeros(len(encoded) + 1, np.int64)
-    np.cumsum([len(data) for data in encoded], out=offsets[1:])
-    return pa.LargeStringArray.from_buffers(len(encoded), pa.py_buffer(offsets), pa.py_buffer(b"".join(encoded)))
+    return unchecked_array([text.encode() for text in texts])
+
+
+def unchecked_array(texts: Sequence[bytes]) -> pa.Array:
+    """Bytes as Arrow text that is not known to be valid yet."""
+    offsets = np.zeros(len(texts) + 1, np.int64)
+    np.cumsum([len(data) for data in texts], out=offsets[1:])
+    return pa.LargeStringArray.from_buffers(len(texts), pa.py_buffer(offsets), pa.py_buffer(b"".join(texts)))
 
 
 def text_buffers(text: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:

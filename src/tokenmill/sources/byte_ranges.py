@@ -23,6 +23,7 @@ from tokenmill.sources.base import MAX_DOCUMENTS
 from tokenmill.sources.files import ByteStream, Pin, open_stream
 
 CHUNK = 8 << 20
+_SMALL_CHUNK = 1 << 16
 _LOOK_BACK = 1 << 16
 # Bytes between separators from which on a search for each is quicker than a look at every byte.
 _FAR_APART = 512
@@ -62,7 +63,9 @@ def read_runs(
     """
     begin = _fresh(path, separator, max(0, start - len(separator)), pin) if start else 0
     chunk = chunk or CHUNK
-    with open_stream(path, compression, start=begin, pin=pin, step=chunk) as stream:
+    if pin is not None and not compression:  # for a small file, nothing large is set aside
+        chunk = min(chunk, max(_SMALL_CHUNK, pin.bytes + 1))
+    with open_stream(path, compression, start=begin, pin=pin, step=chunk, separator=separator) as stream:
         at, held = begin, b""
         if start:
             first = _first_document(stream, separator, begin, start, stop, chunk)
@@ -100,6 +103,11 @@ def _runs(
         else:
             # A long document: read more at once each time, or it would be copied over and over.
             held, chunk = bytes(data), max(chunk, min(len(data), 8 * CHUNK))
+
+
+def runs_of(data: bytearray) -> Iterator[DocumentRun]:
+    """The lines of some bytes, the last of which may end with a newline or not."""
+    yield from _few(0, data, len(data) - data.endswith(b"\n"), b"\n")
 
 
 def _few(at: int, data: bytearray, end: int, separator: bytes, start: int = 0) -> Iterator[DocumentRun]:
@@ -208,7 +216,7 @@ def _fresh(path: str, separator: bytes, at: int, pin: Pin | None) -> int:
     while at > 0 and size > 1:
         low = max(0, at - _LOOK_BACK)
         base = max(0, low - size + 1)
-        with open_stream(path, "", start=base, pin=pin) as stream:
+        with open_stream(path, "", start=base, pin=pin, separator=separator) as stream:
             window = stream.read(at + size - 1 - base)
         here = at - base
         while here > low - base:

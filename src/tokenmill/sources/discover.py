@@ -13,17 +13,19 @@ import contextlib
 import json
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from tokenmill.errors import RecipeError, SourceError, StorageError
+import msgspec
+
+from tokenmill.errors import NotTextError, RecipeError, SourceError, StorageError
 from tokenmill.records import make_table
 from tokenmill.sources import arrow, jsonl, parquet
-from tokenmill.sources.base import EXPANSION, Extent, Source
-from tokenmill.sources.files import Pin, check_name, common_root, expand, find, pin_of, require
+from tokenmill.sources.base import EXPANSION, Extent, Source, default_unit_bytes
+from tokenmill.sources.files import Pin, check_name, check_text, common_root, expand, find, pin_of, require, wrong_kind
 from tokenmill.sources.reader import (
     COMPRESSIONS,
     KINDS,
@@ -36,6 +38,7 @@ from tokenmill.sources.reader import (
     is_known,
     kind_of,
     read_as,
+    separator_of,
 )
 from tokenmill.sources.text_columns import UNREAD, Rule, common_rule, find_rule, refusal, unseen_rule
 from tokenmill.storage import globs
@@ -49,8 +52,17 @@ if TYPE_CHECKING:
 _REQUESTS_AT_ONCE = 16
 # An error for a moment must not make another plan.
 _TRIES = 3
+# What `make_table` does by itself, several times as fast: there may be millions of sources.
+_PACK = msgspec.json.Encoder(order="sorted").encode
+_UNPACK = msgspec.json.Decoder(tuple[Source, ...]).decode
 # Names of fields that an error shows of JSON lines, each of which may have others.
 _MOST_NAMES = 100
+# How many text files have their first bytes looked at before the work, beside those that will be cut. The others are
+# looked at when they are read: a request for each of a million objects would take longer than much of the work.
+_MOST_HEADS = 1000
+_MOST_REMOTE_HEADS = 16
+# Of files that are not text, how many an error names.
+_MOST_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,10 +85,11 @@ def list_sources(recipe: Recipe, *, output: str | None = None) -> Listing:
     """
     found: dict[str, str] = {}
     pins: dict[str, Pin] = {}  # of objects, which their listing tells
-    passed_over: Counter[str] = Counter()
+    passed_over = PassedOver()
+    inside = None if output is None else os.path.join(output, "")
     for split, arguments in (("", recipe.sources), ("val", recipe.val_sources)):
         for path, pin in _expand(arguments, passed_over, any_ending=recipe.documents != "lines"):
-            if output is not None and path.startswith(os.path.join(output, "")):
+            if inside is not None and path.startswith(inside):
                 continue
             if found.setdefault(path, split) != split:
                 raise RecipeError(f"{path} is a source and a validation source", hint="name it once")
@@ -87,29 +100,78 @@ def list_sources(recipe: Recipe, *, output: str | None = None) -> Listing:
         raise RecipeError(f"there are no sources{others}", hint="give files, folders or globs, outside of the output")
     require(found)
     root = _root(list(found))
+    if recipe.val_sources and not is_url(root):
+        _check_apart(found)
     _check_utf8(root, hint="rename that folder, or name the sources by a link from elsewhere")
     extents: list[Extent] = []
-    unread: list[SourceError] = []
-    ordered = sorted(found, key=lambda path: os.fsencode(_name(path, root)))
+    troubles = _Troubles()
+    named = [(_name(path, root), path) for path in found]
+    ordered = [(name, path) for _, name, path in sorted((os.fsencode(name), name, path) for name, path in named)]
+    most = _MOST_REMOTE_HEADS if is_url(root) else _MOST_HEADS
+    looked_at = frozenset(path for _, path in ordered[:: -(-len(ordered) // most)])
     # Objects are asked for side by side: each answer takes its time, whatever its size.
     with ThreadPoolExecutor(_REQUESTS_AT_ONCE) if is_url(root) else contextlib.nullcontext() as pool:
-        describe = partial(_describe, root=root, splits=found, pins=pins, recipe=recipe)
+        describe = partial(_describe, splits=found, pins=pins, recipe=recipe, looked_at=looked_at)
         described = pool.map(describe, ordered) if pool else map(describe, ordered)
 
         def described_sources() -> Iterator[Source]:
             for source, extent, trouble in described:
                 extents.append(extent)
-                unread.extend([trouble] if trouble else [])
+                if trouble:
+                    troubles.add(trouble, is_document=source.kind == "text" and recipe.documents == "files")
                 yield source
 
-        sources = make_table(Source, described_sources())
-    if len(unread) == len(sources):
-        raise unread[0]
-    return Listing(root, sources, extents, tuple(notes(recipe, root, sources, passed_over, unread)))
+        sources = make_table(Source, described_sources(), pack=_PACK, unpack=_UNPACK)
+    troubles.check(len(sources))
+    if output is not None:
+        passed_over.datasets[:] = [place for place in passed_over.datasets if not _is_same(place, output)]
+    said = notes(recipe, root, sources, passed_over, troubles.unread, troubles.quarantined)
+    return Listing(root, sources, extents, tuple(said))
+
+
+def _check_apart(splits: Mapping[str, str]) -> None:
+    """Refuse a validation source that is a source by another name: a link would leak it into the training."""
+    seen: dict[tuple[int, int], str] = {}
+    for path, split in splits.items():
+        with contextlib.suppress(OSError):  # whoever reads it will say what is wrong
+            about = os.stat(path)
+            other = seen.setdefault((about.st_dev, about.st_ino), path)
+            if splits[other] != split:
+                raise RecipeError(f"{path} and {other} are the same file, one of them for validation", hint="drop one")
+
+
+@dataclass(frozen=True, slots=True)
+class _Troubles:
+    """What is wrong with sources: they cannot be read now, are not text, or are documents that are not."""
+
+    unread: list[SourceError] = field(default_factory=list)
+    not_text: list[SourceError] = field(default_factory=list)
+    quarantined: list[SourceError] = field(default_factory=list)
+
+    def add(self, trouble: SourceError, *, is_document: bool) -> None:
+        if not isinstance(trouble, NotTextError):
+            self.unread.append(trouble)
+        else:
+            (self.quarantined if is_document else self.not_text).append(trouble)
+
+    def check(self, num_sources: int) -> None:
+        """Refuse sources none of which can be read, and those that are not text."""
+        if len(self.unread) == num_sources:
+            raise self.unread[0]
+        found = self.quarantined if len(self.quarantined) == num_sources else self.not_text
+        if found:
+            named = "; ".join(error.message for error in found[:_MOST_NAMED])
+            more = f"; and {len(found) - _MOST_NAMED:,} more are not text" if len(found) > _MOST_NAMED else ""
+            raise RecipeError(f"{named}{more}", hint=found[0].hint)
+
+
+def _is_same(folder: str, output: str) -> bool:
+    return os.path.realpath(folder) == os.path.realpath(output)
 
 
 def _name(path: str, root: str) -> str:
-    return path.removeprefix(f"{root}/") if is_url(root) else os.path.relpath(path, root)
+    prefix = os.path.join(root, "")
+    return path.removeprefix(prefix) if path.startswith(prefix) else os.path.relpath(path, root)
 
 
 def _check_utf8(path: str, *, hint: str) -> None:
@@ -120,9 +182,7 @@ def _check_utf8(path: str, *, hint: str) -> None:
         raise SourceError(f"the name of {path!r} is not UTF-8", hint=hint) from None
 
 
-def _expand(
-    arguments: Sequence[str], passed_over: Counter[str], *, any_ending: bool
-) -> Iterator[tuple[str, Pin | None]]:
+def _expand(arguments: Sequence[str], passed_over: PassedOver, *, any_ending: bool) -> Iterator[tuple[str, Pin | None]]:
     """Files, and what tells them from what they may become, where that is known already.
 
     Endings of files that lie in folders and are of no known kind are counted in `passed_over`.
@@ -131,6 +191,11 @@ def _expand(
         path = os.path.abspath(os.path.expanduser(argument))
         if is_url(argument):
             yield from _expand_url(argument, passed_over, any_ending=any_ending)
+        elif os.path.isdir(path) and globs.is_dataset(path):
+            raise RecipeError(
+                f"{argument} is a dataset, finished or not, and no folder of texts",
+                hint="name the sources that it was made of, or some of its files by a pattern",
+            )
         elif os.path.isdir(path):
             files = list(_walk(path, passed_over, any_ending=any_ending))
             if not files:
@@ -139,7 +204,7 @@ def _expand(
         elif os.path.exists(path):
             yield path, None
         else:
-            matches = globs.matches(path)
+            matches = globs.matches(path, passed_over.datasets)
             dataset = plain_name(argument)
             if not matches and dataset and not _is_a_path(argument):
                 try:
@@ -158,7 +223,7 @@ def _is_a_path(argument: str) -> bool:
     return os.path.splitext(argument)[1] in (*KINDS, *COMPRESSIONS) or os.path.isdir(argument.partition("/")[0])
 
 
-def _expand_url(argument: str, passed_over: Counter[str], *, any_ending: bool) -> Iterator[tuple[str, Pin]]:
+def _expand_url(argument: str, passed_over: PassedOver, *, any_ending: bool) -> Iterator[tuple[str, Pin]]:
     """The objects that a URL names, by the rules of folders and files."""
     found, is_prefix = expand(argument)
     if not found:
@@ -184,10 +249,11 @@ def _no_files(argument: str) -> RecipeError:
     )
 
 
-def _walk(folder: str, passed_over: Counter[str], *, any_ending: bool) -> Iterator[str]:
+def _walk(folder: str, passed_over: PassedOver, *, any_ending: bool) -> Iterator[str]:
     """The files of a folder. A dataset that lies in it is no source."""
     for parent, folders, files in globs.walk(folder):
-        if "dataset.json" in files and "provenance" in folders:
+        if globs.is_dataset(parent):
+            passed_over.datasets.append(parent)
             folders.clear()
             continue
         folders[:] = [name for name in folders if not globs.is_passed_over(name)]
@@ -196,7 +262,7 @@ def _walk(folder: str, passed_over: Counter[str], *, any_ending: bool) -> Iterat
                 yield os.path.join(parent, name)
 
 
-def _is_wanted(name: str, passed_over: Counter[str], *, any_ending: bool) -> bool:
+def _is_wanted(name: str, passed_over: PassedOver, *, any_ending: bool) -> bool:
     """Whether a file in a folder is a source: not hidden, and of a known kind."""
     *folders, last = name.split("/")
     # What Hugging Face has computed of a dataset lies beside it.
@@ -206,15 +272,20 @@ def _is_wanted(name: str, passed_over: Counter[str], *, any_ending: bool) -> boo
     if any_ending or is_known(last):
         return True
     if not is_companion(last):
-        passed_over[ending_of(last)] += 1
+        passed_over.endings[ending_of(last)] += 1
     return False
 
 
 def _describe(
-    path: str, *, root: str, splits: Mapping[str, str], pins: Mapping[str, Pin], recipe: Recipe
+    named: tuple[str, str],
+    *,
+    splits: Mapping[str, str],
+    pins: Mapping[str, Pin],
+    recipe: Recipe,
+    looked_at: Collection[str] = (),
 ) -> tuple[Source, Extent, SourceError | None]:
     """A source, where it may be cut, and what is wrong with one that cannot be read: its unit will fail of it."""
-    name = _name(path, root)
+    name, path = named
     _check_utf8(path, hint="rename the file")
     found = pins.get(path) or find(path)
     check_kind(path, documents=recipe.documents)
@@ -229,20 +300,44 @@ def _describe(
         text={},
         etag=found.etag,
     )
+    if kind == "text":
+        extent = _extent(path, source, recipe)
+        is_cut = extent.divisible and source.bytes >= _least_unit_bytes(recipe)
+        return source, extent, _look(path, source, recipe) if is_cut or path in looked_at else None
     for _ in range(_TRIES):
         try:
             planned = replace(source, text=_rule(path, source, recipe))
             return planned, _extent(path, planned, recipe), None
+        except NotTextError as error:
+            trouble: SourceError = error
+            break
         except SourceError as error:
             trouble = error
+    if source.kind in ("parquet", "arrow"):
+        with contextlib.suppress(SourceError):
+            trouble = wrong_kind(path, pin_of(source)) or trouble
     text_bytes = source.bytes * (EXPANSION if source.compression else 1)
     return replace(source, text=UNREAD), Extent(text_bytes=max(1, text_bytes)), trouble
 
 
+def _least_unit_bytes(recipe: Recipe) -> int:
+    """A file with fewer bytes is in one unit, which begins with its first byte."""
+    return recipe.unit_bytes or default_unit_bytes(0, sample=recipe.sample)
+
+
+def _look(path: str, source: Source, recipe: Recipe) -> NotTextError | None:
+    """What is wrong with a text file that is none. Whatever else is, its unit will say."""
+    try:
+        check_text(path, source.compression, pin_of(source), separator=separator_of(recipe.documents))
+    except NotTextError as error:
+        return error
+    except SourceError:
+        pass
+    return None
+
+
 def _rule(path: str, source: Source, recipe: Recipe) -> Rule:
     """Where the text of a source's documents is."""
-    if source.kind == "text":
-        return {}
     if source.kind == "jsonl":
         return _lines_rule(path, source, recipe)
     columns = (parquet if source.kind == "parquet" else arrow).columns(path, pin_of(source))
@@ -279,35 +374,54 @@ def _extent(path: str, source: Source, recipe: Recipe) -> Extent:
 def _root(paths: list[str]) -> str:
     if any(is_url(path) for path in paths):
         return common_root(paths)
-    return os.path.dirname(paths[0]) if len(paths) == 1 else os.path.commonpath([os.path.dirname(p) for p in paths])
+    return os.path.commonpath({os.path.dirname(path) for path in paths})
 
 
 _SPLITS_FILE = "dataset_dict.json"
 _MOST = 10
 
 
+@dataclass(frozen=True, slots=True)
+class PassedOver:
+    """What lies in folders and is no source: endings of other files, and where datasets are."""
+
+    endings: Counter[str] = field(default_factory=Counter)
+    datasets: list[str] = field(default_factory=list)
+
+
 def notes(
-    recipe: Recipe, root: str, sources: Iterable[Source], passed_over: Counter[str], unread: Sequence[SourceError]
+    recipe: Recipe,
+    root: str,
+    sources: Iterable[Source],
+    passed_over: PassedOver,
+    unread: Sequence[SourceError],
+    not_text: Sequence[SourceError] = (),
 ) -> Iterator[str]:
-    """One sentence each. `passed_over` are endings of files in folders, `unread` what is wrong with sources."""
+    """One sentence each. `unread` is what is wrong with sources.
+
+    Of `not_text`, each is a document that will be quarantined.
+    """
     for argument in (*recipe.sources, *recipe.val_sources):
         if is_hub(root):
             yield f"{argument} is taken from the hub: {root}"
         elif os.path.isfile(os.path.join(argument, _SPLITS_FILE)):
             yield f"{argument} holds several splits, and all of them are taken: name the folders inside to choose"
-    if passed_over:
-        yield f"{_files(passed_over.total())} of other kinds in the folders passed over: {count_endings(passed_over)}"
+    if endings := passed_over.endings:
+        yield f"{_files(endings.total())} of other kinds in the folders passed over: {count_endings(endings)}"
+    yield from (f"the dataset {place} among the sources is passed over" for place in passed_over.datasets[:_MOST])
     unknown: Counter[str] = Counter()
     rules: Counter[str] = Counter()
     for source in sources:
-        if kind_of(source.name)[0] is None and recipe.documents == "lines":
+        if recipe.documents == "lines" and kind_of(source.name)[0] is None:
             unknown[ending_of(source.name)] += 1
-        if recipe.text_column is None and recipe.template is None:
+        if source.text and recipe.text_column is None and recipe.template is None:
             rules[json.dumps(source.text)] += 1
     if unknown:
         yield f"{_files(unknown.total())} of unknown kind read as text, a document a line: {count_endings(unknown)}"
     for rule, count in rules.most_common():
         yield from (f"the text of {_files(count)} is {what}" for what in _guessed(json.loads(rule)))
+    if not_text:
+        yield f"{_files(len(not_text))} will be quarantined, like this one: {not_text[0].message}"
     yield from (error.message for error in unread[:_MOST])
     if len(unread) > _MOST:
         yield f"and {len(unread) - _MOST} more that cannot be read"

@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pyarrow as pa
 
 from tokenmill.arguments import MAX_INT
-from tokenmill.errors import ObjectChangedError, RecipeError, SourceChangedError, SourceError
+from tokenmill.errors import NotTextError, ObjectChangedError, RecipeError, SourceChangedError, SourceError, hint_for
 from tokenmill.sources.base import BATCH_BYTES, Source
+from tokenmill.sources.signatures import HEAD_BYTES, MAYBE_TABLES, Kind, recognise
 from tokenmill.storage import hub
 from tokenmill.storage.base import Url, is_hub, is_url, parse_url
-from tokenmill.storage.globs import folder_of, is_pattern, matcher
+from tokenmill.storage.globs import DATASET_PLAN, folder_of, is_pattern, matcher
 
 if TYPE_CHECKING:
     from tokenmill.storage.object_store import ObjectInfo, Store
@@ -52,11 +53,42 @@ def find(path: str) -> Pin:
     try:
         local = os.stat(path)
     except OSError as error:
-        raise SourceError(f"cannot read {path}: {error.strerror}", hint="bring it back, then run again") from None
+        hint = hint_for(error, "bring it back, then run again")
+        raise SourceError(f"cannot read {path}: {error.strerror}", hint=hint) from None
     if not stat.S_ISREG(local.st_mode):
         raise SourceError(f"{path} is not a plain file", hint="tokenmill reads no pipes or devices")
+    return _pin_of_file(local)
+
+
+def _pin_of_file(found: os.stat_result) -> Pin:
     # Some file systems know times that no record holds, of before 1970 and after 2116.
-    return Pin(local.st_size, min(max(0, local.st_mtime_ns), MAX_INT - 1), "")
+    return Pin(found.st_size, min(max(0, found.st_mtime_ns), MAX_INT - 1), "")
+
+
+def _is_pinned(found: os.stat_result, pin: Pin) -> bool:
+    is_same = found.st_size == pin.bytes and found.st_mtime_ns == pin.modified
+    return stat.S_ISREG(found.st_mode) and (is_same or _pin_of_file(found) == pin)
+
+
+def read_small(path: str, pin: Pin) -> bytes | None:
+    """All bytes of a file of this machine, in a few system calls; None unless it is the one that was planned.
+
+    What is wrong then, who reads it in the usual way is told.
+    """
+    try:
+        # It may have become a pipe, which nobody may write to.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError:
+        return None
+    try:
+        if not _is_pinned(os.fstat(fd), pin):
+            return None
+        data = os.read(fd, pin.bytes + 1)
+        return data if len(data) == pin.bytes and _is_pinned(os.fstat(fd), pin) else None
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
 
 
 def pin_of(source: Source) -> Pin:
@@ -142,8 +174,11 @@ def expand(argument: str) -> tuple[dict[str, Pin], bool]:
         return {str(url): Pin(found.size, 0, found.etag)}, False
     if not is_pattern(url.key):
         return _pins(store, _outside_datasets(store.under(url.key))), True
-    matches = matcher(url.key)
-    return _pins(store, (found for found in store.under(folder_of(url.key)) if matches(found.key))), False
+    matches, below = matcher(url.key), folder_of(url.key)
+    objects = store.under(below)
+    if "**" in url.key:
+        objects = _outside_datasets(objects, below=f"{below}/" if below else "")
+    return _pins(store, (found for found in objects if matches(found.key))), False
 
 
 def _pins(store: Store, objects: Iterable[ObjectInfo]) -> dict[str, Pin]:
@@ -157,11 +192,17 @@ def _pins(store: Store, objects: Iterable[ObjectInfo]) -> dict[str, Pin]:
     }
 
 
-def _outside_datasets(objects: list[ObjectInfo]) -> list[ObjectInfo]:
-    """Objects that are no part of a dataset: one that lies below a prefix is no source, as in a folder."""
+def _outside_datasets(objects: list[ObjectInfo], *, below: str = "") -> list[ObjectInfo]:
+    """Objects that are no part of a dataset, finished or not: one that lies below a prefix is no source."""
     keys = {found.key for found in objects}
     folders = {parent for key in keys for parent in _parents(key)}
-    roots = {root for root in folders if f"{root}/dataset.json" in keys and f"{root}/provenance" in folders}
+    plan = "/".join(DATASET_PLAN)
+    roots = {
+        root
+        for root in folders
+        if f"{root}/{plan}" in keys or (f"{root}/dataset.json" in keys and f"{root}/provenance" in folders)
+        if root.startswith(below)
+    }
     return [found for found in objects if roots.isdisjoint(_parents(found.key))]
 
 
@@ -225,9 +266,20 @@ class ByteStream(Protocol):
 
 @contextlib.contextmanager
 def open_stream(
-    path: str, compression: str, *, start: int = 0, pin: Pin | None = None, step: int = BATCH_BYTES
+    path: str,
+    compression: str,
+    *,
+    start: int = 0,
+    pin: Pin | None = None,
+    step: int = BATCH_BYTES,
+    separator: bytes = b"",
+    look: bool = True,
 ) -> Iterator[ByteStream]:
-    """A source as a stream of its text's bytes, read about `step` at once. A plain one may start anywhere."""
+    """A source as a stream of its text's bytes, read about `step` at once. A plain one may start anywhere.
+
+    With a `look` at its first bytes, a file that is not text is a `NotTextError`; a `separator` of texts may be any
+    bytes.
+    """
     with explained(path):
         file = open_file(path, pin, step=step)
     with file:
@@ -235,10 +287,30 @@ def open_stream(
             if not file.size():
                 raise SourceError(f"cannot read {path}: it is empty, not even compressed", hint="remove the file")
             with explained(path), pa.CompressedInputStream(file, CODECS[compression]) as stream:
-                yield _Checked(stream, path)
+                yield _Checked(stream, path, separator if look else None)
         else:
             file.seek(start)
-            yield _Checked(file, path)
+            yield _Checked(file, path, separator if look and not start else None)
+
+
+def check_text(path: str, compression: str, pin: Pin, *, separator: bytes) -> None:
+    """Raise `NotTextError` if the first bytes of a file are not text."""
+    with open_stream(path, compression, pin=pin, step=HEAD_BYTES, separator=separator) as stream:
+        stream.read(HEAD_BYTES)
+
+
+def wrong_kind(path: str, pin: Pin) -> NotTextError | None:
+    """What a file is that is no table, though its name says so; None if its first bytes do not tell."""
+    with explained(path), open_file(path, pin, step=HEAD_BYTES) as file:
+        kind = recognise(file.read(HEAD_BYTES))
+    return None if kind is None or kind in MAYBE_TABLES else not_text(path, kind, "its name says that it is a table")
+
+
+def not_text(path: str, kind: Kind, why: str = "only UTF-8 text is read") -> NotTextError:
+    return NotTextError(
+        f"{path} is {kind.name}; {why}",
+        hint=f"{kind.hint}; or leave it out. A build that was begun resumes with `update=True`",
+    )
 
 
 def expansion(path: str, compression: str, pin: Pin, *, max_bytes: int) -> float:
@@ -260,28 +332,39 @@ def explained(path: str, *, where: str = "") -> Iterator[None]:
         yield
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:  # the last one: names of columns
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise SourceError(
-            f"cannot read {path}{where}: {reason}",
-            hint="the same command tries it again; mend or remove a file that is broken, and resume with `update=True`",
-        ) from None
+        hint = "the same command tries it again; fix or remove a file that is broken, and resume with `update=True`"
+        if isinstance(error, PermissionError):
+            hint = hint_for(error, hint)
+        raise SourceError(f"cannot read {path}{where}: {reason}", hint=hint) from None
 
 
 class _Checked:
-    """Says at which byte of the text a stream broke."""
+    """Says at which byte of the text a stream broke. At the beginning of a file, it looks whether this is text."""
 
-    def __init__(self, stream: ByteStream, path: str) -> None:
+    def __init__(self, stream: ByteStream, path: str, separator: bytes | None) -> None:
         self._stream = stream
         self._path = path
+        self._separator = separator  # None once the beginning was looked at
         self._at = 0
 
     def read(self, size: int) -> bytes:
         with explained(self._path, where=f" after {self._at} bytes of text"):
             data = self._stream.read(size)
+        self._look(data)
         self._at += len(data)
         return data
 
     def readinto(self, buffer: memoryview) -> int:
         with explained(self._path, where=f" after {self._at} bytes of text"):
             count = self._stream.readinto(buffer)
+        self._look(buffer[:count])
         self._at += count
         return count
+
+    def _look(self, data: bytes | memoryview) -> None:
+        if self._separator is None:
+            return
+        separator, self._separator = self._separator, None
+        kind = recognise(bytes(data[:HEAD_BYTES]), separator=separator)
+        if kind is not None:
+            raise not_text(self._path, kind)

@@ -22,8 +22,8 @@ import pyarrow as pa
 import pyarrow.json
 
 from tokenmill.sources.base import Batch, Skip, Source, judged_batch, make_batch, text_array
-from tokenmill.sources.byte_ranges import read_runs
-from tokenmill.sources.files import Pin, open_stream, pin_of
+from tokenmill.sources.byte_ranges import DocumentRun, read_runs
+from tokenmill.sources.files import Pin, open_stream, pin_of, read_small
 from tokenmill.sources.text_columns import Rule, row_text
 
 _BOM = b"\xef\xbb\xbf"
@@ -49,26 +49,28 @@ def read(
     path: str, index: int, source: Source, start: int, stop: int, *, limit: int, chunk: int | None = None
 ) -> Iterator[Batch]:
     for run in read_runs(path, source.compression, b"\n", start, stop, limit, chunk, pin_of(source)):
-        if run.too_large:
-            skip = Skip(index, run.start, "too_large")
-            yield make_batch(index, pa.array([], pa.string()), np.zeros(0, np.int64), [skip])
-            continue
-        data, at = run.data, run.start
-        if at == 0 and data[: len(_BOM)] == _BOM:
-            data, at = data[len(_BOM) :], len(_BOM)
-        view = np.frombuffer(data, np.uint8)
-        newlines = np.flatnonzero(view == _NEWLINE) if run.breaks is None else run.breaks - (at - run.start)
-        starts = np.concatenate(([0], newlines + 1))
-        ends = np.concatenate((newlines, [len(view)]))
-        text = None
-        if "column" in source.text and _is_one_object_a_line(view, starts, ends, limit):
-            parse = _arrow_column if _is_foreign(view) else _msgspec_column
-            text = parse(data, source.text["column"], len(starts))
-        if text is not None:
-            yield make_batch(index, text, starts + at)
-        else:
-            lines = bytes(data).split(b"\n")
-            yield judged_batch(index, _judge_lines(lines, starts + at, source.text, limit))
+        yield lines(run, index, source.text, limit)
+
+
+def lines(run: DocumentRun, index: int, rule: Rule, limit: int) -> Batch:
+    """The documents of a run of lines, as `read` gives them."""
+    if run.too_large:
+        skip = Skip(index, run.start, "too_large")
+        return make_batch(index, pa.array([], pa.string()), np.zeros(0, np.int64), [skip])
+    data, at = run.data, run.start
+    if at == 0 and data[: len(_BOM)] == _BOM:
+        data, at = data[len(_BOM) :], len(_BOM)
+    view = np.frombuffer(data, np.uint8)
+    newlines = np.flatnonzero(view == _NEWLINE) if run.breaks is None else run.breaks - (at - run.start)
+    starts = np.concatenate(([0], newlines + 1))
+    ends = np.concatenate((newlines, [len(view)]))
+    text = None
+    if "column" in rule and _is_one_object_a_line(view, starts, ends, limit):
+        parse = _arrow_column if _is_foreign(view) else _msgspec_column
+        text = parse(data, rule["column"], len(starts))
+    if text is not None:
+        return make_batch(index, text, starts + at)
+    return judged_batch(index, _judge_lines(bytes(data).split(b"\n"), starts + at, rule, limit))
 
 
 def _is_one_object_a_line(
@@ -91,6 +93,11 @@ def fields(path: str, compression: str, pin: Pin | None = None) -> Iterator[list
 
     Whoever has seen enough of them asks for no more, and little more than those is read.
     """
+    if pin is not None and not compression and not pin.etag and pin.bytes <= _PEEK_STEP:
+        data = read_small(path, pin)
+        if data is not None:
+            yield from _few_objects(data.split(b"\n"))
+            return
     with open_stream(path, compression, pin=pin) as stream:
         held: list[bytes] = []  # of a line that goes on
         for _ in range(_PEEK_BYTES // _PEEK_STEP):

@@ -11,7 +11,7 @@ from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from tokenmill.errors import RecipeError, SourceError
-from tokenmill.sources import arrow, jsonl, parquet, text
+from tokenmill.sources import arrow, jsonl, parquet, small_files, text
 from tokenmill.sources.base import BATCH_BYTES, Batch, Source, Unit, even
 from tokenmill.sources.files import check_unchanged, pin_of, pinned
 from tokenmill.sources.text_columns import UNREAD
@@ -36,11 +36,22 @@ def read_unit(
     """
 
     def read() -> Iterator[Batch]:
-        for index, (path, source) in enumerate(zip(paths, sources, strict=True), start=unit.source):
+        number = 0
+        while number < len(paths):
+            index, path, source = unit.source + number, paths[number], sources[number]
+            if (unit.start, unit.stop) == (0, -1):
+                batches, count = small_files.read(
+                    paths, sources, number, unit.source, documents=documents, limit=limit, most=batch_bytes
+                )
+                yield from batches
+                number += count
+                if count:
+                    continue
             check_unchanged(path, source)
             with pinned(path, source):
                 yield from _read_source(path, index, source, unit, documents, limit, batch_bytes)
             check_unchanged(path, source)
+            number += 1
 
     batches = even(read(), max_documents=max_documents, max_bytes=batch_bytes)
     return _ahead(batches) if any(map(is_url, paths)) else batches
@@ -81,7 +92,7 @@ def _read_source(
         return text.read_file(path, index, source, limit=limit)
     if documents == "lines":
         return text.read_lines(path, index, source, start, stop, limit=limit, chunk=batch_bytes)
-    separator = documents.removeprefix("separator:").encode()
+    separator = separator_of(documents)
     return text.read_separated(path, index, source, start, stop, separator=separator, limit=limit, chunk=batch_bytes)
 
 
@@ -129,7 +140,8 @@ def kind_of(name: str) -> tuple[str | None, str]:
 def read_as(path: str, *, documents: str) -> tuple[str, str]:
     """Kind and compression of a source. Where files or parts of them are documents, .json is text like any other."""
     kind, compression = kind_of(path)
-    return kind if kind is not None and (documents == "lines" or not _is_json(path)) else "text", compression
+    is_text = kind is None or (kind == "jsonl" and documents != "lines" and _is_json(path))
+    return "text" if is_text else str(kind), compression
 
 
 def _is_json(name: str) -> bool:
@@ -164,6 +176,8 @@ def ending_of(name: str) -> str:
 def check_kind(path: str, *, documents: str) -> None:
     """Refuse what is not read, or would be read as something that it is not."""
     kind, compression = kind_of(path)
+    if kind is not None and not compression:
+        return
     if path.lower().removesuffix(".gz").removesuffix(".zst").endswith(_ARCHIVES):
         raise RecipeError(f"{path}: archives are not read", hint="unpack it first")
     if compression and kind in ("parquet", "arrow"):
@@ -174,6 +188,11 @@ def check_kind(path: str, *, documents: str) -> None:
         raise RecipeError(
             f"{path}: tables as text are not read", hint="make it parquet or JSON lines, or use `documents='files'`"
         )
+
+
+def separator_of(documents: str) -> bytes:
+    """What stands between the texts of a file; nothing where a file is one text."""
+    return b"\n" if documents == "lines" else documents.removeprefix("separator:").encode() * (documents != "files")
 
 
 def count_endings(endings: Counter[str]) -> str:

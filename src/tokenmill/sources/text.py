@@ -8,10 +8,11 @@ import numpy as np
 import pyarrow as pa
 
 from tokenmill.sources.base import BATCH_BYTES, Batch, Skip, Source, make_batch
-from tokenmill.sources.byte_ranges import read_runs
+from tokenmill.sources.byte_ranges import DocumentRun, read_runs
 from tokenmill.sources.files import open_stream, pin_of
+from tokenmill.sources.signatures import HEAD_BYTES, recognise
 
-_BOM = b"\xef\xbb\xbf"
+BOM = b"\xef\xbb\xbf"
 # What Python's str.isspace takes for white space, as a pattern for Arrow.
 _BLANK = r"^[\s\v\p{Z}\x{85}\x{1c}-\x{1f}]*$"
 
@@ -20,19 +21,24 @@ def read_lines(
     path: str, index: int, source: Source, start: int, stop: int, *, limit: int, chunk: int | None = None
 ) -> Iterator[Batch]:
     """Lines without their ends; lines of white space alone are no documents."""
+    for run in read_runs(path, source.compression, b"\n", start, stop, limit, chunk, pin_of(source)):
+        yield lines(run, index)
+
+
+def lines(run: DocumentRun, index: int) -> Batch:
+    """The lines of a run, as `read_lines` gives them."""
     import pyarrow.compute as pc
 
-    for batch in read_separated(path, index, source, start, stop, separator=b"\n", limit=limit, chunk=chunk):
-        text = batch.text
-        if pc.any(pc.ends_with(text, "\r")).as_py():
-            text = pc.replace_substring_regex(text, r"\r$", "") if _valid(text) else _strip_returns(text)
-        blank = pc.match_substring_regex(text, _BLANK)
-        if pc.any(blank).as_py():
-            keep = pc.invert(blank)
-            text, positions = text.filter(keep), batch.positions[keep.to_numpy(zero_copy_only=False)]
-            yield make_batch(index, text, positions, batch.skips)
-        else:
-            yield make_batch(index, text, batch.positions, batch.skips)
+    batch = _separated(run, index, b"\n")
+    text = batch.text
+    if pc.any(pc.ends_with(text, "\r")).as_py():
+        text = pc.replace_substring_regex(text, r"\r$", "") if _valid(text) else _strip_returns(text)
+    blank = pc.match_substring_regex(text, _BLANK)
+    if not pc.any(blank).as_py():
+        return make_batch(index, text, batch.positions, batch.skips)
+    keep = pc.invert(blank)
+    positions = batch.positions[keep.to_numpy(zero_copy_only=False)]
+    return make_batch(index, text.filter(keep), positions, batch.skips)
 
 
 def read_separated(
@@ -47,22 +53,25 @@ def read_separated(
     chunk: int | None = None,
 ) -> Iterator[Batch]:
     """The texts between separators."""
+    for run in read_runs(path, source.compression, separator, start, stop, limit, chunk, pin_of(source)):
+        yield _separated(run, index, separator)
+
+
+def _separated(run: DocumentRun, index: int, separator: bytes) -> Batch:
     import pyarrow.compute as pc
 
-    for run in read_runs(path, source.compression, separator, start, stop, limit, chunk, pin_of(source)):
-        if run.too_large:
-            yield make_batch(index, _strings([]), np.zeros(0, np.int64), [Skip(index, run.start, "too_large")])
-            continue
-        data, at = run.data, run.start
-        if at == 0 and data[: len(_BOM)] == _BOM:
-            data, at = data[len(_BOM) :], len(_BOM)
-        whole = pa.LargeBinaryArray.from_buffers(
-            pa.large_binary(), 1, [None, pa.py_buffer(np.array([0, len(data)])), pa.py_buffer(data)]
-        )
-        parts = pc.split_pattern(whole, separator).values
-        lengths = pc.binary_length(parts).to_numpy() + len(separator)
-        positions = np.cumsum(lengths, dtype=np.int64) - lengths + at
-        yield make_batch(index, parts.view(pa.large_string()), positions)
+    if run.too_large:
+        return make_batch(index, _strings([]), np.zeros(0, np.int64), [Skip(index, run.start, "too_large")])
+    data, at = run.data, run.start
+    if at == 0 and data[: len(BOM)] == BOM:
+        data, at = data[len(BOM) :], len(BOM)
+    whole = pa.LargeBinaryArray.from_buffers(
+        pa.large_binary(), 1, [None, pa.py_buffer(np.array([0, len(data)])), pa.py_buffer(data)]
+    )
+    parts = pc.split_pattern(whole, separator).values
+    lengths = pc.binary_length(parts).to_numpy() + len(separator)
+    positions = np.cumsum(lengths, dtype=np.int64) - lengths + at
+    return make_batch(index, parts.view(pa.large_string()), positions)
 
 
 def read_file(path: str, index: int, source: Source, *, limit: int) -> Iterator[Batch]:
@@ -71,14 +80,18 @@ def read_file(path: str, index: int, source: Source, *, limit: int) -> Iterator[
     # What is asked for is set aside at once, and neither the limit nor a small file is a reason to set aside much.
     step = BATCH_BYTES if source.compression else min(BATCH_BYTES, source.bytes + 1)
     data = bytearray()
-    with open_stream(path, source.compression, pin=pin_of(source)) as stream:
+    with open_stream(path, source.compression, pin=pin_of(source), look=False) as stream:
         while more := stream.read(min(step, limit + 1 - len(data))):
             data += more
             if len(data) > limit:
                 yield make_batch(index, _strings([]), position[:0], [Skip(index, 0, "too_large")])
                 return
-    if data.startswith(_BOM):
-        del data[: len(_BOM)]
+    # What is not even UTF-8 the unit finds, as in any text.
+    if recognise(bytes(data[:HEAD_BYTES])) is not None and _valid(_strings([data])):
+        yield make_batch(index, _strings([]), position[:0], [Skip(index, 0, "not_text")])
+        return
+    if data.startswith(BOM):
+        del data[: len(BOM)]
     yield make_batch(index, _strings([data]), position)
 
 

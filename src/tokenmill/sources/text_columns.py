@@ -64,7 +64,10 @@ def common_rule(objects: Sequence[Collection[str]], *, text_column: str | None, 
     if rule is not None:
         wanted = rule_columns(rule)
         return rule if any(all(name in fields for name in wanted) for fields in objects) else None
-    shapes = Counter(shape for fields in objects if (shape := _shape(fields)) is not None)
+    shapes: Counter[tuple[str, ...]] = Counter()
+    for fields, count in Counter(map(tuple, objects)).items():  # most have the same
+        if (shape := _shape(fields)) is not None:
+            shapes[shape] += count
     return _shape_rule(shapes.most_common(1)[0][0]) if shapes else None
 
 

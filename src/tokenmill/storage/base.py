@@ -62,7 +62,7 @@ def local_folder(path: str | os.PathLike[str], *, name: str = "path") -> Folder:
 def cache_path() -> str:
     """Where copies of remote files are kept on this machine: TOKENMILL_CACHE, or a folder of the user's."""
     found = os.environ.get(CACHE) or os.path.join(os.path.expanduser("~"), ".cache", "tokenmill")
-    return local_folder(found).path
+    return local_folder(found, name=CACHE).path
 
 
 def to_record(folder: Folder) -> dict[str, Any]:

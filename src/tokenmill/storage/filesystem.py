@@ -14,9 +14,12 @@ import stat
 from collections.abc import Callable, Iterator
 from typing import NamedTuple, Protocol
 
-from tokenmill.errors import DiskFullError, StorageError
+from tokenmill.errors import AccessError, DiskFullError, FileLimitError, StorageError, hint_for
+from tokenmill.sizes import format_bytes
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
+_NO_ACCESS = (errno.EACCES, errno.EPERM, errno.EROFS)
+_FILE_LIMIT_HINT = "raise the limit (ulimit -f unlimited) or choose another place, then run the same command again"
 _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
@@ -48,6 +51,10 @@ def storage_error(error: OSError, path: str) -> StorageError:
             f"no space left while writing {path}",
             hint="free some space and run the same command again: it goes on where it stopped",
         )
+    if error.errno == errno.EFBIG:
+        return FileLimitError(f"{path} may not grow further: {_file_limit()}", hint=_FILE_LIMIT_HINT)
+    if error.errno in _NO_ACCESS:
+        return AccessError(f"{path}: {error.strerror}", hint=hint_for(error, ""))
     if error.errno == errno.ELOOP:
         return StorageError(
             f"{path} is a link, or there is one too many on the way to it",
@@ -62,6 +69,16 @@ def storage_error(error: OSError, path: str) -> StorageError:
             f"{path} is gone", hint="does another process work on this folder? then run the same command again"
         )
     return StorageError(f"{path}: {error.strerror or error}", hint="check the drive and run the same command again")
+
+
+def _file_limit() -> str:
+    """What limits the size of a file: what this process may write, or the file system."""
+    import resource  # not every system has it
+
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
+    if limit == resource.RLIM_INFINITY:
+        return "its file system takes no larger file"
+    return f"this process may write files of {format_bytes(limit)} (ulimit -f)"
 
 
 class FileStat(NamedTuple):

@@ -10,7 +10,7 @@ braces too. Local patterns (storage/globs.py) have the same rules.
 Files below a folder, and files that a pattern matches. What cannot be looked into is an error: nothing is left out.
 
 Links to folders are followed, but for those that lead back to where they stand in. Hidden files and folders are
-passed over unless a pattern names them.
+passed over unless a pattern names them. So are datasets, finished or not, wherever a link to one stands.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import re
 import stat
 from collections.abc import Callable, Iterator
 
-from tokenmill.errors import RecipeError, SourceError
+from tokenmill.errors import RecipeError, SourceError, hint_for
 
 Matcher = Callable[[str], bool]
 
@@ -85,6 +85,8 @@ def _through_folders(used: set[int], tests: list[Matcher | None]) -> set[int]:
 
 # Folders that a system or Python makes, and nobody's texts are in.
 _NOT_OURS = ("__pycache__", "lost+found")
+# Where a build keeps its plan, from its beginning on.
+DATASET_PLAN = (".build", "plan.json")
 _NOT_THERE = (FileNotFoundError, NotADirectoryError)
 
 # The folders that lead to a place, as the system knows them.
@@ -110,32 +112,45 @@ def _walk(folder: str, way: _Way) -> Iterator[tuple[str, list[str], list[str]]]:
             yield from _walk(below, way | {place})
 
 
-def matches(pattern: str) -> list[str]:
-    """The files that an absolute pattern matches, in order. `**` stands for any number of folders."""
+def matches(pattern: str, datasets: list[str] | None = None) -> list[str]:
+    """The files that an absolute pattern matches, in order. `**` stands for any number of folders.
+
+    None of them are datasets: those that it comes by are gathered in `datasets`.
+    """
     parts = [part for part in pattern.split(os.sep) if part]
     if parts and parts[-1] == "**":
         parts.append("*")
-    return sorted(set(_matches(os.sep, parts, frozenset())))
+    return sorted(set(_matches(os.sep, parts, frozenset(), [] if datasets is None else datasets)))
 
 
-def _matches(folder: str, parts: list[str], way: _Way) -> Iterator[str]:
+def is_dataset(folder: str) -> bool:
+    """Whether a folder is a dataset, finished or not: what is in it was made of texts, and is none itself."""
+    if os.path.isfile(os.path.join(folder, *DATASET_PLAN)):
+        return True
+    return os.path.isfile(os.path.join(folder, "dataset.json")) and os.path.isdir(os.path.join(folder, "provenance"))
+
+
+def _matches(folder: str, parts: list[str], way: _Way, datasets: list[str]) -> Iterator[str]:
     part, *rest = parts
     if part == "**":
-        yield from _matches(folder, rest, way)
+        yield from _matches(folder, rest, way, datasets)
         way |= {_place(folder)}
         for entry in _entries(folder):
             if not is_passed_over(entry.name) and _is_folder(entry) and _place(entry.path) not in way:
-                yield from _matches(entry.path, parts, way)
+                if is_dataset(entry.path):
+                    datasets.append(entry.path)
+                else:
+                    yield from _matches(entry.path, parts, way, datasets)
     elif glob.has_magic(part):
         for entry in _entries(folder):
             is_hidden = is_passed_over(entry.name) and not part.startswith(".")
             if fnmatch.fnmatchcase(entry.name, part) and not is_hidden:
-                yield from _go_on(entry.path, rest, way)
+                yield from _go_on(entry.path, rest, way, datasets)
     else:
-        yield from _go_on(os.path.join(folder, part), rest, way)
+        yield from _go_on(os.path.join(folder, part), rest, way, datasets)
 
 
-def _go_on(path: str, rest: list[str], way: _Way) -> Iterator[str]:
+def _go_on(path: str, rest: list[str], way: _Way, datasets: list[str]) -> Iterator[str]:
     try:
         is_folder = stat.S_ISDIR(os.stat(path).st_mode)
     except _NOT_THERE:
@@ -143,7 +158,7 @@ def _go_on(path: str, rest: list[str], way: _Way) -> Iterator[str]:
     except OSError as error:
         raise _unreadable(path, error) from None
     if rest and is_folder:
-        yield from _matches(path, rest, way)
+        yield from _matches(path, rest, way, datasets)
     elif not rest and not is_folder:
         yield path
 
@@ -181,5 +196,5 @@ def _place(folder: str) -> tuple[int, int]:
 def _unreadable(path: str, error: OSError) -> SourceError:
     return SourceError(
         f"cannot look into {path}: {error.strerror or error}",
-        hint="mend its rights or the drive, or name the sources so that it is not among them",
+        hint=f"{hint_for(error, 'mend the drive')}; or name the sources so that it is not among them",
     )

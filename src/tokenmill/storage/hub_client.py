@@ -26,7 +26,15 @@ from functools import partial
 from typing import Any, TypeVar
 
 from tokenmill import records
-from tokenmill.errors import DatasetError, SilentStoreError, SourceError, StorageError, TokenmillError
+from tokenmill.errors import (
+    DatasetError,
+    SilentStoreError,
+    SourceError,
+    StorageError,
+    TokenmillError,
+    is_failure,
+    is_panic,
+)
 from tokenmill.storage.local import Folder
 
 T = TypeVar("T")
@@ -232,7 +240,9 @@ def _explained(repo: str, revision: str) -> Iterator[None]:
         yield
     except TokenmillError:
         raise
-    except Exception as error:  # they share no class: those of the client, of its http library, of the system
+    except BaseException as error:  # they share no class: those of the client, of its http library, of the system
+        if not is_failure(error):
+            raise
         raise _judged(error, repo, revision) from None
 
 
@@ -259,6 +269,11 @@ def _judged(error: BaseException, repo: str, revision: str) -> TokenmillError:
     status = error.response.status_code if isinstance(error, HfHubHTTPError) else 0
     if status == 429 or status >= 500:
         return StorageError(f"{name}@{revision}: {hub} is at its limits: {_said(error)}", hint="run again later")
+    if is_panic(error):
+        return StorageError(
+            f"{name}@{revision}: a library of the hub's client gave up: {_said(error)}",
+            hint="run the same command again; HF_HUB_DISABLE_XET=1 does without its Rust library",
+        )
     if not isinstance(error, _NOT_OF_THE_NETWORK) or _is_of_requests(error):
         return SilentStoreError(
             f"{name}@{revision}: {hub} does not answer: {_said(error)}",

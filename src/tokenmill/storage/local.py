@@ -20,7 +20,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, TypeVar
 
-from tokenmill.errors import DatasetError, DeterminismError, MissingFileError, StorageError
+from tokenmill.errors import DatasetError, DeterminismError, MissingFileError, OutputError, StorageError
 from tokenmill.storage.filesystem import LOCAL, FileStat, FileSystem, explained, storage_error
 from tokenmill.storage.links import check_way, check_ways, is_folder, is_there
 from tokenmill.storage.output import TEMP_SUFFIX, Digest, DirectOutput, Output, is_temp
@@ -61,7 +61,8 @@ class Folder:
             missing.append(path)
             path = os.path.dirname(path)
         if path and not is_folder(self.fs, path):
-            raise StorageError(f"{path} is not a folder", hint="move it away, then run the same command again")
+            hint = "move it away, then run the same command again" if name else "choose another folder"
+            raise StorageError(f"{path} is not a folder", hint=hint)
         if path:
             self._sync_parent(path)
         for folder in reversed(missing):
@@ -215,9 +216,18 @@ class Folder:
         """Raise `StorageError` if one of these folders, or one in .build, is a link; nothing is changed by then."""
         check_ways(self.fs, self.path, names)
 
-    def is_something_else(self) -> bool:
-        """Whether what stands in its place is no folder, and no link to one."""
-        return is_there(self.fs, self.path) and not is_folder(self.fs, self.path)
+    def check_place(self) -> None:
+        """Raise `OutputError` if something is in its place that is neither a folder nor a link to one."""
+        if not is_there(self.fs, self.path) or is_folder(self.fs, self.path):
+            return
+        with explained(self.path):
+            is_file = self.fs.stat(self.path).is_file
+        if is_file:
+            raise OutputError(f"{self.path} is a file", hint="choose another output")
+        raise OutputError(
+            f"{self.path} is neither a folder nor a link that leads to one",
+            hint="if it is a link to another disk, mount that disk; otherwise choose another output",
+        )
 
     def stat(self, name: str) -> FileStat | None:
         """Size and kind of a file, or None where there is none."""
@@ -415,8 +425,11 @@ class Folder:
     def _is_same(self, temp: str, name: str, digest: Digest | None) -> bool:
         """Whether a name is taken by the same file, or by one with the same bytes."""
         with explained(self.at(name)):
-            if self.fs.stat(temp).inode == self.fs.stat(self.at(name)).inode:
-                return True
+            ours, there = self.fs.stat(temp), self.fs.stat(self.at(name))
+        if ours.inode == there.inode:
+            return True
+        if there.is_file and there.size != ours.size:  # which may be more than anyone could read
+            return False
         return self.digest(name) == (digest or self.digest(self.relative(temp)))
 
     def _give_way(self, name: str, claimed: Callable[[], bool]) -> None:

@@ -18,6 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 from tokenmill import records
 from tokenmill.errors import DatasetError, LockedError, StorageError
@@ -75,6 +76,11 @@ def locked(
         with contextlib.suppress(DatasetError, StorageError):
             if _holder(folder) == me:
                 folder.remove(LOCK)
+
+
+def telling(watch: Callable[[dict[str, Any]], None] | None) -> Callable[[str], None]:
+    """What `locked` tells, as an event for whoever watches."""
+    return lambda message: None if watch is None else watch({"kind": "waiting", "message": message})
 
 
 def is_held(folder: Folder) -> bool:

@@ -18,6 +18,7 @@ import functools
 import hashlib
 import mmap
 import os
+import stat
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -59,7 +60,7 @@ def map_file(path: str, dtype: npt.DTypeLike, *, offset: int = 0, count: int | N
     Raises `OSError` where the file cannot be read or mapped, `ValueError` where it has not that many items.
     """
     kind = np.dtype(dtype)
-    fd = os.open(path, os.O_RDONLY | getattr(os, "O_CLOEXEC", 0) | getattr(os, "O_BINARY", 0))
+    fd = open_plain(path)
     try:
         size = os.fstat(fd).st_size
         if count is None:
@@ -76,6 +77,19 @@ def map_file(path: str, dtype: npt.DTypeLike, *, offset: int = 0, count: int | N
         return data[offset - start :].view(kind)
     finally:
         os.close(fd)
+
+
+def open_plain(path: str, _: int = 0) -> int:
+    """Open a plain file for reading, wherever links lead. A pipe, which would be waited for, is an `OSError`.
+
+    It is also an opener for `open`, whose flags are those of reading.
+    """
+    flags = (getattr(os, name, 0) for name in ("O_CLOEXEC", "O_NONBLOCK", "O_BINARY"))
+    fd = os.open(path, sum(flags, os.O_RDONLY))
+    if not stat.S_ISREG(os.fstat(fd).st_mode):
+        os.close(fd)
+        raise OSError(errno.EINVAL, "it is not a plain file", path)
+    return fd
 
 
 def find_maps(arrays: Any) -> list[Map]:

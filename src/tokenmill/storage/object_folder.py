@@ -28,7 +28,7 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
-from tokenmill.errors import DatasetError, MissingFileError, StorageError
+from tokenmill.errors import DatasetError, MissingFileError, OutputError, StorageError
 from tokenmill.storage.base import Url, parse_url
 from tokenmill.storage.filesystem import FileStat, explained
 from tokenmill.storage.links import check_itself
@@ -200,9 +200,10 @@ class ObjectFolder(Folder):
     def check_no_links(self, names: Iterable[str]) -> None:
         """There are none in a store."""
 
-    def is_something_else(self) -> bool:
+    def check_place(self) -> None:
         found = self.stat("")
-        return found is not None and not found.is_folder
+        if found is not None and not found.is_folder:
+            raise OutputError(f"{self.path} is an object", hint="choose another output")
 
     def stat(self, name: str) -> FileStat | None:
         """An object, or a prefix with objects below it, which counts as a folder."""

@@ -32,12 +32,13 @@ from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar, cast
+from urllib.parse import urlsplit
 
 import obstore
 from obstore import exceptions as answers
 from obstore.store import AzureStore, GCSStore, S3Store
 
-from tokenmill.errors import DatasetError, ObjectChangedError, RecipeError, SilentStoreError, StorageError
+from tokenmill.errors import DatasetError, ObjectChangedError, RecipeError, SilentStoreError, StorageError, is_panic
 from tokenmill.storage.base import Url
 
 if TYPE_CHECKING:
@@ -329,7 +330,11 @@ class Store:
                 yield
         except but:
             raise
-        except (answers.BaseError, OSError, ValueError) as error:
+        except BaseException as error:
+            if is_panic(error):
+                raise _gave_up(self.at(key), error, self.root.partition(":")[0]) from None
+            if not isinstance(error, (answers.BaseError, OSError, ValueError)):
+                raise
             if _NO_BUCKET.search(str(error)):
                 raise self._no_bucket() from None
             if time.monotonic() < patient_until and not isinstance(error, _FINAL) and not _is_denied(error):
@@ -353,9 +358,21 @@ def _connect(root: Url) -> Any:
             options["client_options"]["allow_http"] = True
         # The store itself compares what arrives with this.
         return S3Store(root.bucket, config=cast("S3Config", settings), **options)
-    except (answers.BaseError, ValueError) as error:
+    except BaseException as error:
+        if is_panic(error):
+            raise _gave_up(root.root, error, root.scheme) from None
+        if not isinstance(error, (answers.BaseError, ValueError)):
+            raise
         hint = f"check the credentials ({_CREDENTIALS[root.scheme]}), and the endpoint if one is named"
         raise StorageError(f"{root.root}: {_reason(error)}", hint=hint) from None
+
+
+def _gave_up(place: str, error: BaseException, scheme: str) -> StorageError:
+    """What obstore panics of: settings that it cannot even make a request with, as a rule."""
+    return StorageError(
+        f"{place}: obstore cannot make the request: {_reason(error)}",
+        hint=f"check the credentials ({_CREDENTIALS[scheme]}) and the endpoint: is there a space or a line end in one?",
+    )
 
 
 def _content(data: bytes | Path) -> bytes | mmap.mmap:
@@ -444,6 +461,9 @@ _ENDPOINTS = {
     "gs": ("GOOGLE_BASE_URL",),
     "az": ("AZURE_STORAGE_ENDPOINT", "AZURE_ENDPOINT"),
 }
+_IN_HEADERS = (
+    "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION",
+)  # fmt: skip
 
 
 def endpoint_of(scheme: str) -> str:
@@ -454,9 +474,17 @@ def endpoint_of(scheme: str) -> str:
 
 def _checked(endpoint: str, where: str) -> str:
     """An endpoint with which a client can begin something. Its text is not shown: it may hold a secret."""
-    if not re.fullmatch(r"https?://[^/\s]+(/\S*)?", endpoint):
+    if not re.fullmatch(r"https?://[^/\s]+(/\S*)?", endpoint) or not _has_host(endpoint):
         raise RecipeError(f"{where} is no address of a server", hint="write it like https://minio.example.org:9000")
     return endpoint
+
+
+def _has_host(endpoint: str) -> bool:
+    try:
+        parts = urlsplit(endpoint)
+        return bool(parts.hostname) and parts.port != 0
+    except ValueError:  # half an IPv6 address, a port that is no number
+        return False
 
 
 def s3_settings() -> dict[str, Any]:
@@ -464,6 +492,12 @@ def s3_settings() -> dict[str, Any]:
     settings: dict[str, Any] = {}
     if "AWS_ACCESS_KEY_ID" not in os.environ:
         settings = _profile(os.environ.get("AWS_PROFILE", ""))
+    # In a header, they would end the client with a panic.
+    for where, value in {**{name: os.environ.get(name, "") for name in _IN_HEADERS}, **settings}.items():
+        if not value.isprintable():
+            raise RecipeError(
+                f"{where} holds a line end or another control character", hint="set it anew, without what is behind it"
+            )
     endpoint = endpoint_of("s3") or _checked_profile(settings)
     if endpoint:
         settings["endpoint"] = endpoint

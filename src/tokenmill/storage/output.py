@@ -205,8 +205,9 @@ _OPEN_FILES = "/proc/self/fd"
 def temporary_file(content: bytes, *, suffix: str) -> Iterator[str]:
     """The path of a file with this content, for libraries that take paths and nothing else."""
     with _unnamed_file(suffix) or tempfile.NamedTemporaryFile(prefix="tokenmill-", suffix=suffix) as file:
-        file.write(content)
-        file.flush()
+        with explained("a temporary file"):
+            file.write(content)
+            file.flush()
         yield f"{_OPEN_FILES}/{file.fileno()}" if isinstance(file.name, int) else file.name
 
 

@@ -20,13 +20,20 @@ class Encoded:
     lengths: npt.NDArray[np.int64]
 
 
-class Engine(Protocol):
-    # Memory that encoding takes at most, as times the bytes of the text, and of its longest run without a space.
-    times_text: int
-    times_run: int
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """What encoding takes at most, as times the bytes of the text, and of its longest run without a space."""
 
+    times_text: int
+    times_run: int = 0
+
+
+class Engine(Protocol):
     def encode(self, text: pa.Array) -> Encoded:
         """Encode valid UTF-8 documents, none of them null."""
+
+    def memory(self, text: pa.Array) -> Memory:
+        """What encoding these documents takes."""
 
     def decode(self, ids: Ids) -> str:
         """The text of ids, without any special token."""

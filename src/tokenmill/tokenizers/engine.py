@@ -2,8 +2,8 @@
 
 gigatoken gets the Arrow buffers as they are, one call a batch, on the calling thread. Special
 tokens are taken out of the tokenizer first, so that their strings inside a text are text.
-The other engines are each tokenizer's own implementation. One of gigatoken+REFERENCE has the few
-texts that end in a way in which gigatoken is known to differ encoded by the reference.
+The other engines are each tokenizer's own implementation. They also encode the few texts with characters
+that gigatoken is known to class in another way (see `unicode_versions`).
 
 Ragged arrays, as gigatoken takes text and gives ids: through awkward, or through what stands in for it.
 
@@ -15,11 +15,11 @@ a module of those five stands in awkward's place. A gigatoken that asks it for m
 from __future__ import annotations
 
 import binascii
-import contextlib
+import functools
 import gc
 import json
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -27,17 +27,18 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 from gigatoken import Tokenizer as _Gigatoken
 from gigatoken import gigatoken_rs as _rs
 
-from tokenmill.errors import TokenizerError
+from tokenmill.errors import TokenizerError, TokenmillError, is_failure
 from tokenmill.resources import MEMORY_BUDGET, _trim, resident_bytes
 from tokenmill.sources.base import text_array, text_buffers
 from tokenmill.storage.output import temporary_file
-from tokenmill.tokenizers.base import Encoded, Engine, Ids
+from tokenmill.tokenizers.base import Encoded, Engine, Ids, Memory
+from tokenmill.tokenizers.native_errors import CHECK, native_errors
 from tokenmill.tokenizers.sentencepiece import SentencePieceEngine
 from tokenmill.tokenizers.spec import TokenizerSpec
+from tokenmill.tokenizers.unicode_versions import Characters, classed_differently
 
 _RELOAD_ABOVE = MEMORY_BUDGET * 5 // 7
 
@@ -61,11 +62,8 @@ class EngineHolder:
         return self._engine
 
 
-# How texts end on which gigatoken 0.10 differs from Llama 3's pattern: RE2's syntax, and more rather than less.
-KNOWN_TO_DIFFER = r"[\r\n][\s\v\x1c-\x1f\x{85}\p{Z}]*[\x{85}\p{Z}][\s\v\x1c-\x1f\x{85}\p{Z}]*\z"
-# Schemes that gigatoken has under another name.
-_SAME_SCHEME = {"llama3": "gpt4"}
-_CHECK = "check the tokenizer's file, or use another form of it, such as a tokenizer.json"
+# Schemes that gigatoken has under another name: those of models that cut text by the same pattern.
+_SAME_SCHEME = {"llama3": "olmo3", "tekken": "nemotron"}
 
 
 def open_engine(spec: TokenizerSpec) -> Engine:
@@ -82,10 +80,14 @@ def open_engine(spec: TokenizerSpec) -> Engine:
 
 
 def _open(spec: TokenizerSpec) -> Engine:
-    if spec.engine == "gigatoken":
-        return _GigatokenEngine(spec)
-    own: Engine = _TokenizersEngine(spec) if spec.kind == "hf" else _TiktokenEngine(spec)
-    return _MendedEngine(_GigatokenEngine(spec), own) if spec.engine.startswith("gigatoken+") else own
+    if spec.engine != "gigatoken":
+        return _open_own(spec)
+    engine, characters = _GigatokenEngine(spec), classed_differently(spec)
+    return _GuardedEngine(engine, lambda: _open_own(spec), characters) if characters.count else engine
+
+
+def _open_own(spec: TokenizerSpec) -> Engine:
+    return _TokenizersEngine(spec) if spec.kind == "hf" else _TiktokenEngine(spec)
 
 
 def _check_specials(engine: Engine, spec: TokenizerSpec) -> None:
@@ -96,16 +98,14 @@ def _check_specials(engine: Engine, spec: TokenizerSpec) -> None:
 
 
 class _GigatokenEngine:
-    times_text, times_run = 4, 24
-
     def __init__(self, spec: TokenizerSpec) -> None:
         try:
             self._encoder = self._load(spec)
         except BaseException as error:
-            if not _is_native(error):
+            if not is_failure(error) or isinstance(error, TokenmillError):
                 raise
             reason = str(error).partition("\n")[0]
-            raise TokenizerError(f"gigatoken cannot encode {spec.name}: {reason}") from None
+            raise TokenizerError(f"gigatoken cannot encode {spec.name}: {reason}", hint=CHECK) from None
 
     def _load(self, spec: TokenizerSpec) -> Any:
         if spec.kind == "tiktoken":
@@ -117,14 +117,16 @@ class _GigatokenEngine:
         with native_errors("gigatoken"):
             return encode_ragged(self._encoder, *text_buffers(text))
 
+    def memory(self, text: pa.Array) -> Memory:
+        return Memory(4, 24)
+
     def decode(self, ids: Ids) -> str:
-        return bytes(self._encoder.decode(ids.astype(np.uint32))).decode(errors="replace")
+        with native_errors("gigatoken", "decode ids"):
+            return bytes(self._encoder.decode(ids.astype(np.uint32))).decode(errors="replace")
 
 
 class _TokenizersEngine:
     """Hugging Face's own encoder, for what gigatoken does not know."""
-
-    times_text, times_run = 40, 0
 
     def __init__(self, spec: TokenizerSpec) -> None:
         self._encoder = open_tokenizers(spec)
@@ -136,14 +138,16 @@ class _TokenizersEngine:
         lengths = np.fromiter((len(row) for row in rows), np.int64, len(rows))
         return Encoded(np.concatenate(rows) if rows else np.zeros(0, np.uint32), lengths)
 
+    def memory(self, text: pa.Array) -> Memory:
+        return Memory(40)
+
     def decode(self, ids: Ids) -> str:
-        return str(self._encoder.decode(ids.tolist(), skip_special_tokens=True))
+        with native_errors("tokenizers", "decode ids"):
+            return str(self._encoder.decode(ids.tolist(), skip_special_tokens=True))
 
 
 class _TiktokenEngine:
     """OpenAI's own encoder of rank files, for those that gigatoken encodes in another way."""
-
-    times_text, times_run = 40, 0
 
     def __init__(self, spec: TokenizerSpec) -> None:
         self._encoder = open_tiktoken(spec)
@@ -154,50 +158,59 @@ class _TiktokenEngine:
         lengths = np.fromiter((len(row) for row in rows), np.int64, len(rows))
         return Encoded(np.concatenate(rows) if rows else np.zeros(0, np.uint32), lengths)
 
+    def memory(self, text: pa.Array) -> Memory:
+        return Memory(40)
+
     def decode(self, ids: Ids) -> str:
-        return str(self._encoder.decode(ids.tolist()))
+        with native_errors("tiktoken", "decode ids"):
+            return str(self._encoder.decode(ids.tolist()))
 
 
-class _MendedEngine:
-    """gigatoken, but for texts that end in a newline with wide spaces behind it: those are for the reference."""
+class _GuardedEngine:
+    """gigatoken, but for texts with characters that it classes in another way: those are for the reference."""
 
-    times_text, times_run = 40, 24
-
-    def __init__(self, engine: Engine, own: Engine) -> None:
-        self._engine, self._own = engine, own
+    def __init__(self, engine: Engine, open_own: Callable[[], Engine], characters: Characters) -> None:
+        self._engine, self._characters = engine, characters
+        self._own = functools.cache(open_own)  # as a rule, there is no such text
 
     def encode(self, text: pa.Array) -> Encoded:
+        rows = self._characters.rows(text)
         found = self._engine.encode(text)
-        rows = np.flatnonzero(pc.match_substring_regex(text, KNOWN_TO_DIFFER).to_numpy(zero_copy_only=False))
         if not len(rows):
             return found
         begins = np.concatenate(([0], np.cumsum(found.lengths)))
         lengths, parts, at = found.lengths.copy(), [], 0
         for row in rows.tolist():
-            mended = self._own.encode(text[row : row + 1])
-            lengths[row] = len(mended.ids)
-            parts += [found.ids[at : begins[row]], mended.ids]
+            own = self._own().encode(text[row : row + 1])
+            lengths[row] = len(own.ids)
+            parts += [found.ids[at : begins[row]], own.ids]
             at = begins[row + 1]
         return Encoded(np.concatenate([*parts, found.ids[at:]]), lengths)
+
+    def memory(self, text: pa.Array) -> Memory:
+        engine = self._engine.memory(text)
+        if not len(self._characters.rows(text)):
+            return engine
+        own = self._own().memory(text)
+        return Memory(max(engine.times_text, own.times_text), max(engine.times_run, own.times_run))
 
     def decode(self, ids: Ids) -> str:
         return self._engine.decode(ids)
 
 
 class _ByteEngine:
-    times_text, times_run = 4, 0
-
     def encode(self, text: pa.Array) -> Encoded:
         offsets, data = text_buffers(text)
         return Encoded(data, np.diff(offsets))
+
+    def memory(self, text: pa.Array) -> Memory:
+        return Memory(4)
 
     def decode(self, ids: Ids) -> str:
         return ids.astype(np.uint8).tobytes().decode(errors="replace")
 
 
 class _CharEngine:
-    times_text, times_run = 24, 0
-
     def __init__(self, spec: TokenizerSpec) -> None:
         self._characters = np.array(json.loads(spec.content), np.uint32)
         self._ids = np.full(0x110000, 0xFFFFFFFF, np.uint32)
@@ -209,6 +222,9 @@ class _CharEngine:
         # A character begins at every byte that does not continue one.
         begun = np.concatenate(([0], np.cumsum((data & 0xC0) != 0x80)))
         return Encoded(self._ids[points], np.diff(begun[offsets]))
+
+    def memory(self, text: pa.Array) -> Memory:
+        return Memory(24)
 
     def decode(self, ids: Ids) -> str:
         return self._characters[ids].tobytes().decode("utf-32-le")
@@ -238,15 +254,15 @@ def without_specials(spec: TokenizerSpec, *, keep: bool = False) -> str:
 
     `tokenizers` numbers added tokens anew, by their order, so it has to `keep` the special ones, all marked as such.
 
-    Byte-pair models reach their tokens by merges, and none leads to a special one. Other models look
-    texts up in their vocabulary, so there the names give way to ones that no text holds.
+    Byte-pair models reach their tokens by merges, and none leads to a special one. Other models, and those that
+    ignore merges for whole words, look texts up in their vocabulary: there the names give way to ones no text holds.
     """
     parsed = json.loads(spec.content)
     added = parsed.get("added_tokens") or []
     special = _special_tokens(parsed, spec)
     model = parsed["model"]
     hidden: dict[str, str] = {}
-    if model.get("type") != "BPE":
+    if model.get("type") != "BPE" or model.get("ignore_merges"):
         hidden = {token["content"]: f"\ufdd0{token['content']}\ufdd1" for token in special}
     parsed["added_tokens"] = [
         {**token, "special": True, "content": hidden.get(token["content"], token["content"])}
@@ -264,28 +280,6 @@ def without_specials(spec: TokenizerSpec, *, keep: bool = False) -> str:
         else:
             model["vocab"] = [[hidden.get(token, token), score] for token, score in vocab]
     return json.dumps(parsed)
-
-
-def _is_native(error: BaseException) -> bool:
-    """Whether native code did not get along with a file."""
-    return isinstance(error, Exception) or _is_panic(error)
-
-
-def _is_panic(error: BaseException) -> bool:
-    """Rust's panics are not an `Exception`, and have no public name."""
-    return type(error).__name__ == "PanicException"
-
-
-@contextlib.contextmanager
-def native_errors(library: str) -> Iterator[None]:
-    """What native code dies of while it encodes, as a typed error."""
-    try:
-        yield
-    except BaseException as error:
-        if type(error) not in (Exception, KeyError, RuntimeError, ValueError) and not _is_panic(error):
-            raise
-        reason = str(error).partition("\n")[0]
-        raise TokenizerError(f"{library} cannot encode a text: {reason}", hint=_CHECK) from None
 
 
 def open_tiktoken(spec: TokenizerSpec) -> Any:
@@ -311,7 +305,7 @@ def open_tokenizers(spec: TokenizerSpec) -> Any:
     try:
         found = tokenizers.Tokenizer.from_str(without_specials(spec, keep=True))
     except BaseException as error:
-        if not _is_native(error):
+        if not is_failure(error):
             raise
         raise TokenizerError(f"tokenizers cannot read {spec.name}: {error}", hint="check the file") from None
     found.encode_special_tokens = True  # as text, that is

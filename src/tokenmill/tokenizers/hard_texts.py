@@ -1,9 +1,12 @@
-# ruff: noqa: E501, RUF001 - characters that look like others, and long lines of them, are what these texts are for
 """Short texts on which tokenizers go wrong if they do. Every engine is compared with its reference on all of them."""
+
+# Characters that look like others, in long lines, are the point of these texts.
+# ruff: noqa: E501, RUF001
 
 from __future__ import annotations
 
 import unicodedata
+from collections.abc import Iterator, Sequence
 
 # All white space that a pattern may know. Behind a newline, it is cut in many ways.
 _SPACES = " \t\x0b\x0c\x1c\x85\u00a0\u1680\u2000\u2003\u2009\u2028\u2029\u202f\u205f\u3000"
@@ -32,3 +35,11 @@ HARD_TEXTS: tuple[str, ...] = (
     "camelCaseHTTPServer2x a_b-c/d", "!?...---###", "https://example.org/a?b=c&d=%20", "<|endoftext|>",
     "a<s>b</s> <unk><pad>", "<0x0A>[SEP] [CLS]<eos><|im_end|>", "日本語English混在テキスト。", "Привет, мир! Ёж",
 )  # fmt: skip
+
+
+def texts_around(tokens: Sequence[str]) -> Iterator[str]:
+    """Texts about added tokens: alone, in words, in white space, in parts, decomposed, and beside one another."""
+    for token, after in zip(tokens, (*tokens[1:], *tokens[:1]), strict=True):
+        yield token
+        yield f"a{token}b {token} {token}{token}\n{token}\n  {token}{after}{token[1:]} {token[:-1]}"
+        yield " ".join(unicodedata.normalize(form, token) + "\u0301" for form in ("NFC", "NFD"))

@@ -11,7 +11,8 @@ import numpy as np
 import pyarrow as pa
 
 from tokenmill.errors import TokenizerError
-from tokenmill.tokenizers.base import Encoded, Ids
+from tokenmill.tokenizers.base import Encoded, Ids, Memory
+from tokenmill.tokenizers.native_errors import native_errors
 
 
 def open_model(content: bytes, *, name: str) -> Any:
@@ -31,17 +32,20 @@ def open_model(content: bytes, *, name: str) -> Any:
 
 
 class SentencePieceEngine:
-    times_text, times_run = 40, 0
-
     def __init__(self, content: bytes, *, name: str) -> None:
         self._model = open_model(content, name=name)
         # Version 0.2.0 knows lists of ids alone.
         self._encode = getattr(self._model, "encode_as_numpy", self._model.encode_as_ids)
 
     def encode(self, text: pa.Array) -> Encoded:
-        rows = [np.asarray(self._encode(document), np.uint32) for document in text.to_pylist()]
+        with native_errors("sentencepiece"):
+            rows = [np.asarray(self._encode(document), np.uint32) for document in text.to_pylist()]
         lengths = np.fromiter((len(row) for row in rows), np.int64, len(rows))
         return Encoded(np.concatenate(rows) if rows else np.zeros(0, np.uint32), lengths)
 
+    def memory(self, text: pa.Array) -> Memory:
+        return Memory(40)
+
     def decode(self, ids: Ids) -> str:
-        return str(self._model.decode(ids.tolist()))
+        with native_errors("sentencepiece", "decode ids"):
+            return str(self._model.decode(ids.tolist()))

@@ -15,13 +15,13 @@ from __future__ import annotations
 import hashlib
 import importlib.metadata
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from tokenmill import records
-from tokenmill.errors import TokenizerError
+from tokenmill.errors import TokenizerError, hint_for, is_failure
 from tokenmill.tokenizers.files import format_ranks, parse_ranks, parse_tekken, recognise
 
 _GPT2 = ("gpt2", 50256)
@@ -59,7 +59,7 @@ class TokenizerSpec:
     name: str
     kind: str
     scheme: str
-    content: bytes
+    content: bytes = field(repr=False)
     vocab_size: int
     eot_id: int | None
     engine: str
@@ -146,6 +146,10 @@ def char_spec(characters: str) -> TokenizerSpec:
 
 
 def _resolve(name: str, eot_token: str | None) -> TokenizerSpec:
+    if not name.strip():  # as a path, it would be the current folder
+        raise TokenizerError(
+            f"the tokenizer is {name!r}: it names nothing", hint="name one, like gpt2; is a variable not set?"
+        )
     if name == "gpt2":
         return _tiktoken("gpt2", _embedded(), _GPT2, "", eot_token)
     if name == "byte":
@@ -163,7 +167,8 @@ def _resolve(name: str, eot_token: str | None) -> TokenizerSpec:
         path = _find_file(path_text)
     except (OSError, RuntimeError) as error:  # it may not be looked at, can be no path, or has a ~ of nobody
         cause = error.strerror if isinstance(error, OSError) else str(error).rstrip(".")
-        raise TokenizerError(f"cannot look for the tokenizer {path_text}: {cause}", hint="check the path") from None
+        hint = hint_for(error, "check the path") if isinstance(error, OSError) else "check the path"
+        raise TokenizerError(f"cannot look for the tokenizer {path_text}: {cause}", hint=hint) from None
     return _from_hub(name, eot_token) if path is None else _from_file(path, scheme, eot_token)
 
 
@@ -180,6 +185,8 @@ def _find_file(name: str) -> Path | None:
         return found[0]
     if path.is_file():
         return path
+    if path.exists():
+        raise TokenizerError(f"{path} is not a plain file", hint="save the tokenizer to a file, and give that one")
     if path.suffix in (".json", ".model", ".tiktoken") or name.startswith((".", "/", "~")):
         raise TokenizerError(f"there is no tokenizer file {path}", hint="check the path")
     return None
@@ -260,7 +267,9 @@ def _from_hub(name: str, eot_token: str | None) -> TokenizerSpec:
             config = _read(Path(fetch("tokenizer_config.json")))
         except EntryNotFoundError:
             config = None
-    except Exception as error:  # the hub's client raises many kinds; all mean that there is no tokenizer
+    except BaseException as error:  # the hub's client raises many kinds; all mean that there is no tokenizer
+        if not is_failure(error):
+            raise
         said = f"the hub cannot be reached: {silence}" if silence else f"the hub says: {_first_line(error)}"
         raise TokenizerError(
             f"unknown tokenizer {name!r}: not built in (gpt2, byte, char), no file here, and {said}",
@@ -278,12 +287,14 @@ def _silence(repository: str) -> str:
         HfApi().model_info(repository)
     except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled):  # whoever fetches from it is told the same
         return ""
-    except Exception as error:  # those of its http library have no public name
+    except BaseException as error:  # those of its http library have no public name
+        if not is_failure(error):
+            raise
         return _first_line(error)
     return ""
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     return str(error).splitlines()[0] if str(error) else type(error).__name__
 
 
@@ -343,13 +354,16 @@ def _hf(name: str, content: bytes, config: bytes | None, eot_token: str | None) 
             f"{name} has BPE dropout {dropout}, with which the same text gets other ids each time",
             hint='set "dropout" to null in a copy of the file',
         )
-    known = {**ids, **added}
+    known = {**added, **ids}  # a token of the vocabulary keeps its id, whatever the list of added tokens says
     if eot_token is not None and eot_token not in known:
         raise TokenizerError(
             f"{name} has no token {eot_token!r}", hint=f"its special tokens: {', '.join(sorted(added)) or 'none'}"
         )
     wanted = [eot_token] if eot_token is not None else [_configured_eos(config), *EOT_NAMES]
-    eot = next((known[token] for token in wanted if token in known), None)
+    ending = next((token for token in wanted if token in known), None)
+    if ending is not None and known[ending] != _in_order(added, ids).get(ending):
+        _check_number(name, content, ending, known[ending])
+    eot = None if ending is None else known[ending]
     return TokenizerSpec(
         name=name,
         kind="hf",
@@ -359,6 +373,30 @@ def _hf(name: str, content: bytes, config: bytes | None, eot_token: str | None) 
         eot_id=eot,
         engine="gigatoken",
     )
+
+
+def _in_order(added: dict[str, int], ids: dict[str, int]) -> dict[str, int]:
+    """The ids that `tokenizers` gives: those of the vocabulary, then the order of the added tokens, without gaps."""
+    numbers = dict(ids)
+    following = len(ids)
+    for token in added:
+        following = max(following, numbers.setdefault(token, following) + 1)
+    return numbers
+
+
+def _check_number(name: str, content: bytes, token: str, number: int) -> None:
+    """An end of text with another id than the model knows is wrong in every document."""
+    import tokenizers
+
+    try:
+        own = tokenizers.Tokenizer.from_str(content.decode()).token_to_id(token)
+    except Exception:  # whoever encodes with it says what is wrong
+        return
+    if own not in (None, number):
+        raise TokenizerError(
+            f"{name} gives {token!r} the id {number}, but tokenizers loads it as {own}",
+            hint="load the file with tokenizers, check its ids, and save it again",
+        )
 
 
 def _configured_eos(config: bytes | None) -> str | None:
@@ -385,4 +423,6 @@ def _read(path: Path) -> bytes:
             raise TokenizerError(f"{path} is too large for a tokenizer", hint="check the path")
         return path.read_bytes()
     except OSError as error:
-        raise TokenizerError(f"cannot read the tokenizer {path}: {error.strerror}", hint="check the path") from None
+        raise TokenizerError(
+            f"cannot read the tokenizer {path}: {error.strerror}", hint=hint_for(error, "check the path")
+        ) from None

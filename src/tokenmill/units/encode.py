@@ -19,11 +19,12 @@ import xxhash
 
 from tokenmill.dataset.bin_idx import Tokens
 from tokenmill.dataset.manifest import BAD
-from tokenmill.errors import BadDocumentError, BuildError, RecipeError, TokenizerError
+from tokenmill.errors import BadDocumentError, BuildError, RecipeError, TokenizerError, is_failure
 from tokenmill.sources.base import Batch, Skip, text_buffers
 from tokenmill.sources.files import bring
 from tokenmill.sources.reader import read_unit
 from tokenmill.tokenizers.base import Encoded, Engine
+from tokenmill.tokenizers.native_errors import culprit
 from tokenmill.units.task import BuildConfig, UnitTask
 
 Filter = Callable[[str], bool]
@@ -85,11 +86,26 @@ def encode_batch(
     hashes = hash_documents(batch.text)
     kept = _keep(batch, hashes, config, task, keep)
     check_bad(kept.skips, config, task)
-    encoded = engine.encode(kept.text) if len(kept.text) else Encoded(np.zeros(0, np.uint32), np.zeros(0, np.int64))
+    encoded = _encode(kept, task, engine)
     kept, encoded = _with_tokens(kept, encoded, config)
     if room is not None:
         kept, encoded = _within_budget(kept, encoded, config, room)
     return Documents(kept, encoded, _splits(kept, config, task), hashes.sum(axis=0, dtype=np.uint64))
+
+
+def _encode(kept: Kept, task: UnitTask, engine: Engine) -> Encoded:
+    if not len(kept.text):
+        return Encoded(np.zeros(0, np.uint32), np.zeros(0, np.int64))
+    try:
+        return engine.encode(kept.text)
+    except TokenizerError as error:
+        place = culprit(engine, kept.text)
+        at = place or 0
+        where = f"{_name(int(kept.sources[at]), task)} at {kept.positions[at]}"
+        raise TokenizerError(
+            f"{where}: {error.message}" if place is not None else f"{where}, or behind it: {error.message}",
+            hint=f"leave the document out with `filter` or a lower `max_document_bytes`, or {error.hint}",
+        ) from None
 
 
 def tokens_of_split(documents: Documents, split: int, config: BuildConfig) -> SplitTokens | None:
@@ -123,7 +139,11 @@ def check_bad(skips: tuple[Skip, ...], config: BuildConfig, task: UnitTask) -> N
 
 def name_of(skip: Skip, task: UnitTask) -> str:
     """The name of the source of a skipped document."""
-    return task.sources[skip.source - task.unit.source].name
+    return _name(skip.source, task)
+
+
+def _name(source: int, task: UnitTask) -> str:
+    return task.sources[source - task.unit.source].name
 
 
 def _keep(
@@ -224,13 +244,15 @@ def _reasons(
         for place, document in zip(np.flatnonzero(candidates_left).tolist(), texts, strict=True):
             try:
                 unwanted[place] = not keep(document)
-            except Exception as error:
+            except BaseException as error:
+                if not is_failure(error):
+                    raise
                 where = Skip(int(batch.sources[place]), int(batch.positions[place]), "filtered")
                 raise _filter_failed(error, where, config, task) from error
         yield "filtered", unwanted
 
 
-def _filter_failed(error: Exception, where: Skip, config: BuildConfig, task: UnitTask) -> RecipeError:
+def _filter_failed(error: BaseException, where: Skip, config: BuildConfig, task: UnitTask) -> RecipeError:
     raised = f"{type(error).__name__}: {error}"
     return RecipeError(
         f"{name_of(where, task)} at {where.position}: the filter {config.filter} raised {raised}",

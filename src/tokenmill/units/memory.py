@@ -55,8 +55,9 @@ def bytes_needed(text: pa.Array, engine: Engine) -> int:
     offsets, data = text_buffers(text)
     if len(data) < LARGE_BYTES or int(np.diff(offsets).max()) < LARGE_BYTES:
         return 0
-    run = longest_run(data) if engine.times_run else 0
-    return engine.times_text * len(data) + engine.times_run * run
+    memory = engine.memory(text)
+    run = longest_run(data) if memory.times_run else 0
+    return memory.times_text * len(data) + memory.times_run * run
 
 
 def longest_run(data: npt.NDArray[np.uint8]) -> int:

@@ -44,6 +44,7 @@ NO_LIMIT = -1
 MAX_RECEIPT_BYTES = 1 << 26
 # A unit, and the token limit that it was cut to.
 Key = tuple[int, int]
+_SUM_LETTERS = 32
 _SUM = re.compile(r"[0-9a-f]{32}")
 
 
@@ -157,7 +158,18 @@ def _impossible(receipt: Receipt, *, where: str) -> str:
 
 
 def hex_sum(total: npt.NDArray[np.uint64]) -> str:
-    return f"{int(total[0]):016x}{int(total[1]):016x}"
+    return hex_sums(total.reshape(1, 2))[0]
+
+
+def hex_sums(totals: npt.NDArray[np.uint64]) -> list[str]:
+    """Sums of hashes as text: there may be one for each of a million sources."""
+    text = totals.astype(">u8").tobytes().hex()
+    return [text[start : start + _SUM_LETTERS] for start in range(0, len(text), _SUM_LETTERS)]
+
+
+def parse_sums(texts: Iterable[str]) -> npt.NDArray[np.uint64]:
+    """The sums that were written as texts, a row for each."""
+    return np.frombuffer(bytes.fromhex("".join(texts)), ">u8").astype(np.uint64).reshape(-1, 2)
 
 
 def load_receipt(folder: Folder, unit: int, token_limit: int, fingerprint: str, *, rehash: bool) -> Receipt | None:

@@ -38,6 +38,7 @@ from tokenmill.units.receipts import (
     Receipt,
     check_totals,
     hex_sum,
+    hex_sums,
     load_receipt,
     receipt_name,
     unit_name,
@@ -195,15 +196,17 @@ class UnitRun:
             dropped=dict(sorted(self.dropped.items())),
             pieces={split: writer.describe(digests) for split, writer in self.pieces.items() if writer.tokens},
             sources=tuple(
-                SourceTotal(name=source.name, bytes=source.bytes, documents=int(count), text_sum=hex_sum(total))
-                for source, count, total in zip(self.task.sources, self.source_documents, self.source_sums, strict=True)
+                SourceTotal(name=source.name, bytes=source.bytes, documents=count, text_sum=text_sum)
+                for source, count, text_sum in zip(
+                    self.task.sources, self.source_documents.tolist(), hex_sums(self.source_sums), strict=True
+                )
             ),
             read_sum=hex_sum(self.read_sum),
             written_sum=hex_sum(self.written_sum),
             files={output.name: digests[output.name] for output in extra},
         )
         check_totals(receipt)
-        self.folder.write(name, records.seal(receipt), claimed=lambda: True)
+        self.folder.write(name, records.seal_many(receipt), claimed=lambda: True)
         return receipt
 
     def discard(self) -> None:

@@ -23,7 +23,10 @@ import zstandard
 from lab.judge import quick_folder
 from lab_runner import Row
 from tokenmill.resources import MEMORY_BUDGET
+from tokenmill.sources.signatures import HEAD_BYTES
 
+# What begins with a hole would be refused as binary data before anything is read.
+LETTERS = b"x" * HEAD_BYTES
 BEFORE, AFTER = b'{"text": "before"}\n', b'{"text": "after"}\n'
 TIMEOUT = 300
 # The command, and the most memory that it and its workers held, as the last line of what it says.
@@ -94,17 +97,17 @@ def _column(path: Path, size: int) -> None:
 
 
 def bombs(size: int) -> list[Bomb]:
-    quoted = (BEFORE + b'{"text": "', b'"}\n' + AFTER)
+    quoted = (BEFORE + b'{"text": "' + LETTERS, b'"}\n' + AFTER)
     whole = ("--documents", "separator:<|endoftext|>")
     return [
-        Bomb(name="line.txt", write=_sparse(b"before\n", b"\nafter\n")),
+        Bomb(name="line.txt", write=_sparse(b"before\n" + LETTERS, b"\nafter\n")),
         Bomb(name="line.jsonl", write=_sparse(*quoted)),
-        Bomb(name="last.txt", write=_sparse(b"before\nmiddle\n", b"")),
-        Bomb(name="text.txt", write=_sparse(b"before<|endoftext|>", b"<|endoftext|>after"), options=whole),
+        Bomb(name="last.txt", write=_sparse(b"before\nmiddle\n" + LETTERS, b"")),
+        Bomb(name="text.txt", write=_sparse(b"before<|endoftext|>" + LETTERS, b"<|endoftext|>after"), options=whole),
         Bomb(name="file.txt", write=_sparse(b"", b""), kept=0, options=("--documents", "files")),
         Bomb(name="bomb.jsonl.gz", write=_packed(_gzip, quoted[0], b"a", quoted[1])),
         Bomb(name="bomb.jsonl.zst", write=_packed(zstandard.compress, quoted[0], b"\0", quoted[1])),
-        Bomb(name="bomb.txt.gz", write=_packed(_gzip, b"before\nx\n", b"\0", b"")),
+        Bomb(name="bomb.txt.gz", write=_packed(_gzip, b"before\nx\n" + LETTERS, b"\0", b"")),
         Bomb(name="file.txt.zst", write=_packed(zstandard.compress, b"x", b"x", b"x"), kept=0, options=whole),
         Bomb(name="blank.txt.gz", write=_packed(_gzip, b"before\n", b"\n", b"after\n"), dropped={}, share=0.02),
         Bomb(

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ from lab_runner import Row
 from stores import bucket_server
 from tokenmill.dataset import bin_idx
 from tokenmill.dataset import dataset as datasets
-from tokenmill.errors import StateError
+from tokenmill.errors import StateError, TokenmillError
 from tokenmill.loader import loader as prefetching
 from tokenmill.storage import shard_cache
 
@@ -70,11 +70,15 @@ def few_descriptors(num_shards: int, limit: int) -> Row:
     wrong: list[str] = []
     tried = 0
 
-    def check(what: str, found: Any, expected: Any) -> None:
+    def check(what: str, read: Callable[[], Any], expected: Any) -> None:
         nonlocal tried
         tried += 1
-        if not np.array_equal(found, expected):
-            wrong.append(f"{what} over {num_shards} shards with {limit} open files differs")
+        about = f"{what} over {num_shards} shards with {limit} open files"
+        try:
+            if not np.array_equal(read(), expected):
+                wrong.append(f"{about} differs")
+        except TokenmillError as error:
+            wrong.append(f"{about}: {error.message}")
 
     with tempfile.TemporaryDirectory() as place, open_files(limit):
         path = build(Path(place), num_shards)
@@ -83,31 +87,44 @@ def few_descriptors(num_shards: int, limit: int) -> Row:
         if shards < num_shards // 2:
             wrong.append(f"only {shards} shards of {num_shards} were built")
         train = tokenmill.open(path)["train"]
-        check("documents one by one", np.concatenate(list(train)), expected)
-        for order in ("sequential", "shuffled"):
-            loader = tokenmill.DataLoader(path, 32, 64, epochs=1, order=order, seed=3, drop_last=False)
-            rows = np.concatenate([batch["input_ids"] for batch in loader])
-            num_rows = (len(expected) - 1) // 32
-            all_rows = expected[: num_rows * 32].reshape(-1, 32)
-            key = (lambda rows: rows) if order == "sequential" else (lambda rows: rows[np.lexsort(rows.T)])
-            check(f"{order} rows", key(rows), key(all_rows))
+        check("documents one by one", lambda: np.concatenate(list(train)), expected)
+        all_rows = expected[: (len(expected) - 1) // 32 * 32].reshape(-1, 32)
+        check("sequential rows", lambda: _rows_of(path, "sequential"), all_rows)
+        check("shuffled rows", lambda: _in_order(_rows_of(path, "shuffled")), _in_order(all_rows))
+        # Every document but its last token, which is a target alone.
+        inputs = np.sort(np.delete(expected, np.flatnonzero(expected == train.eot_id)))
         for packing in PACKINGS[1:]:
-            loader = tokenmill.DataLoader(path, 512, 8, epochs=1, packing=packing, drop_last=False)
-            ids = np.concatenate([batch["input_ids"][batch["labels"] >= 0] for batch in loader])
-            # Every document but its last token, which is a target alone.
-            ends = np.flatnonzero(expected == train.eot_id)
-            check(f"{packing} tokens", np.sort(ids), np.sort(np.delete(expected, ends)))
-        mixture = tokenmill.Mixture(dict.fromkeys("abc", (path, 1)))
-        loader = tokenmill.DataLoader(mixture, 32, 6, fields=("component",))
-        steps = loader.num_samples // 6
-        seen = dict.fromkeys(range(3), 0)
-        for _, batch in zip(range(steps), loader, strict=False):
-            for part in batch["component"].tolist():
-                seen[part] += 1
-        check("parts of a mixture", min(seen.values()) > 0.9 * steps, True)
-        tokenmill.verify(path)
-        tried += 1
+            check(f"{packing} tokens", lambda packing=packing: _inputs_of(path, packing), inputs)
+        check("parts of a mixture", lambda: _share_of_parts(path) > 0.9, True)
+        check("verify", lambda: tokenmill.verify(path).ok, True)
     return Row(fault=f"{num_shards:,} shards, {limit} open files", tried=tried, wrong=tuple(wrong))
+
+
+def _rows_of(path: Path, order: Any) -> Any:
+    loader = tokenmill.DataLoader(path, 32, 64, epochs=1, order=order, seed=3, drop_last=False)
+    return np.concatenate([batch["input_ids"] for batch in loader])
+
+
+def _in_order(rows: Any) -> Any:
+    return rows[np.lexsort(rows.T)]
+
+
+def _inputs_of(path: Path, packing: Any) -> Any:
+    """The tokens of all packed rows that are followed by one of their own document."""
+    loader = tokenmill.DataLoader(path, 512, 8, epochs=1, packing=packing, drop_last=False)
+    return np.sort(np.concatenate([batch["input_ids"][batch["labels"] >= 0] for batch in loader]))
+
+
+def _share_of_parts(path: Path) -> float:
+    """How much of what it should have the part of a mixture has that has least."""
+    mixture = tokenmill.Mixture(dict.fromkeys("abc", (path, 1)))
+    loader = tokenmill.DataLoader(mixture, 32, 6, fields=("component",))
+    steps = loader.num_samples // 6
+    seen = dict.fromkeys(range(3), 0)
+    for _, batch in zip(range(steps), loader, strict=False):
+        for part in batch["component"].tolist():
+            seen[part] += 1
+    return min(seen.values()) / steps
 
 
 def few_locks(num_shards: int, num_locks: int) -> Row:
@@ -165,7 +182,9 @@ def forked(num_children: int) -> Row:
                 os._exit(_in_child(running, loader, rows[steps]))
             status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             tried += 1
-            hangs += status == -signal.SIGALRM
+            if status == -signal.SIGALRM:
+                hangs += 1
+                wrong.append(f"depth {depth}, {steps} steps: the child of a fork hangs")
             if status > 0:
                 wrong.append(f"depth {depth}, {steps} steps: the child of a fork ended with {status}")
             if next(running)["input_ids"].tolist() != rows[steps]:
@@ -186,44 +205,93 @@ def _in_child(running: Iterator[Any], loader: Any, expected: list[Any]) -> int:
     return 4
 
 
-def bad_lines(num_lines: int) -> Row:
-    """The time of lines that are not right JSON, against the time of as many good ones: at most ten times."""
-    kinds = {
-        "lone surrogates": '{"text": "\\ud800 %d"}',
-        "no object": "[%d]",
-        "no such field": '{"words": "%d"}',
-        "broken off": '{"text": "a %d',
-        "not UTF-8": '{"text": "\xff %d"}',
-        "a number": '{"text": %d}',
-    }
-    code = """
+# What a process of its own runs before anything else: where a mend is taken out, that is here.
+_BEFORE = ""
+_BUILD = """
 import resource, sys, tokenmill
-tokenmill.prepare(sys.argv[1], sys.argv[2], tokenizer="byte", workers=1, bad_documents="skip")
+tokenmill.prepare(sys.argv[1], sys.argv[2], tokenizer="byte", workers=1)
 used = resource.getrusage(resource.RUSAGE_SELF), resource.getrusage(resource.RUSAGE_CHILDREN)
 print(sum(one.ru_utime + one.ru_stime for one in used))
 """
+_ENCODE = """
+import sys, pathlib
+from tokenmill.sources.base import text_array
+from tokenmill.units import memory
+from tokenmill.tokenizers.engine import open_engine
+from tokenmill.tokenizers.spec import resolve
+
+def kilobytes(name):
+    with open("/proc/self/status") as file:
+        return next(int(line.split()[1]) for line in file if line.startswith(name))
+
+engine = open_engine(resolve(sys.argv[1]))
+engine.encode(text_array(["a few words"] * 1000))
+text = text_array([pathlib.Path(sys.argv[2]).read_text()])
+before = kilobytes("VmRSS")
+engine.encode(text)
+print(1024 * (kilobytes("VmHWM") - before), memory.bytes_needed(text, engine))
+"""
+GOOD_LINE = '{"text": "a good line, which is as long as others are, number %d"}'
+BAD_LINES = {
+    "lone surrogates": '{"text": "\\ud800 %d"}',
+    "no object": "[%d]",
+    "no such field": '{"words": "%d"}',
+    "broken off": '{"text": "a %d',
+    "not UTF-8": '{"text": "\xff %d"}',
+    "a number": '{"text": %d}',
+}
+LARGE_DOCUMENTS: dict[str, Callable[[int], str]] = {
+    "of words": lambda size: "the mill turns raw text " * (size // 24),
+    "of spaces": lambda size: " " * size,
+    "of one run": lambda size: random.Random(1).randbytes(size // 2).hex(),
+    "of one run beyond ASCII": lambda size: "天地玄黃宇宙洪荒" * (size // 24),
+}
+
+
+def _numbers(code: str, *arguments: object) -> list[float]:
+    """What a process of its own prints."""
+    asked = [sys.executable, "-c", f"{_BEFORE}\n{code}", *map(str, arguments)]
+    done = subprocess.run(asked, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise AssertionError(done.stderr[-600:])
+    return [float(word) for word in done.stdout.splitlines()[-1].split()]
+
+
+def bad_lines(num_lines: int, kinds: Sequence[str] = tuple(BAD_LINES)) -> Row:
+    """The time of lines that are not right JSON, against the time of as many good ones: at most ten times."""
     wrong = []
     with tempfile.TemporaryDirectory() as place:
 
         def seconds(name: str, line: str, count: int) -> float:
             source = Path(place, f"{name}.jsonl")
-            good = '{"text": "a good line, which is as long as others are, number %d"}\n'
-            lines = [good % number for number in range(100)] + [f"{line}\n" % number for number in range(count)]
+            lines = [f"{GOOD_LINE}\n" % number for number in range(100)]
+            lines += [f"{line}\n" % number for number in range(count)]
             source.write_bytes("".join(lines).encode("latin-1"))
-            asked = [sys.executable, "-c", code, str(source), f"{place}/{name}"]
-            done = subprocess.run(asked, capture_output=True, text=True, check=False)
-            if done.returncode:
-                raise AssertionError(f"{name}: {done.stderr[-600:]}")
-            return float(done.stdout.splitlines()[-1])
+            return _numbers(_BUILD, source, f"{place}/{name}")[0]
 
-        good_line = '{"text": "a good line, which is as long as others are, number %d"}'
-        start = seconds("none", good_line, 0)
-        good = max(0.02, seconds("good", good_line, num_lines) - start)
-        for kind, line in kinds.items():
-            times = (seconds(kind.replace(" ", "-"), line, num_lines) - start) / good
+        start = seconds("none", GOOD_LINE, 0)
+        good = max(0.02, seconds("good", GOOD_LINE, num_lines) - start)
+        for kind in kinds:
+            times = (seconds(kind.replace(" ", "-"), BAD_LINES[kind], num_lines) - start) / good
             if times > 10:
                 wrong.append(f"{num_lines} lines, {kind}: {times:.0f} times the time of good ones")
     return Row(fault="time of bad JSON lines", tried=len(kinds), wrong=tuple(wrong))
+
+
+def large_documents(size: int, kinds: Sequence[str] = tuple(LARGE_DOCUMENTS)) -> Row:
+    """The memory that encoding a large document takes, against what is asked for before."""
+    tried, wrong = 0, []
+    with tempfile.TemporaryDirectory() as place:
+        for kind in kinds:
+            document = Path(place, "document")
+            document.write_text(LARGE_DOCUMENTS[kind](size))
+            for tokenizer in ("gpt2", "byte"):
+                tried += 1
+                taken, asked = _numbers(_ENCODE, tokenizer, document)
+                if taken > asked:
+                    needs = f"{taken / 1e6:.0f} MB, not {asked / 1e6:.0f} MB"
+                    wrong.append(f"{tokenizer}, a document {kind}, {size / 1e6:.0f} MB: it takes {needs}")
+    return Row(fault="memory of large documents", tried=tried, wrong=tuple(wrong))
 
 
 def _held_map(path: str, dtype: Any, *, offset: int = 0, count: int | None = None) -> Any:
@@ -237,22 +305,52 @@ def _python_maps() -> Iterator[None]:
         yield
 
 
+_LINE_BY_LINE = """
+from tokenmill.sources import jsonl
+real = jsonl._taken_by_arrow
+jsonl._may_be_taken = lambda *_: True
+jsonl._taken_by_arrow = lambda lines, column: [real([line], column)[0] for line in lines]
+"""
 EXPERIMENTS: list[tuple[str, Callable[[], Row]]] = [
     ("bounds: descriptors", lambda: few_descriptors(10_000, 256)),
     ("bounds: locks", lambda: few_locks(300, 8)),
     ("bounds: forks", lambda: forked(200)),
     ("bounds: bad lines", lambda: bad_lines(200_000)),
+    ("bounds: large documents", lambda: large_documents(30_000_000)),
 ]
 BUGS: list[Bug] = [
-    Bug(name="a map keeps its file open", plant=_python_maps, trial=lambda: few_descriptors(60, 100)),
+    Bug(
+        name="a map keeps its file open",
+        plant=_python_maps,
+        trial=lambda: few_descriptors(60, 100),
+        says="documents one by one over 60 shards with 100 open files: ",
+    ),
     Bug(
         name="an iterator does not know its process",
         plant=replaced(prefetching.os, "getpid", lambda: 1),
         trial=lambda: forked(1),
+        says="the child of a fork hangs",
     ),
     Bug(
         name="every lock is kept",
         plant=replaced(shard_cache, "_max_held", lambda: 1 << 30),
         trial=lambda: few_locks(30, 3),
+        says=" files were open with 3 locks",
+    ),
+    Bug(
+        name="every bad line has a parser of its own",
+        plant=replaced(sys.modules[__name__], "_BEFORE", _LINE_BY_LINE),
+        trial=lambda: bad_lines(20_000, ("lone surrogates",)),
+        says="times the time of good ones",
+        is_quick=False,
+    ),
+    Bug(
+        name="a run without a space counts as words do",
+        plant=replaced(
+            sys.modules[__name__], "_BEFORE", "from tokenmill.units import memory; memory.longest_run = lambda data: 0"
+        ),
+        trial=lambda: large_documents(9_000_000, ("of spaces",)),
+        says="gpt2, a document of spaces, 9 MB: it takes",
+        is_quick=False,
     ),
 ]

@@ -7,7 +7,7 @@ import importlib
 from differ.seeding import Bug, is_caught
 from lab_runner import Row
 
-MODULES = ("tokenizers", "derived", "arguments", "hostile", "bounds")
+MODULES = ("tokenizers", "derived", "arguments", "hostile", "interrupts", "bounds")
 
 
 def all_bugs() -> list[Bug]:
@@ -15,10 +15,11 @@ def all_bugs() -> list[Bug]:
 
 
 def seeded_bugs() -> Row:
-    """Each bug alone; those that no comparison notices are what is wrong."""
+    """Each bug alone, and its trial without it; a bug that no comparison notices is what is wrong."""
     bugs = all_bugs()
-    missed = tuple(f"nothing notices: {bug.name}" for bug in bugs if not is_caught(bug))
-    return Row(fault="seeded bugs caught", tried=len(bugs), wrong=missed)
+    wrong = [f"nothing notices: {bug.name}" for bug in bugs if not is_caught(bug)]
+    wrong += [f"without {bug.name}: {sentence}" for bug in bugs for sentence in bug.trial().wrong]
+    return Row(fault="seeded bugs caught", tried=len(bugs), wrong=tuple(wrong))
 
 
 EXPERIMENTS = [("seeded bugs", seeded_bugs)]

@@ -303,25 +303,30 @@ BUGS = [
         name="a packing plan is not bound to the content",
         plant=replaced(Dataset, "pins", lambda *_: {}),
         trial=lambda: labels_of("best_fit", ("shuffled",), range(1)),
+        says="labels are not of their document",
     ),
     Bug(
         name="an export is not bound to the content",
         plant=replaced(Dataset, "pins", lambda *_: {}),
         trial=lambda: again("export", exported("nanogpt"), ("masked",), range(1)),
+        says="the result is the old",
     ),
     Bug(
         name="a state is not compared with the content",
         plant=replaced(loaders, "check_content", lambda *_: None),
         trial=_quick_states("loader"),
+        says="a state of the old text was taken",
     ),
     Bug(
         name="the content is that of the fingerprint",
         plant=replaced(Manifest, "content", lambda self, *_: self.fingerprint),
         trial=_quick_states("mixture"),
+        says="a state of the old text was taken",
     ),
     Bug(
         name="a packing plan of any content is loaded",
         plant=replaced(packing.PackingSpec, "__eq__", lambda self, other: self.name == other.name),
         trial=lambda: labels_of("padded", ("shuffled",), range(1)),
+        says="labels are not of their document",
     ),
 ]

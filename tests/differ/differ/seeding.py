@@ -1,4 +1,7 @@
-"""A seeded bug: a mend taken out while a short comparison runs, which must notice."""
+"""A seeded bug: a mend taken out while a short comparison runs, which must notice.
+
+What counts is the verdict of the comparison, in its own words: an error that the bug leads to proves nothing.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +18,16 @@ Plant = Callable[[], contextlib.AbstractContextManager[Any]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bug:
-    """What is taken out, how, and the quick comparison that has to find it."""
+    """What is taken out, how, and the quick comparison that has to find it; `says` is a part of its verdict.
+
+    One whose trial takes longer is for the long form.
+    """
 
     name: str
     plant: Plant
     trial: Callable[[], Row]
+    says: str
+    is_quick: bool = True
 
 
 def replaced(target: Any, attribute: str, value: Any) -> Plant:
@@ -34,10 +42,23 @@ def replaced(target: Any, attribute: str, value: Any) -> Plant:
 
 
 def is_caught(bug: Bug) -> bool:
-    """Whether the trial finds something wrong with the bug planted. An error of any kind counts as found."""
+    """Whether the trial says with the bug planted what it should. A trial that breaks has compared nothing."""
     with bug.plant():
         try:
             row = bug.trial()
         except Exception:
-            return True
-    return bool(row.wrong or row.hangs)
+            return False
+    return any(bug.says in sentence for sentence in row.wrong)
+
+
+def all_of(*plants: Plant) -> Plant:
+    """Several at once."""
+
+    @contextlib.contextmanager
+    def plant() -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for one in plants:
+                stack.enter_context(one())
+            yield
+
+    return plant

@@ -29,7 +29,7 @@ from tiktoken_ext import openai_public
 
 import tokenizers as hf
 import tokenmill
-from differ.seeding import Bug, replaced
+from differ.seeding import Bug, all_of, replaced
 from lab_runner import Row
 from tokenizers import models, normalizers, pre_tokenizers, trainers
 from tokenmill.errors import TokenizerError
@@ -37,9 +37,10 @@ from tokenmill.sources.base import text_array
 from tokenmill.tokenizers import engine as tokenizers_engine
 from tokenmill.tokenizers import parity
 from tokenmill.tokenizers.base import Engine
-from tokenmill.tokenizers.files import parse_ranks
+from tokenmill.tokenizers.files import format_ranks, parse_ranks
 from tokenmill.tokenizers.hard_texts import HARD_TEXTS
 from tokenmill.tokenizers.spec import TokenizerSpec, char_spec, resolve
+from tokenmill.tokenizers.unicode_versions import Characters
 
 Reference = Callable[[str], list[int]]
 SENTENCES = (
@@ -100,6 +101,8 @@ _ODD = (
         "\x00",
     ),
     *("<tool>", "zeta", "</s>", "<|endoftext|>", "ﾊﾟ", "한", "\U000e0001"),
+    # Characters of newer versions of Unicode: letters, marks and symbols.
+    *("\u0c5c", "\ua7ce", "\U000323b0", "\U00010940", "\u0c3c", "\u1abf", "\u08d3", "\u20c1", "\U0001fac8"),
 )
 
 
@@ -185,12 +188,36 @@ def published(scheme: str) -> str:
     return patterns.get(scheme) or parity.PATTERNS[scheme]
 
 
-def ranks_of(scheme: str, count: int) -> Row:
-    spec = replace(resolve("gpt2"), name="x.tiktoken", scheme=scheme)
-    own = tiktoken.Encoding(
-        "x", pat_str=published(scheme), mergeable_ranks=parse_ranks(spec.content, name="x"), special_tokens={}
+@functools.cache
+def crossing() -> bytes:
+    """Ranks whose tokens reach from word to word, so that any other cut shows in the ids."""
+    found = hf.Tokenizer(models.BPE())
+    found.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    trainer = trainers.BpeTrainer(
+        vocab_size=4000, initial_alphabet=alphabet, min_frequency=2, max_token_length=12, show_progress=False
     )
-    return compare(f"ranks, {scheme}", parity.choose_engine(spec)[1], own.encode_ordinary, documents(count, 3))
+    found.train_from_iterator(documents(4000, 8), trainer)
+    tokens = sorted(found.get_vocab(), key=lambda token: (len(token) > 1, found.token_to_id(token)))
+    shown = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    byte_of = {chr(byte): byte for byte in shown}
+    byte_of |= {chr(256 + n): byte for n, byte in enumerate(byte for byte in range(256) if byte not in shown)}
+    return format_ranks({bytes(byte_of[char] for char in token): rank for rank, token in enumerate(tokens)})
+
+
+def ranks_of(scheme: str, count: int) -> Row:
+    ranks = crossing()
+    _, engine = on_file("x.tiktoken", ranks, f":{scheme}")
+    own = tiktoken.Encoding(
+        "x", pat_str=published(scheme), mergeable_ranks=parse_ranks(ranks, name="x"), special_tokens={}
+    )
+    return compare(f"ranks, {scheme}", engine, own.encode_ordinary, documents(count, 3))
+
+
+def llama3_by_gigatoken() -> Row:
+    """That gigatoken itself has the scheme: nothing else would tell but the time that a build takes."""
+    spec, _ = on_file("x.tiktoken", crossing(), ":llama3")
+    return Row(fault="llama3 by gigatoken", tried=1, wrong=() if spec.engine == "gigatoken" else (spec.engine,))
 
 
 def gpt2(count: int) -> Row:
@@ -226,7 +253,7 @@ def plain(count: int) -> Row:
 
 @functools.cache
 def tokenizer_json(kind: str) -> str:
-    """A small tokenizer.json: byte-level, with NFC, with flags of an added token, word pieces or unigram."""
+    """A small tokenizer.json: byte-level, with NFC, with flags of an added token, with a cut of its own, and others."""
     lines = list(SENTENCES) * 5
     if kind == "word pieces":
         found = hf.Tokenizer(models.WordPiece(unk_token="[UNK]"))
@@ -247,18 +274,29 @@ def tokenizer_json(kind: str) -> str:
         alphabet = pre_tokenizers.ByteLevel.alphabet()
         trainer = trainers.BpeTrainer(vocab_size=500, initial_alphabet=alphabet, show_progress=False)
     found.train_from_iterator(lines, trainer)
+    if "beside a cut" in kind:
+        cuts = [pre_tokenizers.Split("qu", "isolated"), pre_tokenizers.Split(hf.Regex(published("llama3")), "isolated")]
+        found.pre_tokenizer = pre_tokenizers.Sequence(
+            [*cuts, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+        )
     if kind.startswith("byte-level"):
-        if kind != "byte-level":
+        if "NFC" in kind:
             found.normalizer = normalizers.NFC()
         found.add_special_tokens(["<|endoftext|>"])
         flag = kind.partition(" with ")[2]
         flags = {"normalized": False} | ({flag: True} if flag else {})
         found.add_tokens([hf.AddedToken("zeta", **flags), hf.AddedToken("<tool>", normalized=False)])
+        if "overlap" in kind:
+            found.add_special_tokens(["<a>"])
+            found.add_tokens([hf.AddedToken("<a", normalized=False)])
     return str(found.to_str())
 
 
 FLAGS = ("single_word", "lstrip", "rstrip", "normalized")
-JSONS = ("byte-level", "byte-level NFC", "word pieces", "unigram", *(f"byte-level NFC with {flag}" for flag in FLAGS))
+JSONS = (
+    *("byte-level", "byte-level NFC", "byte-level overlaps", "byte-level beside a cut", "word pieces", "unigram"),
+    *(f"byte-level NFC with {flag}" for flag in FLAGS),
+)
 
 
 def json_of(kind: str, count: int) -> Row:
@@ -267,7 +305,7 @@ def json_of(kind: str, count: int) -> Row:
     own.encode_special_tokens = True
     names = re.compile(r"</s>|<unk>|\[SEP\]|\[CLS\]")
     texts = [names.sub("", text) for text in documents(count, 6)]
-    texts += ["zetas azeta zeta", " zeta ", "zeta\u0301", "a<tool>b"]
+    texts += ["zetas azeta zeta", " zeta ", "zeta\u0301", "a<tool>b", "<a> <a", "<a"]
     _, engine = on_file("tokenizer.json", tokenizer_json(kind).encode())
     return compare(
         f"tokenizer.json, {kind}", engine, lambda text: list(own.encode(text, add_special_tokens=False).ids), texts
@@ -326,30 +364,57 @@ BUGS: list[Bug] = [
         name="a SentencePiece model is converted",
         plant=replaced(tokenizers_engine, "SentencePieceEngine", _Converted),
         trial=functools.partial(model_of, "bpe identity", 0),
+        says="[] against [",
     ),
     Bug(
-        name="flags of added tokens are passed over",
+        name="cuts beside a pattern are passed over",
         plant=replaced(parity, "unproven", lambda spec: ""),
-        trial=functools.partial(json_of, "byte-level NFC with single_word", 0),
+        trial=functools.partial(json_of, "byte-level beside a cut", 0),
+        says=" against ",
     ),
     Bug(
         name="the parity check sees no hard texts",
-        plant=replaced(parity, "HARD_TEXTS", ("a",)),
+        plant=all_of(
+            replaced(tokenizers_engine, "_SAME_SCHEME", {"llama3": "gpt4", "tekken": "nemotron"}),
+            replaced(parity, "HARD_TEXTS", ("a",)),
+        ),
         trial=functools.partial(ranks_of, "llama3", 0),
+        says="against [64, 198, 1849]",
+    ),
+    Bug(
+        name="the parity check sees no added tokens",
+        plant=replaced(parity, "texts_around", lambda tokens: ()),
+        trial=functools.partial(json_of, "byte-level overlaps", 0),
+        says=" against ",
+    ),
+    Bug(
+        name="letters of newer Unicode are gigatoken's",
+        plant=replaced(tokenizers_engine, "classed_differently", lambda spec: Characters(())),
+        trial=functools.partial(ranks_of, "gpt2", 400),
+        says=" against ",
+    ),
+    Bug(
+        name="llama3 ends texts as gpt4 does",
+        plant=replaced(tokenizers_engine, "_SAME_SCHEME", {"llama3": "gpt4"}),
+        trial=llama3_by_gigatoken,
+        says=" against ",
     ),
     Bug(
         name="added tokens are numbered anew",
         plant=replaced(tokenizers_engine, "without_specials", _forgetful),
         trial=functools.partial(json_of, "byte-level NFC with lstrip", 0),
+        says="' zeta ': [500, 220] against [501, 220]",
     ),
     Bug(
         name="gpt4 is checked by another pattern than tiktoken's",
         plant=replaced(parity, "PATTERNS", {**parity.PATTERNS, "gpt4": parity.PATTERNS["llama3"]}),
         trial=functools.partial(ranks_of, "gpt4", 0),
+        says="against [64, 44320]",
     ),
     Bug(
         name="a panic reaches the user",
-        plant=replaced(tokenizers_engine, "native_errors", lambda library: contextlib.nullcontext()),
+        plant=replaced(tokenizers_engine, "native_errors", lambda *_: contextlib.nullcontext()),
         trial=panics,
+        says="PanicException came through",
     ),
 ]
