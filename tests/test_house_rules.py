@@ -119,7 +119,7 @@ def texts(path: Path) -> list[tuple[int, str]]:
 
 
 LIBRARY = [path for path in MODULES if "cli" not in path.parts]
-OTHER_PROGRAMS = re.compile(r"\b(ray (start|status)|jq|aws|ulimit|ls|tr)\b[^`);,]*")
+OTHER_PROGRAMS = re.compile(r"\b(ray (start|status)|jq|aws|ulimit|ls|tr|iconv|gzip|bzip2|xz|lz4)\b[^`);,]*")
 # Lines of a cluster file, which `ray up` runs.
 COMMANDS_OF_RAY = "hosts.py"
 

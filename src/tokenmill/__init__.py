@@ -21,15 +21,18 @@ if TYPE_CHECKING:
     from tokenmill.dataset.dataset import Dataset
     from tokenmill.dataset.manifest import Manifest
     from tokenmill.errors import (
+        AccessError,
         BadDocumentError,
         BuildError,
         DamagedPieceError,
         DatasetError,
         DeterminismError,
         DiskFullError,
+        FileLimitError,
         Interrupted,
         LockedError,
         MissingFileError,
+        NotTextError,
         ObjectChangedError,
         OutputError,
         ParityError,
@@ -66,10 +69,11 @@ _HOMES = {
     "tokenmill.dataset.dataset": ("Dataset",),
     "tokenmill.dataset.manifest": ("Manifest",),
     "tokenmill.errors": (
-        "BadDocumentError", "BuildError", "DamagedPieceError", "DatasetError", "DeterminismError", "DiskFullError",
-        "Interrupted", "LockedError", "MissingFileError", "ObjectChangedError", "OutputError", "ParityError",
-        "RecipeError", "SilentStoreError", "SourceChangedError", "SourceError", "StateError", "StorageError",
-        "TokenizerError", "TokenmillError", "UnknownSplitError",
+        "AccessError", "BadDocumentError", "BuildError", "DamagedPieceError", "DatasetError",
+        "DeterminismError", "DiskFullError", "FileLimitError", "Interrupted", "LockedError", "MissingFileError",
+        "NotTextError", "ObjectChangedError", "OutputError", "ParityError", "RecipeError", "SilentStoreError",
+        "SourceChangedError", "SourceError", "StateError", "StorageError", "TokenizerError", "TokenmillError",
+        "UnknownSplitError",
     ),
     "tokenmill.executors.hosts": ("cluster",),
     "tokenmill.formats.convert": ("export", "import_"),
@@ -87,6 +91,7 @@ _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
 _ADAPTERS = ("jax", "torch")
 
 __all__ = [
+    "AccessError",
     "BadDocumentError",
     "BuildError",
     "DamagedPieceError",
@@ -98,12 +103,14 @@ __all__ = [
     "Estimate",
     "Expected",
     "ExportResult",
+    "FileLimitError",
     "ImportResult",
     "Interrupted",
     "LockedError",
     "Manifest",
     "MissingFileError",
     "Mixture",
+    "NotTextError",
     "ObjectChangedError",
     "OutputError",
     "ParityError",
