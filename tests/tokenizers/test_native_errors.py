@@ -32,11 +32,9 @@ class Choosy:
 
 @pytest.mark.parametrize("error", [PanicException("broken\nbacktrace"), ValueError("broken"), RuntimeError("broken")])
 def test_errors_of_a_library_are_typed_and_short(error: BaseException) -> None:
-    with (
-        pytest.raises(TokenizerError, match="^gigatoken cannot encode a text: broken$") as caught,
-        native_errors("gigatoken"),
-    ):
+    with pytest.raises(TokenizerError) as caught, native_errors("gigatoken"):
         raise error
+    assert caught.value.message == "gigatoken cannot encode a text: broken"
     assert caught.value.hint
 
 

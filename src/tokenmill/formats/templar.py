@@ -296,7 +296,8 @@ def read_expected(given: Sequence[str], checksums: str | os.PathLike[str] | None
                 for name, one in found.items()
             }
         except OSError as error:
-            raise RecipeError(f"{path} cannot be read: {error.strerror}", hint=hint_for(error, _FILE_HINT)) from None
+            told = f"{path} is not a file of checksums: it cannot be read: {error.strerror}"
+            raise RecipeError(told, hint=hint_for(error, _FILE_HINT)) from None
         except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise RecipeError(f"{path} is not a file of checksums: {error}", hint=_FILE_HINT) from None
     for text in given:
