@@ -58,7 +58,7 @@ def test_shards_are_numbered_and_cut_at_documents(tmp_path: Path) -> None:
     assert sizes == [2, 2, 1] and not done.notes
 
 
-@pytest.mark.parametrize(("offset", "told"), [(1, "magic"), (17, "dtype code 77"), (18, "its size does not match")])
+@pytest.mark.parametrize(("offset", "told"), [(2, "magic"), (17, "dtype code 77"), (18, "its size does not match")])
 def test_a_damaged_index_is_refused(tmp_path: Path, offset: int, told: str) -> None:
     tokenmill.export(make_dataset(tmp_path, {"train": FEW["train"]}), tmp_path / "out", to="megatron")
     path = tmp_path / "out/train_text_document.idx"
