@@ -353,7 +353,7 @@ def real_corpora(draw: st.DrawFn) -> tuple[list[Source], list[Extent]]:
     unit_bytes=st.sampled_from([None, None, None, 1_000_000, 64_000_000, 4_000_000_000]),
     sample=st.sampled_from([None, None, 0.01, 0.5]),
 )
-@settings(max_examples=60, deadline=None, database=None)
+@settings(max_examples=12, deadline=None, database=None)
 def test_what_has_not_very_many_small_files_is_cut_as_by_0_1(
     corpus: tuple[list[Source], list[Extent]], unit_bytes: int | None, sample: float | None
 ) -> None:

@@ -87,7 +87,7 @@ def test_the_same_error_in_a_notebook_and_in_a_shell(tokenmill: Command, tmp_pat
 
 
 def test_every_option_of_prepare_is_a_keyword_of_the_library() -> None:
-    given = dict.fromkeys(PREPARE_OPTIONS) | {"executor": "local", "placement": "shared"}
+    given = dict.fromkeys(PREPARE_OPTIONS) | {"executor": "local", "placement": "shared", "output": "out"}
     fields = {*RecipeOptions.__annotations__, *TextOptions.__annotations__}
     names = set(library_arguments(given))
     assert names <= {*inspect.signature(library.prepare).parameters, *fields}

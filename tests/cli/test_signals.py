@@ -138,4 +138,4 @@ def test_what_an_interrupt_breaks_in_a_library_is_told_as_an_interrupt(tmp_path:
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=30)
     assert process.returncode == 130
-    assert said == "error: stopped\nhint: run the same command again to resume\n"
+    assert said == "Interrupted. Run the same command to resume.\n"

@@ -24,6 +24,7 @@ import pyarrow.json
 from tokenmill.sources.base import Batch, Skip, Source, judged_batch, make_batch, text_array
 from tokenmill.sources.byte_ranges import DocumentRun, read_runs
 from tokenmill.sources.files import Pin, open_stream, pin_of, read_small
+from tokenmill.sources.signatures import HEAD_BYTES, recognise
 from tokenmill.sources.text_columns import Rule, row_text
 
 _BOM = b"\xef\xbb\xbf"
@@ -95,7 +96,7 @@ def fields(path: str, compression: str, pin: Pin | None = None) -> Iterator[list
     """
     if pin is not None and not compression and not pin.etag and pin.bytes <= _PEEK_STEP:
         data = read_small(path, pin)
-        if data is not None:
+        if data is not None and recognise(data[:HEAD_BYTES]) is None:
             yield from _few_objects(data.split(b"\n"))
             return
     with open_stream(path, compression, pin=pin) as stream:

@@ -219,10 +219,10 @@ def mixtures() -> Row:
         dataset = tokenmill.open(path)
 
         def mix(**given: Any) -> Any:
-            return tokenmill.Mixture(**{"parts": {"a": (dataset, 1), "b": (dataset, 2)}, **given})
+            return tokenmill.Mixture(**{"components": {"a": (dataset, 1), "b": (dataset, 2)}, **given})
 
         for value in [math.nan, math.inf, -math.inf, -1, -0.1, "1", b"1", None, True, [], {}, 1j, 10**5000]:
-            yield "weight", value, refused(lambda value: mix(parts={"a": (dataset, value), "b": (dataset, 1)}))
+            yield "weight", value, refused(lambda value: mix(components={"a": (dataset, value), "b": (dataset, 1)}))
         for value in [
             None,
             [],
@@ -243,7 +243,7 @@ def mixtures() -> Row:
         for value in [[], "a", {1: None}, {1: [1, 2]}, 5]:
             yield "schedule", value, refused(lambda value: mix(schedule=value))
         for value in NO_PATHS:
-            yield "path", value, refused(lambda value: mix(parts={"a": (value, 1)}))
+            yield "path", value, refused(lambda value: mix(components={"a": (value, 1)}))
 
     with corpus() as (_, path):
         return _row("mixtures", cases(path))
