@@ -64,8 +64,17 @@ COMMANDS = {
 # Texts that name no place.
 NO_PLACES = {
     *("text_column", "template", "documents", "eot", "eot_token", "split", "unit_bytes", "max_tokens", "sample"),
-    *("max_document_bytes", "on_bad", "executor", "ray_address", "placement", "shard_size",
-    "seq_len", "name", "expect"),
+    *(
+        "max_document_bytes",
+        "on_bad",
+        "executor",
+        "ray_address",
+        "placement",
+        "shard_size",
+        "seq_len",
+        "name",
+        "expect",
+    ),
     *("shards", "user"),
 }
 

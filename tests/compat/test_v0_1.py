@@ -165,7 +165,7 @@ def test_an_update_of_many_small_files_keeps_units_of_the_old_plan(many: Path) -
     path.write_text("other!")
     with pytest.raises(SourceChangedError, match=r"source 4000\.txt changed") as caught:
         prepared(many, "unfinished")
-    assert "--update" in caught.value.hint
+    assert "update=True" in caught.value.hint
     assert tokenmill.plan(many / "corpus", many / "unfinished", update=True, **make.MANY).units_done == 1
     result, events = prepared(many, "unfinished", update=True)
     assert [event["units"] for event in events if event["kind"] == "resume"] == [1]

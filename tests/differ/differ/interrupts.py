@@ -259,7 +259,12 @@ def _interrupt(
         return ""
     if code != INTERRUPTED:
         return f"it ended with {code}: {text[-500:]}"
-    if "Traceback" in text or "Exception" in text or "error: stopped" not in text or "\nhint: " not in text:
+    if (
+        "Traceback" in text
+        or "Exception" in text
+        or not text.strip().startswith("Interrupted.")
+        or "to resume" not in text
+    ):
         return f"it said: {text[-700:]}"
     return ""
 
@@ -387,7 +392,7 @@ def _interrupt_in_filter(place: Path, kind: str, number: signal.Signals, limit: 
         text = said.read().decode(errors="replace")
     if took > limit:
         return f"it took {took:.2f} s to end"
-    return "" if code == INTERRUPTED and text.startswith("error: stopped") else f"it ended with {code}: {text[-300:]}"
+    return "" if code == INTERRUPTED and text.startswith("Interrupted.") else f"it ended with {code}: {text[-300:]}"
 
 
 EXPERIMENTS: list[tuple[str, Callable[[], Row]]] = [

@@ -379,7 +379,7 @@ BUGS: list[Bug] = [
             replaced(parity, "HARD_TEXTS", ("a",)),
         ),
         trial=functools.partial(ranks_of, "llama3", 0),
-        says="against [64, 198, 1849]",
+        says="against [64, 198, ",
     ),
     Bug(
         name="the parity check sees no added tokens",
@@ -397,7 +397,7 @@ BUGS: list[Bug] = [
         name="llama3 ends texts as gpt4 does",
         plant=replaced(tokenizers_engine, "_SAME_SCHEME", {"llama3": "gpt4"}),
         trial=llama3_by_gigatoken,
-        says=" against ",
+        says="tiktoken",
     ),
     Bug(
         name="added tokens are numbered anew",
@@ -409,7 +409,7 @@ BUGS: list[Bug] = [
         name="gpt4 is checked by another pattern than tiktoken's",
         plant=replaced(parity, "PATTERNS", {**parity.PATTERNS, "gpt4": parity.PATTERNS["llama3"]}),
         trial=functools.partial(ranks_of, "gpt4", 0),
-        says="against [64, 44320]",
+        says="against [64, ",
     ),
     Bug(
         name="a panic reaches the user",
