@@ -185,6 +185,12 @@ def wait_for_receipts(process: subprocess.Popen[Any], out: Path, count: int = 1)
         has_ended = process.poll() is not None  # what it did before it ended counts: one more look
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests of Ray clusters come first: Ray looks its own address up once in a process, and they need to decide
+    which."""
+    items.sort(key=lambda item: item.path.name != "test_ray.py")
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--store", default="s3", choices=["s3", "gs", "az"], help="the server that has the buckets")
 

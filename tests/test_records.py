@@ -253,9 +253,9 @@ def test_a_table_is_read_row_by_row_and_a_text_that_is_not_canonical_as_a_whole(
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        (f'{{"rows":[{ROW}],"rows":[{ROW}],"title":"t"}}', "a key stands twice"),
-        ('{"rows":[],"title":"t","title":"t"}', "a key stands twice"),
-        ('{"rows":[{"name":"a","size":1,"size":1}],"title":"t"}', "a key stands twice"),
+        (f'{{"rows":[{ROW}],"rows":[{ROW}],"title":"t"}}', "duplicate key"),
+        ('{"rows":[],"title":"t","title":"t"}', "duplicate key"),
+        ('{"rows":[{"name":"a","size":1,"size":1}],"title":"t"}', "duplicate key"),
         (f'{{"rows":[{ROW},],"title":"t"}}', "not valid JSON"),
         (f'{{"rows":[{ROW}"title":"t"}}', "not valid JSON"),
         (f'{{"rows":[{ROW}],1:"t"}}', "not valid JSON"),
@@ -297,7 +297,7 @@ def test_a_text_with_tables_is_read_part_by_part_wherever_a_part_ends(
 @pytest.mark.parametrize(
     ("body", "said"),
     [
-        ('{"lists":{"a":{"rows":[],"title":"t"},"a":{"rows":[],"title":"t"}},"number":1}', "a key stands twice"),
+        ('{"lists":{"a":{"rows":[],"title":"t"},"a":{"rows":[],"title":"t"}},"number":1}', "duplicate key"),
         ('{"lists":{"a":{"rows":{},"title":"t"}},"number":1}', r"f\.lists\.a\.rows: expected tuple, found dict"),
         ('{"lists":{"a":[]},"number":1}', r"f\.lists\.a: expected an object, found list"),
         ('{"lists":[],"number":1}', r"f\.lists: expected dict, found list"),

@@ -212,7 +212,7 @@ def test_ctrl_c_on_the_driver_stops_the_remote_tasks(
         process.send_signal(stop)
         _, said = process.communicate(timeout=300)
     assert process.returncode == 130, said
-    assert "done and kept" in said
+    assert "are saved" in said
     wait_for(lambda: not unit_processes())
     assert not (tmp_path / "out/dataset.json").exists()
 
@@ -388,7 +388,7 @@ def test_ctrl_c_on_the_driver_stops_the_parts_of_the_nodes(
     process.send_signal(signal.SIGINT)
     _, said = process.communicate(timeout=300)
     assert process.returncode == 130, said
-    assert "what the nodes have done is kept" in said
+    assert "What the nodes have done is saved" in said
     wait_for(lambda: not unit_processes("build_part"))
     assert not list(tmp_path.glob("*/out/nodes.json"))
     go.touch()
@@ -426,7 +426,7 @@ def test_a_local_ray_listens_on_the_loopback_alone_and_leaves_no_secret_in_its_p
     """Twice in one program: the second one has a secret of its own."""
     code = """
 import os
-from tokenmill.build.ray_cluster import connect, leave, ray
+from tokenmill.executors.ray_cluster import connect, leave, ray
 
 before = dict(os.environ)
 for _ in range(2):
@@ -456,7 +456,7 @@ print(ray._raylet.get_authentication_mode() == ray._raylet.AuthenticationMode.DI
 def test_a_local_ray_that_does_not_start_leaves_no_secret_either(alone: Path, tmp_path: Path) -> None:
     code = """
 import os
-from tokenmill.build.ray_cluster import connect, ray
+from tokenmill.executors.ray_cluster import connect, ray
 from tokenmill.errors import BuildError
 
 before = dict(os.environ)
@@ -514,7 +514,7 @@ def test_addresses_where_no_cluster_is_are_refused(monkeypatch: pytest.MonkeyPat
 def test_arguments_that_make_no_sense_are_refused(corpus: Path, tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match="'dask' is no executor"):
         library.prepare(str(corpus), tmp_path / "out", executor="dask")
-    with pytest.raises(RecipeError, match="and no Ray"):
+    with pytest.raises(RecipeError, match="without Ray"):
         library.prepare(str(corpus), tmp_path / "out", ray_address="auto")
     with pytest.raises(RecipeError, match="'far' is no placement"):
         library.prepare(str(corpus), tmp_path / "out", placement="far")

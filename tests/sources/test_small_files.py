@@ -91,7 +91,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_documents_are_those_of_each_file_alone(
     place: Path, kind: str, documents: str, files: list[bytes], limit: int, many: int
 ) -> None:
-    with mock.patch("tokenmill.sources.separated.MAX_DOCUMENTS", many):
+    with mock.patch("tokenmill.sources.byte_ranges.MAX_DOCUMENTS", many):
         paths, sources = sources_of(place, files, kind)
         expected = read_alone(paths, sources, documents, limit=limit)
         assert read_together(paths, sources, documents, limit=limit) == expected
@@ -100,7 +100,7 @@ def test_documents_are_those_of_each_file_alone(
 def test_none_of_them_is_read_alone(tmp_path: Path) -> None:
     files = [b'{"text": "%d"}\n' % number for number in range(500)]
     paths, sources = sources_of(tmp_path, files, "jsonl")
-    with mock.patch("tokenmill.sources.streams.open_file", side_effect=AssertionError):
+    with mock.patch("tokenmill.sources.files.open_file", side_effect=AssertionError):
         found = read_together(paths, sources, "lines")
     assert found == [(FIRST + number, 0, b"%d" % number) for number in range(500)]
 

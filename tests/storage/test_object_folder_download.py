@@ -119,7 +119,7 @@ def test_no_more_is_fetched_ahead_than_the_bound_allows(
     assert [task.sources[0].name for task in tasks] == NAMES
     (tmp_path / "out/.build").mkdir(parents=True)
     ahead = Prefetcher(Folder(str(tmp_path / "out")), setup.listing.root)
-    leading = ahead.lead(iter(tasks))
+    leading = ahead.prefetch(iter(tasks))
     next(leading)
     for coming in ahead._coming.values():
         coming.result()
