@@ -121,7 +121,7 @@ def test_no_more_is_fetched_ahead_than_the_bound_allows(
     ahead = Prefetcher(Folder(str(tmp_path / "out")), setup.listing.root)
     leading = ahead.prefetch(iter(tasks))
     next(leading)
-    for coming in ahead._coming.values():
+    for coming in ahead._fetching.values():
         coming.result()
     ahead.stop()
     assert len(copies(tmp_path)) == num_files
