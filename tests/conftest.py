@@ -31,6 +31,9 @@ WORDS = [
     *("<|endoftext|>", "\n", "12345", "def", "f(x):", "return", "x"),
 ]
 
+# Whatever loads Ray after this looks for clusters at 127.0.0.1, as it does on systems where it has no others.
+os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+
 # How long an example takes says nothing of it: machines are slow and busy with something else.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("patient")
@@ -183,12 +186,6 @@ def wait_for_receipts(process: subprocess.Popen[Any], out: Path, count: int = 1)
         assert not has_ended, "it ended too early"
         time.sleep(0.002)
         has_ended = process.poll() is not None  # what it did before it ended counts: one more look
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests of Ray clusters come first: Ray looks its own address up once in a process, and they need to decide
-    which."""
-    items.sort(key=lambda item: item.path.name != "test_ray.py")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

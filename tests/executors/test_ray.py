@@ -521,7 +521,7 @@ def test_arguments_that_make_no_sense_are_refused(corpus: Path, tmp_path: Path) 
     with pytest.raises(RecipeError, match="for the nodes of a cluster"):
         library.prepare(str(corpus), tmp_path / "out", placement="node-local")
     for extra in ({"layout": "nanogpt"}, {"scratch": tmp_path}, {"max_tokens": "1k"}, {"split": "nanogpt"}):
-        with pytest.raises(RecipeError, match=f"--{next(iter(extra)).replace('_', '-')}"):
+        with pytest.raises(RecipeError, match=f"`{next(iter(extra))}"):
             library.prepare(str(corpus), tmp_path / "out", **LOCAL, **extra)
     with pytest.raises(RecipeError, match="no place on this machine"):
         library.prepare(str(corpus), "s3://bucket/out", **LOCAL)
