@@ -259,12 +259,7 @@ def _interrupt(
         return ""
     if code != INTERRUPTED:
         return f"it ended with {code}: {text[-500:]}"
-    if (
-        "Traceback" in text
-        or "Exception" in text
-        or not text.strip().startswith("Interrupted.")
-        or "to resume" not in text
-    ):
+    if "Traceback" in text or "Exception" in text or "Interrupted." not in text or "to resume" not in text:
         return f"it said: {text[-700:]}"
     return ""
 
