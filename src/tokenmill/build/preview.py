@@ -265,5 +265,5 @@ def _sample(batch: Batch) -> Batch:
 
 
 def elapsed(seconds: float, longest: float, workers: int) -> float:
-    """How long so many workers take for so much of one: the longest unit is not shared, whoever does the others."""
+    """The time of several workers for this much work of one. The longest unit cannot be divided among them."""
     return START_SECONDS + max(seconds / workers, min(seconds, longest)) if seconds > 0 else 0.0

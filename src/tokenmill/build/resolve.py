@@ -178,7 +178,7 @@ Places = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 def held_out(plan: Plan, root: str, *, documents: str, limit: int) -> dict[str, tuple[int, ...]]:
     """Positions of the documents that are for validation, by source."""
     found = [places for unit in plan.units for places in _unit_places(plan, unit, root, documents, limit)]
-    if not found:  # no document at all, and whoever wants to keep some will say so
+    if not found:  # no document at all: the build itself reports it
         return {}
     sources = np.concatenate([sources for sources, _ in found])
     positions = np.concatenate([positions for _, positions in found])

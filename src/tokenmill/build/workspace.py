@@ -473,7 +473,7 @@ def reopen(folder: Folder, filter: str | None) -> tuple[Plan, BuildRecord]:
     except DatasetError as error:
         raise DatasetError(error.message, hint=_PREPARE_AGAIN) from None
     check_filter(plan.identity.get("filter"), filter, where=folder.path)
-    if job.work.filter != filter:  # whoever had the folder may have changed it
+    if job.work.filter != filter:  # the folder may have been changed by others
         raise DatasetError(
             f"{folder.path} was made with the filter {job.work.filter!r}, not {filter!r}",
             hint="its .build names code that `filter` did not: trust neither, and prepare the dataset again",
