@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 STORE_TESTS := $(addprefix tests/,storage/clouds.py storage/test_object_folder.py e2e/test_object_store.py maintenance/test_push_pull.py formats/test_open_remote.py build/test_commit.py)
 
-.PHONY: demo test lint lowest beside walks bench bench-layouts bench-loader crash differ interop stores docs clean
+.PHONY: demo test lint lowest beside walks bench bench-revisions bench-layouts bench-loader crash differ interop stores docs clean
 
 demo: $(VENV)/.core
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/demo.sh
@@ -35,6 +35,10 @@ walks: $(VENV)/.core
 
 bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/prepare.py $(ARGS)
+
+# This revision beside a clone of another one: make bench-revisions ARGS="--other ../older"
+bench-revisions: $(VENV)/.bench
+	$(BIN)/python benchmarks/revisions.py $(ARGS)
 
 bench-layouts: $(VENV)/.bench
 	$(BIN)/python benchmarks/layouts.py $(ARGS)
