@@ -48,9 +48,6 @@ from tokenmill.tokenizers.spec import TokenizerSpec
 from tokenmill.units import receipts as units_receipts
 from tokenmill.units.receipts import (
     NO_LIMIT,
-    PIECES,
-    RECEIPTS,
-    REJECTS,
     Receipt,
     load_receipt,
     load_receipts,
@@ -104,7 +101,7 @@ def run_build(resolved: ResolvedBuild, folder: Folder, options: BuildOptions) ->
             progress.tell("note", message=note)
         workspace.tidy(folder, resolved.recipe.splits, scratch)
         return complete, True
-    folder.check_no_links({*resolved.recipe.splits, *workspace.known_splits(folder), "provenance"})
+    folder.check_no_links({*resolved.recipe.splits, *workspace.known_splits(folder), "provenance", *workspace.MADE})
     folder.make(".build")
     folder, note = ready(folder)
     if note:
@@ -159,7 +156,7 @@ def _build(
 ) -> Manifest:
     """Preflight, units, commit and clean-up of a build whose lock is held."""
     splits = resolved.recipe.splits
-    for name in (PIECES, RECEIPTS, REJECTS):
+    for name in workspace.MADE:
         folder.make(name)
     workspace.sweep(folder, splits)
     config = make_config(resolved, scratch=scratch.path if scratch else None)

@@ -68,6 +68,8 @@ KEPT = ".build/kept"
 KEPT_PLAN = f"{KEPT}/plan.json"
 TOKENIZER_COPY = ".build/tokenizer"
 QUARANTINE = ".build/quarantine"
+# The folders of a build that are there as long as units run.
+MADE = (PIECES, RECEIPTS, REJECTS)
 PROVENANCE_SUFFIX = ".provenance.parquet"
 # A build may have left millions of pieces.
 REMOVED_AT_ONCE = 1 << 16

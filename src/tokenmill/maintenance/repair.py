@@ -38,7 +38,7 @@ from tokenmill.storage.locks import locked, telling
 from tokenmill.storage.output import Digest
 from tokenmill.tokenizers.spec import TokenizerSpec, from_dataset
 from tokenmill.units import receipts as units_receipts
-from tokenmill.units.receipts import NO_LIMIT, PIECES, RECEIPTS, REJECTS, Key, Receipt, receipt_name
+from tokenmill.units.receipts import NO_LIMIT, Key, Receipt, receipt_name
 from tokenmill.units.task import UnitTask
 
 
@@ -84,7 +84,8 @@ def repair_folder(
         found, problems = None, (Problem(manifest.MANIFEST, error.message),)
     if problems:
         plan, job = reopen(folder, filter)
-        folder.check_no_links(_folders_in(folder, (*job.work.split_names, "provenance")))
+        shards = _folders_in(folder, (*job.work.split_names, "provenance"))
+        folder.check_no_links((*shards, *workspace.MADE, workspace.QUARANTINE))
         folder, _ = ready(folder)
         with locked(folder, tell=telling(watch)):
             _repair(folder, plan, job, found, problems, workers)
@@ -107,7 +108,7 @@ def _repair(
             folder.quarantine(name)
     for name in _impostors(folder, job.work.split_names):
         folder.quarantine(name)
-    for name in (PIECES, RECEIPTS, REJECTS):
+    for name in workspace.MADE:
         folder.make(name)
     workspace.sweep(folder, job.work.split_names)
     spec = _restore_tokenizer(folder, job)
