@@ -81,7 +81,6 @@ WITHOUT_TESTS = {
     "sources/reader.py",
     "sources/text.py",
     "storage/filesystem.py",
-    "storage/links.py",
     "storage/memory_maps.py",
     "storage/object_store.py",
     "tokenizers/base.py",

@@ -31,7 +31,7 @@ class Watched(Folder):
 
     got: queue.SimpleQueue[str] = field(default_factory=queue.SimpleQueue)
 
-    is_local: ClassVar[bool] = False
+    links_are_free: ClassVar[bool] = False
 
     def link(self, name: str, new: str, digest: Digest) -> None:
         Folder.link(self, name, new, digest)
@@ -121,7 +121,7 @@ class Slow(Folder):
     released: threading.Event = field(default_factory=threading.Event)
     ended: threading.Event = field(default_factory=threading.Event)
 
-    is_local: ClassVar[bool] = False
+    links_are_free: ClassVar[bool] = False
 
     def link(self, name: str, new: str, digest: Digest) -> None:
         self.begun.set()

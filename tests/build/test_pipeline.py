@@ -95,10 +95,10 @@ class Store(Folder):
     """A folder that stops answering when it is told to."""
 
     silent: threading.Event = field(default_factory=threading.Event)
-    left_alone: threading.Event = field(default_factory=threading.Event)
+    backed_off: threading.Event = field(default_factory=threading.Event)
 
-    def leave_alone(self) -> None:
-        self.left_alone.set()
+    def back_off(self) -> None:
+        self.backed_off.set()
 
     def exists(self, name: str) -> bool:
         if self.silent.is_set():
@@ -135,7 +135,7 @@ def test_a_store_that_answers_nobody_ends_the_build_and_one_that_is_cut_off_from
     if is_silent:
         with pytest.raises(SilentStoreError):
             build(recipe, folder, BuildOptions(start_executor=start_executor, watch=watch))
-        assert folder.left_alone.is_set(), "whoever cleans up would wait for each answer"
+        assert folder.backed_off.is_set(), "whoever cleans up would wait for each answer"
     else:
         build(recipe, folder, BuildOptions(start_executor=start_executor, watch=watch))
         assert tokenmill.verify(tmp_path / "out").ok

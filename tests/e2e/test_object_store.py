@@ -253,7 +253,7 @@ def test_two_builders_at_once_make_one_dataset(remote: Bucket, corpus: Path, tmp
 def test_a_build_that_only_probes_its_store_is_no_stranger(bucket: Bucket, tmp_path: Path) -> None:
     folder = ObjectFolder(f"{bucket.url}/out", spool=str(tmp_path / "spool"))
     with ThreadPoolExecutor(1) as pool:
-        probing = pool.submit(lambda: [folder.probed() for _ in range(40)])
+        probing = pool.submit(lambda: [folder.ready() for _ in range(40)])
         while not probing.done():
             check_ours(folder)
     assert probing.result() == [folder] * 40

@@ -14,9 +14,12 @@ from typing import Any
 import pytest
 
 from tokenmill.errors import RecipeError, SilentStoreError, StorageError
-from tokenmill.storage import object_store
-from tokenmill.storage.base import Url, is_url, parse_url
+from tokenmill.storage import base, object_store
+from tokenmill.storage.base import Storage, Url, is_url, parse_url
+from tokenmill.storage.local import Folder
+from tokenmill.storage.object_folder import ObjectFolder
 from tokenmill.storage.object_store import Store, endpoint_of, s3_settings
+from tokenmill.storage.shard_cache import CachedFolder
 
 
 @pytest.mark.parametrize(
@@ -219,7 +222,7 @@ def test_a_store_that_is_left_alone_is_not_asked_for_a_while(monkeypatch: pytest
     with socket.create_server(("127.0.0.1", 0)) as mute:
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{mute.getsockname()[1]}")
         given_up = Store(Url("s3", "bucket", ""))
-        given_up.leave_alone()
+        given_up.back_off()
         with pytest.raises(SilentStoreError, match="s3://bucket/a: no answer a moment ago"):
             given_up.find("a")
         mute.settimeout(0)
@@ -237,3 +240,23 @@ def test_an_endpoint_that_is_no_address_is_refused_by_its_name_alone(
     with pytest.raises(RecipeError, match=f"{name} is no address of a server") as caught:
         Store(Url(scheme, "bucket", ""))
     assert text not in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("kind", "is_disk"),
+    [(Folder, True), (CachedFolder, True), (ObjectFolder, False)],
+)
+def test_a_disk_is_quick_and_mapped_and_a_store_is_neither(kind: type[Storage], is_disk: bool) -> None:
+    assert kind.can_map == kind.links_are_free == kind.stat_is_cheap == kind.writes_are_fast == is_disk
+    assert kind.has_spool != is_disk
+
+
+def test_callers_ask_what_a_folder_can_do_and_never_what_it_is() -> None:
+    sources = Path(base.__file__).parents[1].rglob("*.py")
+    assert [str(path) for path in sources if "is_local" in path.read_text(encoding="utf-8")] == []
+
+
+@pytest.mark.parametrize("kind", [Folder, CachedFolder, ObjectFolder])
+def test_every_kind_of_folder_can_do_all_that_the_protocol_lists(kind: type[Storage]) -> None:
+    names = {name for name in (*vars(Storage), *Storage.__annotations__) if not name.startswith("_")}
+    assert [name for name in sorted(names - {"path", "fs"}) if not hasattr(kind, name)] == []

@@ -165,7 +165,7 @@ def test_publishing_the_same_bytes_again_succeeds_and_leaves_the_file_alone(tmp_
     folder = Folder(str(tmp_path))
     folder.write("a.bin", DATA)
     before = (tmp_path / "a.bin").stat()
-    assert folder.write("a.bin", DATA, claimed=lambda: True) == digest_of(DATA)
+    assert folder.write("a.bin", DATA, committed=lambda: True) == digest_of(DATA)
     assert (tmp_path / "a.bin").stat().st_ino == before.st_ino
     assert plain_files(tmp_path) == ["a.bin"]
 
@@ -182,7 +182,7 @@ def test_other_bytes_under_a_receipt_stop_the_build(tmp_path: Path) -> None:
     folder = Folder(str(tmp_path))
     folder.write("a.bin", b"first")
     with pytest.raises(DeterminismError, match=r"a\.bin"):
-        folder.write("a.bin", b"second", claimed=lambda: True)
+        folder.write("a.bin", b"second", committed=lambda: True)
     assert (tmp_path / "a.bin").read_bytes() == b"first"
     assert plain_files(tmp_path) == ["a.bin"]
 
@@ -240,7 +240,7 @@ def test_after_an_error_the_same_write_succeeds(tmp_path: Path, operation: str) 
     with pytest.raises(StorageError):
         Folder(str(tmp_path), Failing(operation, errno.EIO)).write("a.bin", DATA)
     folder = Folder(str(tmp_path))
-    assert folder.write("a.bin", DATA, claimed=lambda: True) == digest_of(DATA)
+    assert folder.write("a.bin", DATA, committed=lambda: True) == digest_of(DATA)
     folder.sweep()
     assert plain_files(tmp_path) == ["a.bin"]
 
@@ -348,9 +348,9 @@ def test_a_rename_asks_the_same_questions_as_a_link(tmp_path: Path) -> None:
     folder = Folder(str(tmp_path), NoLinks())
     (tmp_path / "a.bin").write_bytes(b"torn")
     with pytest.raises(DeterminismError):
-        folder.write("a.bin", DATA, claimed=lambda: True)
+        folder.write("a.bin", DATA, committed=lambda: True)
     folder.write("a.bin", DATA)
-    folder.write("a.bin", DATA, claimed=lambda: True)
+    folder.write("a.bin", DATA, committed=lambda: True)
     assert (tmp_path / "a.bin").read_bytes() == DATA
     assert quarantined(tmp_path) == [b"torn"]
     assert [name for name in plain_files(tmp_path) if name.endswith(".tmp")] == []

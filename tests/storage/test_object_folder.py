@@ -13,14 +13,14 @@ import pytest
 from proxy import Proxy, fault_proxy
 from s3 import Bucket
 from tokenmill.errors import DatasetError, DeterminismError, LockedError, ObjectChangedError, StorageError
-from tokenmill.storage import object_store
-from tokenmill.storage.base import from_record, open_folder, ready, to_record
+from tokenmill.storage import object_folder, object_store
+from tokenmill.storage.base import from_record, open_folder
 from tokenmill.storage.local import Folder
 from tokenmill.storage.locks import LOCK, locked
 from tokenmill.storage.memory_maps import fast_digest
 from tokenmill.storage.object_folder import ObjectFolder
 from tokenmill.storage.object_store import WHOLE_BYTES, Store
-from tokenmill.storage.output import Digest, open_log
+from tokenmill.storage.output import Digest
 from tokenmill.storage.ranged_reader import RANGE_BYTES, RemoteFile
 
 
@@ -33,11 +33,11 @@ def digest_of(data: bytes) -> Digest:
     return Digest(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
 
 
-def publish(folder: Folder, name: str, *blocks: bytes, claimed: bool = False) -> Digest:
+def publish(folder: Folder, name: str, *blocks: bytes, committed: bool = False) -> Digest:
     output = folder.create(name)
     for block in blocks:
         output.write(block)
-    return folder.publish([output], claimed=lambda: claimed)[name]
+    return folder.publish([output], committed=lambda: committed)[name]
 
 
 def lead(monkeypatch: pytest.MonkeyPatch, bucket: Bucket, proxy: Proxy) -> None:
@@ -71,8 +71,8 @@ def test_a_large_file_goes_in_parts_and_comes_back_in_ranges(folder: Folder, buc
 
 
 def test_the_same_bytes_again_are_success(folder: Folder) -> None:
-    assert publish(folder, "a", b"x") == publish(folder, "a", b"x", claimed=True)
-    assert folder.write("b", b"x") == folder.write("b", b"x", claimed=lambda: True)
+    assert publish(folder, "a", b"x") == publish(folder, "a", b"x", committed=True)
+    assert folder.write("b", b"x") == folder.write("b", b"x", committed=lambda: True)
 
 
 def test_a_leftover_of_other_bytes_goes_to_quarantine(folder: Folder, bucket: Bucket) -> None:
@@ -89,9 +89,9 @@ def test_other_bytes_under_a_receipt_stop_the_build(folder: Folder) -> None:
     publish(folder, "a", b"old")
     folder.write("b", b"old")
     with pytest.raises(DeterminismError, match="exists with other bytes"):
-        publish(folder, "a", b"new", claimed=True)
+        publish(folder, "a", b"new", committed=True)
     with pytest.raises(DeterminismError, match="exists with other bytes"):
-        folder.write("b", b"new", claimed=lambda: True)
+        folder.write("b", b"new", committed=lambda: True)
     assert (folder.read("a"), folder.read("b")) == (b"old", b"old")
 
 
@@ -239,18 +239,31 @@ def test_one_builder_holds_the_lock_and_shows_that_it_lives(folder: Folder) -> N
 
 def test_the_log_goes_on_where_the_last_one_ended(folder: Folder) -> None:
     for number in range(2):
-        with open_log(folder, ".build/events.jsonl") as log:
+        with folder.open_log(".build/events.jsonl") as log:
             log.add({"number": number})
     assert folder.read(".build/events.jsonl") == b'{"number":0}\n{"number":1}\n'
 
 
+def test_of_the_log_of_a_store_the_last_megabytes_are_kept(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(object_folder, "_KEPT_BYTES", 100)
+    monkeypatch.setattr(object_folder, "_MAX_LOG_BYTES", 200)
+    folder = open_folder(f"{bucket.url}/out")
+    for first in (0, 50):
+        with folder.open_log("events.jsonl") as events:
+            for number in range(first, first + 50):
+                events.add({"number": number})
+    lines = folder.read("events.jsonl").splitlines()
+    assert lines == [b'{"number":%d}' % number for number in range(100 - len(lines), 100)]
+    assert 100 <= len(b"\n".join(lines)) <= 200
+
+
 def test_a_folder_goes_to_another_process_as_plain_data(folder: Folder, tmp_path: Path) -> None:
-    assert from_record(to_record(folder)) == folder
-    assert from_record(to_record(Folder(str(tmp_path)))) == Folder(str(tmp_path))
+    assert from_record(folder.to_record()) == folder
+    assert from_record(Folder(str(tmp_path)).to_record()) == Folder(str(tmp_path))
 
 
 def test_a_store_with_conditions_takes_more_than_one_writer(folder: Folder, bucket: Bucket) -> None:
-    probed, note = ready(folder)
+    probed, note = folder.ready()
     assert (probed, note) == (folder, "")
     assert bucket.listed() == [], "the probe leaves nothing"
 
@@ -316,12 +329,12 @@ def careless(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> Iterator[Folder
 
 
 def test_a_store_without_conditions_gets_one_writer_and_a_clear_message(careless: Folder, bucket: Bucket) -> None:
-    folder, note = ready(careless)
+    folder, note = careless.ready()
     assert "ignores conditional puts" in note
     assert isinstance(folder, ObjectFolder) and not folder.conditional
     folder.write("a", b"first")
     with pytest.raises(DeterminismError):
-        folder.write("a", b"second", claimed=lambda: True)
+        folder.write("a", b"second", committed=lambda: True)
     assert bucket.get("out/a") == b"first"
     with locked(folder), pytest.raises(LockedError), locked(folder):
         raise AssertionError("two have it")
@@ -336,7 +349,7 @@ def test_a_receipt_whose_answer_is_lost_is_looked_for(
         faults = iter([fault])
         proxy.choose = lambda method, path: next(faults, "") if method == "PUT" else ""
         folder = open_folder(f"{bucket.url}/out")
-        assert folder.write("receipt", b"done", claimed=lambda: True) == digest_of(b"done")
+        assert folder.write("receipt", b"done", committed=lambda: True) == digest_of(b"done")
         assert proxy.injected.total() == 1
     assert bucket.get("out/receipt") == b"done"
     assert bucket.listed("out/") == ["out/receipt"]

@@ -5,13 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from s3 import Bucket
 from tokenmill.errors import StorageError
-from tokenmill.storage import output as log
-from tokenmill.storage.base import open_folder
 from tokenmill.storage.filesystem import LocalFileSystem
 from tokenmill.storage.local import Folder
-from tokenmill.storage.output import EventLog, open_log
+from tokenmill.storage.output import EventLog
 
 
 def test_events_are_lines_behind_those_that_were_there(tmp_path: Path) -> None:
@@ -41,16 +38,3 @@ def test_a_log_that_cannot_be_opened_is_a_typed_error(tmp_path: Path) -> None:
 
     with pytest.raises(StorageError), EventLog(Folder(str(tmp_path), Failing()), "events.jsonl"):
         pytest.fail("it was opened")
-
-
-def test_of_the_log_of_a_store_the_last_megabytes_are_kept(bucket: Bucket, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(log, "_KEPT_BYTES", 100)
-    monkeypatch.setattr(log, "_MAX_BYTES", 200)
-    folder = open_folder(f"{bucket.url}/out")
-    for first in (0, 50):
-        with open_log(folder, "events.jsonl") as events:
-            for number in range(first, first + 50):
-                events.add({"number": number})
-    lines = folder.read("events.jsonl").splitlines()
-    assert lines == [b'{"number":%d}' % number for number in range(100 - len(lines), 100)]
-    assert 100 <= len(b"\n".join(lines)) <= 200

@@ -21,8 +21,7 @@ from tokenmill.executors.forkserver import WorkerProcesses, needs_processes
 from tokenmill.formats.results import ExportResult
 from tokenmill.resources import num_cores, resolve_workers
 from tokenmill.sizes import counted, format_seconds
-from tokenmill.storage.base import is_url, local_folder, open_folder
-from tokenmill.storage.local import Folder
+from tokenmill.storage.base import Storage, is_url, local_folder, open_folder
 
 if TYPE_CHECKING:
     from tokenmill.build.pipeline import ExecutorFactory
@@ -228,9 +227,9 @@ def _prepare_on_nodes(
     )
 
 
-def check_place(layout: str, folder: Folder | None) -> None:
+def check_place(layout: str, folder: Storage | None) -> None:
     """Refuse a layout beside a dataset that is not on this machine."""
-    if folder is not None and not folder.is_local:
+    if folder is not None and is_url(folder.path):
         to = layout.partition(":")[0]
         hint = f"export it afterwards: `tokenmill.export({folder.path!r}, 'DIR', to={to!r})`"
         raise RecipeError("`layout` writes files on this machine, beside a dataset in a folder", hint=hint)

@@ -42,7 +42,7 @@ from tokenmill.dataset.manifest import Manifest, Shard, SourceTotal, Split
 from tokenmill.errors import BuildError, DamagedPieceError, Interrupted, TokenmillError
 from tokenmill.records import make_table
 from tokenmill.resources import num_cores
-from tokenmill.storage.local import Folder
+from tokenmill.storage.base import Storage
 from tokenmill.storage.output import Digest
 from tokenmill.units.receipts import (
     NO_LIMIT,
@@ -68,7 +68,7 @@ PROVENANCE_AT_ONCE = 8
 
 
 def commit(
-    folder: Folder,
+    folder: Storage,
     plan: Plan,
     receipts: Sequence[Receipt],
     *,
@@ -111,7 +111,7 @@ def commit(
         files=files,
     )
     check_totals(plan, receipts, result)
-    folder.write_parts(manifest.MANIFEST, records.sealed_parts(result), claimed=lambda: True)
+    folder.write_parts(manifest.MANIFEST, records.sealed_parts(result), committed=lambda: True)
     return result
 
 
@@ -170,7 +170,7 @@ def check_totals(plan: Plan, receipts: Iterable[Receipt], result: Manifest) -> N
 
 
 def _commit_split(
-    folder: Folder,
+    folder: Storage,
     split: str,
     groups: Iterable[ShardGroup],
     dtype: str,
@@ -188,7 +188,7 @@ def _commit_split(
 
 
 def _commit_shards(
-    folder: Folder, groups: Iterable[ShardGroup], dtype: str, intact: Mapping[str, Digest], linked: Container[str]
+    folder: Storage, groups: Iterable[ShardGroup], dtype: str, intact: Mapping[str, Digest], linked: Container[str]
 ) -> Iterator[Shard]:
     links: list[tuple[str, str, Digest]] = []
     for group in groups:
@@ -217,7 +217,7 @@ def _keep(group: ShardGroup, intact: Mapping[str, Digest]) -> Shard:
     )
 
 
-def _join(folder: Folder, group: ShardGroup, dtype: str) -> Shard:
+def _join(folder: Storage, group: ShardGroup, dtype: str) -> Shard:
     writer = ShardWriter(folder.create, group.name, dtype)
     try:
         for piece in group.pieces:
@@ -246,7 +246,7 @@ def _check_bytes(sha: hashlib._Hash, name: str, wanted: Digest) -> None:
         )
 
 
-def _commit_provenance(folder: Folder, receipts: Iterable[Receipt], intact: Mapping[str, Digest]) -> dict[str, Digest]:
+def _commit_provenance(folder: Storage, receipts: Iterable[Receipt], intact: Mapping[str, Digest]) -> dict[str, Digest]:
     """All provenance files, some of them joined concurrently: Arrow releases the interpreter lock."""
     stopped = threading.Event()
 
@@ -278,7 +278,7 @@ def _until(stopped: threading.Event, items: Iterable[T]) -> Iterator[T]:
         yield item
 
 
-def _join_provenance(folder: Folder, parts: Iterable[tuple[str, Digest]], name: str) -> Digest:
+def _join_provenance(folder: Storage, parts: Iterable[tuple[str, Digest]], name: str) -> Digest:
     def read(part: tuple[str, Digest]) -> bytes:
         place, digest = part
         data = folder.read(place)
@@ -382,11 +382,11 @@ _RECEIPTS_AT_ONCE = 64
 
 @contextlib.contextmanager
 def copying_eagerly(
-    folder: Folder, plan: Plan, splits: Sequence[str], done: Container[int], linked: set[str]
+    folder: Storage, plan: Plan, splits: Sequence[str], done: Container[int], linked: set[str]
 ) -> Iterator[Callable[[], None]]:
     """Copy shards of an object store while units run. Gives a function to call whenever another unit is `done`."""
     # Which units a token budget leaves out is known only at the end.
-    if folder.is_local or plan.identity.get("max_tokens") is not None:
+    if folder.links_are_free or plan.identity.get("max_tokens") is not None:
         yield lambda: None
         return
     follower = _Follower(folder, plan, splits, done, linked)
@@ -405,7 +405,7 @@ class _Follower:
     """Follows the units in plan order as they are done, and copies their shards."""
 
     def __init__(
-        self, folder: Folder, plan: Plan, splits: Sequence[str], done: Container[int], linked: set[str]
+        self, folder: Storage, plan: Plan, splits: Sequence[str], done: Container[int], linked: set[str]
     ) -> None:
         self._folder, self._plan, self._splits, self._done, self._linked = folder, plan, splits, done, linked
         self._changed = threading.Condition()

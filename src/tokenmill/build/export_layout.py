@@ -21,7 +21,7 @@ from tokenmill.formats.base import (
 from tokenmill.formats.convert import export
 from tokenmill.formats.results import ExportResult
 from tokenmill.recipe import Recipe
-from tokenmill.storage.base import require_space, same_disk
+from tokenmill.storage.base import Storage, require_space, same_disk
 from tokenmill.storage.local import Folder
 from tokenmill.tokenizers.spec import resolve
 
@@ -34,7 +34,7 @@ class Beside:
     options: Options
     outline: Outline
 
-    def bytes_needed(self, folder: Folder | None, dtype: str, found: Estimate, share: float) -> int:
+    def bytes_needed(self, folder: Storage | None, dtype: str, found: Estimate, share: float) -> int:
         """The bytes that the export of a share of the estimate will still write, if it is on the dataset's disk.
 
         Refuses what the export would refuse because of the number of tokens, and too little space on another disk.
@@ -68,7 +68,7 @@ def beside(text: str, recipe: Recipe) -> Beside:
     return Beside(name, options, outline)
 
 
-def _bytes_in(folder: Folder) -> int:
+def _bytes_in(folder: Storage) -> int:
     parents = [name for name in folder.names() if name != ".build" and folder.size_of(name) is None]
     return sum(sum(folder.sizes(parent).values()) for parent in ("", *parents))
 

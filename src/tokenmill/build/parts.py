@@ -40,7 +40,7 @@ from tokenmill.executors.forkserver import Message
 from tokenmill.executors.ray_cluster import check_versions, own_version
 from tokenmill.recipe import make_recipe
 from tokenmill.sources.discover import Listing
-from tokenmill.storage.base import local_folder
+from tokenmill.storage.base import Storage, local_folder
 from tokenmill.storage.local import Folder
 from tokenmill.storage.locks import locked
 from tokenmill.tokenizers.spec import TokenizerSpec, from_dataset
@@ -264,7 +264,7 @@ def _keep_nodes(told: Message) -> Message:
     return {"kind": "kept"}
 
 
-def write_nodes(folder: Folder, record: bytes) -> None:
+def write_nodes(folder: Storage, record: bytes) -> None:
     """Write the record of all nodes into a folder, unless it exists."""
     folder.make()
     if not folder.exists(manifest.NODES) or folder.read(manifest.NODES) != record:

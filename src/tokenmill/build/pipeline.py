@@ -39,10 +39,8 @@ from tokenmill.executors.base import Executor, UnitFailure
 from tokenmill.recipe import Recipe
 from tokenmill.sizes import counted, few, format_bytes
 from tokenmill.sources.files import ask
-from tokenmill.storage.base import ready
-from tokenmill.storage.local import Folder
+from tokenmill.storage.base import Storage
 from tokenmill.storage.locks import locked
-from tokenmill.storage.output import open_log
 from tokenmill.storage.scratch import Fallback, make_corner, scratch_corner
 from tokenmill.tokenizers.spec import TokenizerSpec
 from tokenmill.units import receipts as units_receipts
@@ -59,7 +57,7 @@ from tokenmill.units.task import BuildConfig, UnitTask
 
 _SLOW = ("sentencepiece", "tiktoken", "tokenizers")
 LOG = ".build/events.jsonl"
-ExecutorFactory = Callable[[Folder, BuildConfig, TokenizerSpec], Executor]
+ExecutorFactory = Callable[[Storage, BuildConfig, TokenizerSpec], Executor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,7 +79,7 @@ class BuildOptions:
     extra_bytes: Callable[[str, Estimate, float], int] = lambda _dtype, _estimate, _share: 0
 
 
-def build(recipe: Recipe, folder: Folder, options: BuildOptions) -> tuple[Manifest, bool]:
+def build(recipe: Recipe, folder: Storage, options: BuildOptions) -> tuple[Manifest, bool]:
     """The dataset of a recipe, and whether it was complete already."""
     workspace.check_ours(folder)
     starts_anew = options.restart or options.update
@@ -89,7 +87,7 @@ def build(recipe: Recipe, folder: Folder, options: BuildOptions) -> tuple[Manife
     return run_build(resolved if options.restart else workspace.as_begun(folder, resolved), folder, options)
 
 
-def run_build(resolved: ResolvedBuild, folder: Folder, options: BuildOptions) -> tuple[Manifest, bool]:
+def run_build(resolved: ResolvedBuild, folder: Storage, options: BuildOptions) -> tuple[Manifest, bool]:
     """The same for a build that is resolved already, maybe on another machine."""
     progress = Progress(options.watch)
     for note in resolved.notes:
@@ -103,7 +101,7 @@ def run_build(resolved: ResolvedBuild, folder: Folder, options: BuildOptions) ->
         return complete, True
     folder.check_no_links({*resolved.recipe.splits, *workspace.known_splits(folder), "provenance", *workspace.MADE})
     folder.make(".build")
-    folder, note = ready(folder)
+    folder, note = folder.ready()
     if note:
         progress.tell("note", message=note)
     with _locked(folder, progress):
@@ -129,7 +127,7 @@ def run_build(resolved: ResolvedBuild, folder: Folder, options: BuildOptions) ->
 
 
 @contextlib.contextmanager
-def _locked(folder: Folder, progress: Progress) -> Iterator[None]:
+def _locked(folder: Storage, progress: Progress) -> Iterator[None]:
     """Hold the lock of the output, and log what happens from here on to `.build/events.jsonl`."""
     waits: list[str] = []
 
@@ -137,14 +135,14 @@ def _locked(folder: Folder, progress: Progress) -> Iterator[None]:
         waits.append(message)
         progress.tell("waiting", message=message)
 
-    with locked(folder, tell=tell), open_log(folder, LOG) as log:
+    with locked(folder, tell=tell), folder.open_log(LOG) as log:
         progress.log_to(log)
         for message in waits:  # these were told before there was a log
             log.add({"time": round(time.time(), 3), "kind": "waiting", "message": message})
         yield
 
 
-def _finished_by_another(folder: Folder, plan: Plan) -> Manifest | None:
+def _finished_by_another(folder: Storage, plan: Plan) -> Manifest | None:
     """The dataset, if it is complete: if this process stalled, another one may have taken the lock and finished it."""
     with contextlib.suppress(TokenmillError):
         return workspace.finished(folder, plan)
@@ -152,7 +150,7 @@ def _finished_by_another(folder: Folder, plan: Plan) -> Manifest | None:
 
 
 def _build(
-    resolved: ResolvedBuild, folder: Folder, scratch: Folder | None, options: BuildOptions, progress: Progress
+    resolved: ResolvedBuild, folder: Storage, scratch: Storage | None, options: BuildOptions, progress: Progress
 ) -> Manifest:
     """Preflight, units, commit and clean-up of a build whose lock is held."""
     splits = resolved.recipe.splits
@@ -200,7 +198,7 @@ def _build(
 def _preflight(
     resolved: ResolvedBuild,
     config: BuildConfig,
-    folder: Folder,
+    folder: Storage,
     executor: Executor,
     options: BuildOptions,
     progress: Progress,
@@ -224,7 +222,7 @@ def _preflight(
     return found
 
 
-def _tell_of_damage(folder: Folder, progress: Progress) -> None:
+def _tell_of_damage(folder: Storage, progress: Progress) -> None:
     """Damaged units were replayed by now, but the user should know of a drive that loses data."""
     units, files = workspace.quarantined(folder)
     if units:
@@ -250,7 +248,7 @@ def _repeat_parity(resolved: ResolvedBuild, config: BuildConfig, executor: Execu
 
 
 @contextlib.contextmanager
-def _reporting_missing_bytes(folder: Folder, whole: int) -> Iterator[None]:
+def _reporting_missing_bytes(folder: Storage, whole: int) -> Iterator[None]:
     """Add to an error of a full disk how much is still to be written."""
     try:
         yield
@@ -264,8 +262,8 @@ def _reporting_missing_bytes(folder: Folder, whole: int) -> Iterator[None]:
 
 def _run_units(
     resolved: ResolvedBuild,
-    folder: Folder,
-    scratch: Folder | None,
+    folder: Storage,
+    scratch: Storage | None,
     executor: Executor,
     progress: Progress,
     linked: set[str],
@@ -343,18 +341,18 @@ def _run_units(
 
 
 @contextlib.contextmanager
-def _stopping(executor: Executor, folder: Folder) -> Iterator[None]:
+def _stopping(executor: Executor, folder: Storage) -> Iterator[None]:
     """On any error the workers stop before anything else is waited for."""
     try:
         yield
     except BaseException as error:
         if isinstance(error, SilentStoreError):
-            folder.leave_alone()
+            folder.back_off()
         executor.stop()
         raise
 
 
-def _num_tokens(folder: Folder, unit: int) -> int:
+def _num_tokens(folder: Storage, unit: int) -> int:
     """Tokens of a unit that was just done; 0 if its receipt cannot be read, which `_in_order` will report."""
     try:
         return read_receipt(folder, receipt_name(unit, NO_LIMIT)).tokens
@@ -363,14 +361,14 @@ def _num_tokens(folder: Folder, unit: int) -> int:
 
 
 def _in_order(
-    folder: Folder, resolved: ResolvedBuild, known: dict[int, int], budget: Budget, cut: UnitTask | None
+    folder: Storage, resolved: ResolvedBuild, known: dict[int, int], budget: Budget, cut: UnitTask | None
 ) -> Sequence[Receipt]:
     """The receipts of all units in plan order, each checked again. The dataset must have a token."""
     last, fingerprint = budget.num_units(len(resolved.plan.units)), resolved.plan.fingerprint
 
     def found() -> Iterator[Receipt]:
         # In an object store the commit itself asks for each file, and once is enough.
-        for unit, receipt in enumerate(load_receipts(folder, range(last), fingerprint, look=folder.is_local)):
+        for unit, receipt in enumerate(load_receipts(folder, range(last), fingerprint, look=folder.stat_is_cheap)):
             if receipt is None or unit not in known:
                 raise BuildError(
                     f"unit {unit} was reported done, but its receipt cannot be trusted",

@@ -20,8 +20,7 @@ from tokenmill import records
 from tokenmill.errors import DatasetError, TokenmillError
 from tokenmill.resources import positive_from_environment
 from tokenmill.storage import hub
-from tokenmill.storage.base import is_hub
-from tokenmill.storage.local import Folder
+from tokenmill.storage.base import Storage, is_hub
 from tokenmill.units.task import UnitTask
 
 FETCHED = ".build/fetched.json"
@@ -41,7 +40,7 @@ class Fetched:
 class Prefetcher:
     """Fetches the files of a build's tasks, and removes them after use. `folder` is the output of the build."""
 
-    def __init__(self, folder: Folder, root: str, limit: int | None = None) -> None:
+    def __init__(self, folder: Storage, root: str, limit: int | None = None) -> None:
         self._folder = folder
         self._root = root
         self._before = set(_noted(folder))
@@ -113,7 +112,7 @@ def _fetch(path: str) -> None:
         hub.fetch(path)
 
 
-def _noted(folder: Folder) -> tuple[str, ...]:
+def _noted(folder: Storage) -> tuple[str, ...]:
     try:
         return records.unseal(Fetched, folder.read(FETCHED, max_bytes=1 << 26), where=FETCHED).names
     except DatasetError:
@@ -122,7 +121,7 @@ def _noted(folder: Folder) -> tuple[str, ...]:
 
 @contextlib.contextmanager
 def prefetching(
-    folder: Folder, root: str, tasks: Iterator[UnitTask]
+    folder: Storage, root: str, tasks: Iterator[UnitTask]
 ) -> Iterator[tuple[Iterator[UnitTask], Callable[[int], None]]]:
     """Tasks whose files are fetched ahead if they are on the hub, and a function to call with each unit that is
     done."""

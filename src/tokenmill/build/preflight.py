@@ -32,15 +32,14 @@ from tokenmill.build.plan import Plan, make_task
 from tokenmill.dataset.bin_idx import index_bytes, numpy_dtype
 from tokenmill.executors.base import Prober
 from tokenmill.sources.base import EXPANSION, TABLES
-from tokenmill.storage.base import has_space, require_space
-from tokenmill.storage.local import Folder
+from tokenmill.storage.base import Storage, has_space, require_space
 from tokenmill.tokenizers.parity import Trial, check_parity, compare, hard_texts, open_reference
 from tokenmill.tokenizers.spec import TokenizerSpec
 from tokenmill.units.probe import DocumentCount, ProbeResult
 from tokenmill.units.task import BuildConfig, ProbeRequest, ProbeSlice, UnitTask
 
 
-def check_space(folder: Folder, whole: int) -> None:
+def check_space(folder: Storage, whole: int) -> None:
     """Raise `DiskFullError` now rather than after hours. What is written already counts."""
     if has_space(folder, whole):  # the usual case, in which a million pieces need not be listed
         return

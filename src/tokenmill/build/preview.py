@@ -35,7 +35,7 @@ from tokenmill.recipe import make_recipe
 from tokenmill.resources import MEMORY_BUDGET, num_cores, resolve_workers
 from tokenmill.sizes import counted, format_bytes, format_count, format_seconds
 from tokenmill.sources.base import Batch, text_array, text_buffers
-from tokenmill.storage.base import MARGIN_BYTES, is_url, local_folder, open_folder
+from tokenmill.storage.base import MARGIN_BYTES, Storage, is_url, local_folder, open_folder
 from tokenmill.storage.filesystem import LocalFileSystem
 from tokenmill.storage.local import Folder
 from tokenmill.tokenizers.base import Engine
@@ -189,7 +189,7 @@ def _make_request(setup: ResolvedBuild) -> ProbeRequest:
     )
 
 
-def _standing(folder: Folder, plan: Plan, *, update: bool) -> tuple[int, bool, tuple[str, ...]]:
+def _standing(folder: Storage, plan: Plan, *, update: bool) -> tuple[int, bool, tuple[str, ...]]:
     """Units done, whether the dataset stands, and what a build would refuse to go on with."""
     workspace.check_ours(folder)
     try:
@@ -238,7 +238,7 @@ class _DiscardingFolder(LocalFileSystem):
         """There is nothing."""
 
 
-def _cost(folder: Folder, work: BuildConfig, task: UnitTask, engine: Engine, clock: Clock) -> list[float]:
+def _cost(folder: Storage, work: BuildConfig, task: UnitTask, engine: Engine, clock: Clock) -> list[float]:
     """Seconds for a byte of text of the beginning of a unit; nothing if it has no text."""
     begin, text_bytes = clock(), 0
     run = UnitRun(work, task, folder)

@@ -19,7 +19,7 @@ from tokenmill.build import workspace
 from tokenmill.build.plan import Plan, make_task
 from tokenmill.build.workspace import KEPT, KEPT_PLAN
 from tokenmill.errors import OutputError, RecipeError
-from tokenmill.storage.local import Folder
+from tokenmill.storage.base import Storage
 from tokenmill.storage.output import Digest
 from tokenmill.units import receipts
 from tokenmill.units.receipts import (
@@ -37,7 +37,7 @@ from tokenmill.units.receipts import (
 _CLEAN = f"{KEPT}/clean.json"
 
 
-def start_update(folder: Folder, plan: Plan) -> None:
+def start_update(folder: Storage, plan: Plan) -> None:
     """Turn the unfinished build in a folder into one of this plan, if the recipe is the same. The lock is held."""
     finish_update(folder)
     if not folder.exists(receipts.PLAN) or workspace.is_stored(folder, plan):
@@ -59,7 +59,7 @@ def start_update(folder: Folder, plan: Plan) -> None:
     finish_update(folder)
 
 
-def finish_update(folder: Folder) -> None:
+def finish_update(folder: Storage) -> None:
     """Complete an update that was decided, if there is one."""
     if not folder.exists(KEPT_PLAN):
         return
@@ -76,13 +76,13 @@ def finish_update(folder: Folder) -> None:
     workspace.forget_kept(folder)
 
 
-def num_kept(folder: Folder, old: Plan, new: Plan) -> int:
+def num_kept(folder: Storage, old: Plan, new: Plan) -> int:
     """How many finished units an update would keep."""
     done = set(folder.names(RECEIPTS))
     return sum(f"{unit_name(was, NO_LIMIT)}.json" in done for was, _ in _matching_units(old, new))
 
 
-def _gather(folder: Folder, old: Plan, new: Plan) -> bool:
+def _gather(folder: Storage, old: Plan, new: Plan) -> bool:
     """Give what is kept its new names beside the old ones. True if there was anything to keep."""
     workspace.forget_kept(folder)
     for parent in (PIECES, RECEIPTS, REJECTS):
@@ -134,7 +134,7 @@ def _renamed(receipt: Receipt, unit: int, fingerprint: str) -> Receipt:
     )
 
 
-def _kept(folder: Folder) -> Iterable[tuple[bytes, Receipt]]:
+def _kept(folder: Storage) -> Iterable[tuple[bytes, Receipt]]:
     """Receipts that were gathered, each with its bytes."""
 
     def read(name: str) -> tuple[bytes, Receipt]:

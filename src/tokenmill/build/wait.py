@@ -20,7 +20,7 @@ from typing import TypeVar
 from tokenmill import errors, records
 from tokenmill.dataset import manifest
 from tokenmill.errors import DatasetError, Interrupted, LockedError, StorageError, TokenmillError
-from tokenmill.storage.local import Folder
+from tokenmill.storage.base import Storage
 from tokenmill.storage.locks import is_held
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ class BuildFailure:
 
 
 @contextlib.contextmanager
-def recording_failure(folder: Folder) -> Iterator[None]:
+def recording_failure(folder: Storage) -> Iterator[None]:
     """Record an error of this build for the processes that wait for it. They do not stop for an interruption."""
     folder.remove(NOTE)
     try:
@@ -52,7 +52,7 @@ def recording_failure(folder: Folder) -> Iterator[None]:
 
 
 def wait_for(
-    folder: Folder, attempt: Callable[[Callable[[], None]], T], *, timeout: float | None, tell: Callable[[str], None]
+    folder: Storage, attempt: Callable[[Callable[[], None]], T], *, timeout: float | None, tell: Callable[[str], None]
 ) -> T:
     """Retry until the lock is free. Raises the error of the build that was waited for, if it failed.
 
@@ -91,7 +91,7 @@ def wait_for(
             wait(error)
 
 
-def _note(folder: Folder) -> BuildFailure | None:
+def _note(folder: Storage) -> BuildFailure | None:
     try:
         return records.unseal(BuildFailure, folder.read(NOTE, max_bytes=1 << 20), where=NOTE)
     except (DatasetError, StorageError):

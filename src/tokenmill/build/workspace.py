@@ -35,8 +35,7 @@ from tokenmill.recipe import check_filter
 from tokenmill.sizes import few, format_time
 from tokenmill.sources.base import Source
 from tokenmill.storage import hub
-from tokenmill.storage.base import is_hub
-from tokenmill.storage.local import Folder
+from tokenmill.storage.base import Storage, is_hub
 from tokenmill.storage.locks import LOCK, locked
 from tokenmill.storage.output import TEMP_SUFFIX, Digest, is_temp
 from tokenmill.storage.scratch import leave_corner
@@ -101,7 +100,7 @@ class Clean:
     units: tuple[int, ...]
 
 
-def check_ours(folder: Folder) -> None:
+def check_ours(folder: Storage) -> None:
     """Refuse a folder that holds something else."""
     folder.check_place()
     names = folder.names()
@@ -113,13 +112,13 @@ def check_ours(folder: Folder) -> None:
         )
 
 
-def _is_ours(folder: Folder) -> bool:
+def _is_ours(folder: Storage) -> bool:
     """Whether a manifest or a plan of ours is there, or a build that has only just begun."""
     # Another process may begin between two looks.
     return _has_plan(folder) or _has_begun(folder) or _has_plan(folder)
 
 
-def _has_plan(folder: Folder) -> bool:
+def _has_plan(folder: Storage) -> bool:
     if folder.exists(manifest.MANIFEST):
         with contextlib.suppress(DatasetError):
             manifest.load_manifest(folder)
@@ -129,7 +128,7 @@ def _has_plan(folder: Folder) -> bool:
     return False
 
 
-def _has_begun(folder: Folder) -> bool:
+def _has_begun(folder: Storage) -> bool:
     # In an object store a folder goes with the last of its objects: there is nothing between the probe and the lock.
     return folder.names() in ([], [".build"]) and all(
         f".build/{name}" in _BEGUN or name.endswith(TEMP_SUFFIX) or name.startswith("probe-")
@@ -137,7 +136,7 @@ def _has_begun(folder: Folder) -> bool:
     )
 
 
-def finished(folder: Folder, plan: Plan) -> Manifest | None:
+def finished(folder: Storage, plan: Plan) -> Manifest | None:
     """The manifest of a dataset that stands and is this plan's; None if there is none yet."""
     if not folder.exists(manifest.MANIFEST):
         return None
@@ -164,13 +163,13 @@ def finished(folder: Folder, plan: Plan) -> Manifest | None:
     return found
 
 
-def quick_check(folder: Folder, found: Manifest) -> None:
+def quick_check(folder: Storage, found: Manifest) -> None:
     """Raise `DatasetError` unless every file is there with its size, and every index fits its tokens."""
     for name, what in wrong_structure(folder, found):
         raise DatasetError(f"{folder.at(name)} {what}", hint="run tokenmill repair")
 
 
-def enter(folder: Folder, setup: ResolvedBuild, *, restart: bool) -> None:
+def enter(folder: Storage, setup: ResolvedBuild, *, restart: bool) -> None:
     """Make the folder this plan's, or find that it is. The lock is held."""
     plan = setup.plan
     # One that was killed before its first unit gives way: a branch of the hub may have moved on since.
@@ -183,7 +182,7 @@ def enter(folder: Folder, setup: ResolvedBuild, *, restart: bool) -> None:
     check_begun(folder, plan)
 
 
-def check_begun(folder: Folder, plan: Plan) -> None:
+def check_begun(folder: Storage, plan: Plan) -> None:
     """Refuse an unfinished build of another plan, or of sources that changed since, of which a unit was begun."""
     if not folder.exists(PLAN) or is_stored(folder, plan) or not has_work(folder):
         return
@@ -197,22 +196,22 @@ def check_begun(folder: Folder, plan: Plan) -> None:
     _check_pins(found.sources, plan.sources, hint=_OTHER_SOURCES)
 
 
-def has_work(folder: Folder) -> bool:
+def has_work(folder: Storage) -> bool:
     """Whether a unit may have been begun. The job is written before the first of them."""
     return folder.exists(JOB) or any(folder.names(name) for name in (RECEIPTS, PACKS))
 
 
-def is_stored(folder: Folder, plan: Plan) -> bool:
+def is_stored(folder: Storage, plan: Plan) -> bool:
     """Whether the folder's plan is this one to the last pin, without making a second one of it in memory."""
     return records.seal_of(_plan_blocks(folder)) == records.digest(plan)
 
 
-def _plan_blocks(folder: Folder) -> Iterator[memoryview]:
+def _plan_blocks(folder: Storage) -> Iterator[memoryview]:
     """The plan's text; a `DatasetError` if it is larger than any plan, which would take for ever to read."""
     return folder.blocks(PLAN, max_bytes=records.MAX_RECORD_BYTES)
 
 
-def start_over(folder: Folder, *, but: Sequence[str] = ()) -> None:
+def start_over(folder: Storage, *, but: Sequence[str] = ()) -> None:
     """Remove a build and its dataset, `but` for some of it, and nothing that tokenmill did not write."""
     splits = known_splits(folder)
     folder.check_no_links((*splits, "provenance"))
@@ -236,7 +235,7 @@ def start_over(folder: Folder, *, but: Sequence[str] = ()) -> None:
             folder.remove_tree(f".build/{name}")
 
 
-def known_splits(folder: Folder) -> set[str]:
+def known_splits(folder: Storage) -> set[str]:
     """The splits that the manifest or the job of a folder names."""
     splits: set[str] = set()
     with contextlib.suppress(DatasetError):
@@ -246,7 +245,7 @@ def known_splits(folder: Folder) -> set[str]:
     return splits
 
 
-def forget_kept(folder: Folder) -> None:
+def forget_kept(folder: Storage) -> None:
     """Remove what an update gathered: its decision first, which must not come back alone."""
     found = folder.stat(KEPT)
     if found is not None and found.is_folder:
@@ -256,17 +255,17 @@ def forget_kept(folder: Folder) -> None:
         folder.remove_tree(KEPT)
 
 
-def load_plan(folder: Folder) -> Plan:
+def load_plan(folder: Storage) -> Plan:
     plan = records.unseal(Plan, folder.read(PLAN), where=folder.at(PLAN))
     check_plan(plan, where=folder.at(PLAN))
     return plan
 
 
-def save_job(folder: Folder, job: BuildRecord) -> None:
+def save_job(folder: Storage, job: BuildRecord) -> None:
     folder.replace(JOB, records.seal(job))
 
 
-def load_job(folder: Folder) -> BuildRecord:
+def load_job(folder: Storage) -> BuildRecord:
     """The job of a build."""
     job = records.unseal(BuildRecord, folder.read(JOB), where=folder.at(JOB))
     for name in job.work.split_names:
@@ -275,7 +274,7 @@ def load_job(folder: Folder) -> BuildRecord:
     return replace(job, work=replace(job.work, scratch=None))
 
 
-def as_before(folder: Folder, recipe: Recipe) -> Recipe:
+def as_before(folder: Storage, recipe: Recipe) -> Recipe:
     """The recipe with datasets of the hub at the commit that the build in this folder began with: branches move on."""
     try:
         root = load_job(folder).work.root
@@ -289,7 +288,7 @@ def as_before(folder: Folder, recipe: Recipe) -> Recipe:
     return replace(recipe, sources=sources, val_sources=val_sources)
 
 
-def as_begun(folder: Folder, setup: ResolvedBuild) -> ResolvedBuild:
+def as_begun(folder: Storage, setup: ResolvedBuild) -> ResolvedBuild:
     """The build as it was cut when it began in this folder: version 0.1 put any number of small files into a unit."""
     if setup.formerly is None:
         return setup
@@ -311,7 +310,7 @@ def _with_fingerprint(fingerprint: str, setup: ResolvedBuild) -> ResolvedBuild:
     return before if fingerprint == before.plan.fingerprint else setup
 
 
-def keep_tokenizer(folder: Folder, spec: TokenizerSpec) -> Digest | None:
+def keep_tokenizer(folder: Storage, spec: TokenizerSpec) -> Digest | None:
     """Put the tokenizer's content into the dataset, so that it can be decoded anywhere."""
     if spec.file_name is None:
         return None
@@ -319,13 +318,13 @@ def keep_tokenizer(folder: Folder, spec: TokenizerSpec) -> Digest | None:
     return folder.write(spec.file_name, spec.content)
 
 
-def trusted_receipts(folder: Folder, plan: Plan) -> Iterator[Receipt]:
+def trusted_receipts(folder: Storage, plan: Plan) -> Iterator[Receipt]:
     """Receipts of units that were done at the last clean stop. All others are rehashed by workers."""
     found = load_receipts(folder, clean_units(folder, plan), plan.fingerprint)
     return (receipt for receipt in found if receipt is not None)
 
 
-def clean_units(folder: Folder, plan: Plan) -> list[int]:
+def clean_units(folder: Storage, plan: Plan) -> list[int]:
     """Units that were done at the last clean stop."""
     try:
         clean = records.unseal(Clean, folder.read(CLEAN), where=CLEAN)
@@ -336,41 +335,41 @@ def clean_units(folder: Folder, plan: Plan) -> list[int]:
     return [unit for unit in clean.units if 0 <= unit < len(plan.units)]
 
 
-def num_receipts(folder: Folder) -> int:
+def num_receipts(folder: Storage) -> int:
     """How many whole units have a receipt, whether or not it will hold."""
     return sum(name.count(".") == 1 for name in folder.names(RECEIPTS))
 
 
-def quarantined(folder: Folder) -> tuple[int, int]:
+def quarantined(folder: Storage) -> tuple[int, int]:
     """Units of which a file did not hold since the build began, and how many files are kept of them."""
     found = [match for name in folder.names(QUARANTINE) if (match := _OF_A_UNIT.fullmatch(name))]
     return len({match[1] for match in found}), len(found)
 
 
-def note_clean_stop(folder: Folder, plan: Plan, known: Iterable[int]) -> None:
+def note_clean_stop(folder: Storage, plan: Plan, known: Iterable[int]) -> None:
     """Write down which units need no rehash at the next start."""
     if units := tuple(sorted(known)):
         with contextlib.suppress(StorageError):  # a full disk: the next start just rehashes
             folder.replace(CLEAN, records.seal(Clean(fingerprint=plan.fingerprint, units=units)))
 
 
-def distrust(folder: Folder) -> None:
+def distrust(folder: Storage) -> None:
     """Have every unit hashed again at the next start."""
     folder.remove(CLEAN)
 
 
-def bytes_done(folder: Folder) -> int:
+def bytes_done(folder: Storage) -> int:
     """How much of the output is there already."""
     return sum(folder.sizes(PIECES).values())
 
 
-def sweep(folder: Folder, splits: Iterable[str]) -> None:
+def sweep(folder: Storage, splits: Iterable[str]) -> None:
     """Remove the temp files of a build that was stopped."""
     for name in (*SWEPT, *splits):
         folder.sweep(name)
 
 
-def clean_up(folder: Folder, local: Folder | None) -> None:
+def clean_up(folder: Storage, local: Storage | None) -> None:
     """After the manifest: pieces have become shards, and their own names are not needed any more."""
     pieces = (name for name in folder.names(PIECES) if not name.endswith(PROVENANCE_SUFFIX))
     while some := list(itertools.islice(pieces, REMOVED_AT_ONCE)):
@@ -382,7 +381,7 @@ def clean_up(folder: Folder, local: Folder | None) -> None:
         leave_corner(local)
 
 
-def tidy(folder: Folder, splits: Iterable[str], local: Folder | None) -> None:
+def tidy(folder: Storage, splits: Iterable[str], local: Storage | None) -> None:
     """Do the rest of a build or repair that was stopped behind its manifest, if nobody is at it.
 
     A dataset is a dataset all the same, so a folder that cannot be written to stays as it is.
@@ -417,7 +416,7 @@ def _differences(found: Manifest, plan: Plan) -> list[str]:
     return differences(old_plan, new_plan)
 
 
-def what_was_compared(folder: Folder) -> str:
+def what_was_compared(folder: Storage) -> str:
     """What a user should know of a finished dataset that is taken as it is; "" if its sources were compared."""
     if folder.exists(PLAN):
         return ""
@@ -425,7 +424,7 @@ def what_was_compared(folder: Folder) -> str:
     return f"{said}; if they may have changed, start over with `restart=True`"
 
 
-def _check_not_newer(folder: Folder, plan: Plan) -> None:
+def _check_not_newer(folder: Storage, plan: Plan) -> None:
     """Refuse sources that were written after the dataset: without its plan, nothing shows that they are the same."""
     found = folder.stat(manifest.MANIFEST)
     written = found.modified if found is not None else 0
@@ -457,7 +456,7 @@ SOURCE_CHANGED = "put the old file back, with its time, or prepare the dataset a
 _PREPARE_AGAIN = "prepare it again, with `restart=True` here or into another folder, and compare the two manifests"
 
 
-def reopen(folder: Folder, filter: str | None) -> tuple[Plan, BuildRecord]:
+def reopen(folder: Storage, filter: str | None) -> tuple[Plan, BuildRecord]:
     """Plan and job of a finished build. Code that a folder names is run only if the caller names it too."""
     if folder.exists(REQUEST):
         raise DatasetError(
@@ -483,7 +482,7 @@ def reopen(folder: Folder, filter: str | None) -> tuple[Plan, BuildRecord]:
     return plan, job
 
 
-def find_receipt(folder: Folder, plan: Plan, key: Key) -> Receipt | None:
+def find_receipt(folder: Storage, plan: Plan, key: Key) -> Receipt | None:
     """A receipt, if it is there and can be read. Its pieces may be gone: they became shards."""
     try:
         receipt = read_receipt(folder, receipt_name(*key))
@@ -492,12 +491,12 @@ def find_receipt(folder: Folder, plan: Plan, key: Key) -> Receipt | None:
     return receipt if (receipt.key, receipt.fingerprint) == (key, plan.fingerprint) else None
 
 
-def whole_receipts(folder: Folder, plan: Plan) -> Iterator[Receipt | None]:
+def whole_receipts(folder: Storage, plan: Plan) -> Iterator[Receipt | None]:
     """The receipt of every unit, in order, as long as they are asked for."""
     return folder.each(partial(find_receipt, folder, plan), ((unit, NO_LIMIT) for unit in range(len(plan.units))))
 
 
-def dataset_receipts(folder: Folder, plan: Plan) -> Sequence[Receipt]:
+def dataset_receipts(folder: Storage, plan: Plan) -> Sequence[Receipt]:
     """The receipts that the dataset consists of, in order: a token budget may have cut it short."""
 
     def found() -> Iterator[Receipt]:

@@ -258,7 +258,7 @@ SHOWN_IDS = 20
 def describe(path: str) -> dict[str, Any]:
     """A dataset in numbers, and which node has what of it. Where no part of it is, that alone."""
     folder = open_folder(path)
-    nodes = nodes_record(placement.load_nodes(folder)) if folder.is_local else {}
+    nodes = nodes_record(placement.load_nodes(folder))
     if nodes and not folder.exists(manifests.MANIFEST):
         return {"path": folder.path, **nodes}
     manifest = open_dataset(path).manifest

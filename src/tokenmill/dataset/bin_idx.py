@@ -27,8 +27,9 @@ import numpy.typing as npt
 
 from tokenmill.dataset.manifest import Manifest, Shard
 from tokenmill.errors import AccessError, BuildError, DatasetError, RecipeError, StorageError
+from tokenmill.storage.base import Storage
 from tokenmill.storage.filesystem import explained
-from tokenmill.storage.local import Folder, SizeOf
+from tokenmill.storage.local import SizeOf
 from tokenmill.storage.memory_maps import map_file
 from tokenmill.storage.output import Digest, Output
 
@@ -135,7 +136,7 @@ def document_starts(path: str, num_documents: int) -> npt.NDArray[np.int64]:
         return map_file(path, "<i8", offset=HEADER.size + 4 * num_documents, count=num_documents)
 
 
-def check_structure(folder: Folder, shard: Shard, dtype: str) -> None:
+def check_structure(folder: Storage, shard: Shard, dtype: str) -> None:
     """Raise `DatasetError` unless a pair has the right sizes and header. Reads no tokens."""
     check_sizes(shard, dtype, folder.size_of, where=folder.path)
     check_header(folder, shard, dtype)
@@ -155,7 +156,7 @@ def check_sizes(shard: Shard, dtype: str, size_of: SizeOf, *, where: str) -> Non
             raise DatasetError(f"{where}/{name}: {found} bytes, but {what} need {size}", hint=_HINT)
 
 
-def check_header(folder: Folder, shard: Shard, dtype: str) -> None:
+def check_header(folder: Storage, shard: Shard, dtype: str) -> None:
     """Raise `DatasetError` unless an .idx has the header of this shard."""
     name = f"{shard.name}.idx"
     _check_header(folder.head(name, HEADER.size), shard, dtype, where=folder.at(name))
@@ -176,7 +177,7 @@ def _check_header(data: bytes, shard: Shard, dtype: str, *, where: str) -> None:
         )
 
 
-def wrong_structure(folder: Folder, manifest: Manifest) -> Iterator[Defect]:
+def wrong_structure(folder: Storage, manifest: Manifest) -> Iterator[Defect]:
     """Files that differ from the manifest, in its order. Sizes come from listings, and headers are read in parallel."""
     size_of = folder.sizes_in(sorted({*map(os.path.dirname, manifest.files), *manifest.splits}))
     yield from _wrong_sizes(manifest.files, size_of)
@@ -198,7 +199,7 @@ def _wrong_sizes(files: dict[str, Digest], size_of: SizeOf) -> Iterator[Defect]:
             yield name, f"has {size} bytes, expected {digest.bytes}"
 
 
-def _wrong_shard(folder: Folder, shard: Shard, dtype: str, size_of: SizeOf) -> Iterator[Defect]:
+def _wrong_shard(folder: Storage, shard: Shard, dtype: str, size_of: SizeOf) -> Iterator[Defect]:
     files = {f"{shard.name}.bin": shard.bin, f"{shard.name}.idx": shard.idx}
     wrong = list(_wrong_sizes(files, size_of))
     yield from wrong

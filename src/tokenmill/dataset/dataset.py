@@ -25,6 +25,7 @@ from tokenmill.dataset import manifest as manifests
 from tokenmill.dataset.bin_idx import Tokens, check_structure, document_starts, map_tokens, numpy_dtype
 from tokenmill.dataset.manifest import Manifest, Nodes, Shard
 from tokenmill.errors import DatasetError, RecipeError, UnknownSplitError
+from tokenmill.storage.base import Storage
 from tokenmill.storage.filesystem import explained
 from tokenmill.storage.local import Folder
 from tokenmill.storage.memory_maps import Map, map_file
@@ -43,7 +44,7 @@ MAX_MAPS = 40_000
 class Dataset:
     """A finished dataset. `dataset["train"]` is a split; `path` is the folder with its files on this machine."""
 
-    def __init__(self, folder: Folder, manifest: Manifest) -> None:
+    def __init__(self, folder: Storage, manifest: Manifest) -> None:
         self.path = folder.path
         self.manifest = manifest
         self._decoder = Decoder(folder.path, manifest.tokenizer)
@@ -103,7 +104,7 @@ class Dataset:
 class TokenSplit:
     """The documents of a split, in order, across all of its shards."""
 
-    def __init__(self, folder: Folder, shards: Sequence[Shard], manifest: Manifest, decoder: Decoder) -> None:
+    def __init__(self, folder: Storage, shards: Sequence[Shard], manifest: Manifest, decoder: Decoder) -> None:
         self.dtype = manifest.dtype
         self.eot: str = manifest.identity.get("eot", "none")
         self.eot_id: int | None = manifest.tokenizer.get("eot_id")

@@ -26,7 +26,7 @@ from typing import Any
 from tokenmill import records
 from tokenmill.errors import DatasetError, RecipeError
 from tokenmill.records import convert
-from tokenmill.storage.local import Folder
+from tokenmill.storage.base import Storage
 from tokenmill.storage.output import Digest
 
 MANIFEST = "dataset.json"
@@ -215,7 +215,7 @@ def _check_sums(manifest: Manifest, where: str) -> None:
         )
 
 
-def load_manifest(folder: Folder) -> Manifest:
+def load_manifest(folder: Storage) -> Manifest:
     """The manifest of a dataset folder."""
     if not folder.exists(MANIFEST):
         hint = (
@@ -327,7 +327,7 @@ def describe_nodes(manifest: Manifest, digest: Digest, *, host: str, path: str) 
     return PartLocation(host=host, path=path, splits=splits, manifest=digest)
 
 
-def load_nodes(folder: Folder) -> Nodes | None:
+def load_nodes(folder: Storage) -> Nodes | None:
     """The `nodes.json` in a folder, beside a part or alone; None if there is none."""
     if not folder.exists(NODES):
         return None

@@ -14,7 +14,7 @@ from typing import Protocol
 
 from tokenmill import errors
 from tokenmill.executors.forkserver import Message, WorkerProcesses, needs_processes
-from tokenmill.storage.local import Folder
+from tokenmill.storage.base import Storage
 from tokenmill.tokenizers.parity import Trial
 from tokenmill.tokenizers.spec import TokenizerSpec
 from tokenmill.units.probe import ProbeResult
@@ -101,7 +101,7 @@ def is_final(error: errors.TokenmillError, tries: int) -> bool:
 
 
 def open_executor(
-    workers: int, processes: WorkerProcesses | None, folder: Folder, config: BuildConfig, spec: TokenizerSpec
+    workers: int, processes: WorkerProcesses | None, folder: Storage, config: BuildConfig, spec: TokenizerSpec
 ) -> Executor:
     """The executor for units of this machine. `processes` are workers that were started early, if there are any."""
     if needs_processes(workers, folder):

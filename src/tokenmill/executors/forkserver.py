@@ -31,7 +31,7 @@ from multiprocessing.connection import Connection
 from typing import Any, NoReturn
 
 from tokenmill.errors import BuildError, TokenmillError, hint_for
-from tokenmill.storage.local import Folder
+from tokenmill.storage.base import Storage
 
 # Collecting garbage while loading finds none and makes loading slower.
 _PROGRAM = """
@@ -201,10 +201,10 @@ def receive(link: Connection) -> Message:
     return json.loads(link.recv_bytes())  # type: ignore[no-any-return]  # messages are objects
 
 
-def needs_processes(workers: int, folder: Folder) -> bool:
+def needs_processes(workers: int, folder: Storage) -> bool:
     """Whether units run in processes of their own. With an object store even a single worker does: it encodes a unit
     while the one before is uploaded."""
-    return workers > 1 or not folder.is_local
+    return workers > 1 or not folder.writes_are_fast
 
 
 class WorkerProcesses:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from tokenmill import errors
 from tokenmill.executors.base import MAX_TRIES, Listener, UnitFailure, is_final, is_silent
 from tokenmill.executors.forkserver import Message
-from tokenmill.storage.local import Folder
+from tokenmill.storage.base import Storage
 from tokenmill.tokenizers.base import Engine
 from tokenmill.tokenizers.engine import EngineHolder
 from tokenmill.tokenizers.parity import Trial, try_engine
@@ -41,7 +41,7 @@ class InProcess:
 
     workers = 1
 
-    def __init__(self, folder: Folder, config: BuildConfig, spec: TokenizerSpec, engine: Engine) -> None:
+    def __init__(self, folder: Storage, config: BuildConfig, spec: TokenizerSpec, engine: Engine) -> None:
         self._folder = folder
         self._config = config
         self._engine = EngineHolder(spec, engine)

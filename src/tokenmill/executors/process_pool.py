@@ -22,8 +22,7 @@ import msgspec
 from tokenmill import errors, records
 from tokenmill.executors.base import MAX_TRIES, Listener, UnitFailure, judge
 from tokenmill.executors.forkserver import Message, WorkerProcesses
-from tokenmill.storage.base import to_record
-from tokenmill.storage.local import Folder
+from tokenmill.storage.base import Storage
 from tokenmill.tokenizers.parity import Trial
 from tokenmill.tokenizers.spec import TokenizerSpec
 from tokenmill.units.probe import ProbeResult
@@ -33,7 +32,7 @@ from tokenmill.units.task import BuildConfig, ProbeRequest, UnitTask
 class ProcessPool:
     """An executor of several processes."""
 
-    def __init__(self, processes: WorkerProcesses, folder: Folder, config: BuildConfig, spec: TokenizerSpec) -> None:
+    def __init__(self, processes: WorkerProcesses, folder: Storage, config: BuildConfig, spec: TokenizerSpec) -> None:
         self.workers = processes.workers
         self._processes = processes
         self._idle: list[Connection] = []
@@ -41,7 +40,7 @@ class ProcessPool:
         processes.configure(
             {
                 "path": sys.path,
-                "output": to_record(folder),
+                "output": folder.to_record(),
                 "work": dataclasses.asdict(config),
                 "tokenizer": spec.describe(),
             }

@@ -49,7 +49,7 @@ from tokenmill.executors.ray_cluster import (
 )
 from tokenmill.executors.worker import answer_to
 from tokenmill.resources import positive_from_environment, start_arrow
-from tokenmill.storage.base import from_record, to_record
+from tokenmill.storage.base import Storage, from_record
 from tokenmill.storage.local import Folder
 from tokenmill.tokenizers.engine import EngineHolder, open_engine
 from tokenmill.tokenizers.parity import Trial
@@ -76,7 +76,7 @@ class RayExecutor:
     """Units on the actors of a cluster; `workers` limits how many there are, and is the size of a local Ray."""
 
     def __init__(
-        self, folder: Folder, config: BuildConfig, spec: TokenizerSpec, *, address: str | None, workers: int | None
+        self, folder: Storage, config: BuildConfig, spec: TokenizerSpec, *, address: str | None, workers: int | None
     ) -> None:
         wanted = workers if workers is not None else positive_from_environment("DATASET_NUM_PROC")
         self._ours = connect(address, wanted)
@@ -90,7 +90,7 @@ class RayExecutor:
         self._limit, self._looked = 0, -LOOK_SECONDS
         configuration = {
             "path": sys.path,
-            "output": to_record(folder),
+            "output": folder.to_record(),
             "work": asdict(config),
             "tokenizer": spec.describe(),
             "version": own_version(),
@@ -220,7 +220,7 @@ class UnitActor:
     """The actor itself. An error of a call is part of its answer."""
 
     _computing: threading.Lock
-    _folder: Folder
+    _folder: Storage
     _config: BuildConfig
     _spec: TokenizerSpec
     _engine: EngineHolder

@@ -45,7 +45,7 @@ from tokenmill.formats.base import (
 )
 from tokenmill.sizes import format_time, parse_size
 from tokenmill.storage import memory_maps
-from tokenmill.storage.base import cache_path, local_folder, open_folder
+from tokenmill.storage.base import Storage, cache_path, local_folder, open_folder
 from tokenmill.storage.local import Folder
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def open(
     folder = open_folder(path)
     if cache_bytes is not None:
         parse_size(cache_bytes, name="cache_bytes")
-    if not folder.is_local:
+    if not folder.can_map:
         return Dataset(*open_remote(folder, cache=cache, cache_bytes=cache_bytes))
     if layout is None and folder.exists(manifests.MANIFEST):
         return Dataset(folder, manifests.load_manifest(folder))
@@ -89,7 +89,7 @@ def open(
 
 
 def open_remote(
-    source: Folder, *, cache: str | os.PathLike[str] | None, cache_bytes: int | str | None
+    source: Storage, *, cache: str | os.PathLike[str] | None, cache_bytes: int | str | None
 ) -> tuple[CachedFolder, Manifest]:
     """The local cache of a remote dataset, and its manifest."""
     # These load the client of object stores, which local files do not need.

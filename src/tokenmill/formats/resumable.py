@@ -25,8 +25,7 @@ from tokenmill.dataset.manifest import check_name
 from tokenmill.errors import DatasetError, Interrupted, OutputError, RecipeError, TokenmillError
 from tokenmill.formats.base import Files, OutputPart, PartReceipt
 from tokenmill.sizes import few
-from tokenmill.storage.base import require_space, same_disk
-from tokenmill.storage.local import Folder
+from tokenmill.storage.base import Storage, require_space, same_disk
 from tokenmill.storage.locks import LOCK, locked, telling
 from tokenmill.storage.memory_maps import fast_digest
 from tokenmill.storage.output import Digest, Output, is_temp
@@ -76,7 +75,7 @@ def make_request(**about: Any) -> ConversionRequest:
 
 
 def check_output(
-    folder: Folder, request: ConversionRequest, *, what: str, ignore: Collection[str] = (), hint: str = _RESTART_HINT
+    folder: Storage, request: ConversionRequest, *, what: str, ignore: Collection[str] = (), hint: str = _RESTART_HINT
 ) -> None:
     """Refuse a folder that has the files of another request, or other files that are not in `ignore`."""
     folder.check_place()
@@ -98,12 +97,12 @@ def check_output(
         )
 
 
-def _has_begun(folder: Folder) -> bool:
+def _has_begun(folder: Storage) -> bool:
     """Whether .build has only what a conversion writes before its request."""
     return all(name in ("lock", "receipts", "quarantine") or is_temp(name) for name in folder.names(".build"))
 
 
-def is_of_other_content(folder: Folder, request: ConversionRequest) -> bool:
+def is_of_other_content(folder: Storage, request: ConversionRequest) -> bool:
     """Whether the folder has the files of this request, made from other content."""
     if not folder.exists(REQUEST):
         return False
@@ -111,7 +110,7 @@ def is_of_other_content(folder: Folder, request: ConversionRequest) -> bool:
     return before != request and _same_except_content(before, request)
 
 
-def start_over(folder: Folder, watch: Watcher | None = None) -> None:
+def start_over(folder: Storage, watch: Watcher | None = None) -> None:
     """Remove what an earlier conversion wrote here, and nothing else. `LockedError` if it is still running."""
     if not folder.exists(REQUEST):
         return
@@ -128,7 +127,7 @@ def start_over(folder: Folder, watch: Watcher | None = None) -> None:
     folder.remove_empty(".build")
 
 
-def _remove_files(folder: Folder, receipt_name: str) -> None:
+def _remove_files(folder: Storage, receipt_name: str) -> None:
     with contextlib.suppress(DatasetError):
         receipt = records.unseal(PartReceipt, folder.read(receipt_name), where=receipt_name)
         for file in receipt.files:
@@ -138,7 +137,7 @@ def _remove_files(folder: Folder, receipt_name: str) -> None:
 
 
 def run_conversion(
-    folder: Folder,
+    folder: Storage,
     request: ConversionRequest,
     parts: Sequence[OutputPart],
     finish: Finish,
@@ -165,12 +164,12 @@ def run_conversion(
 
 
 def _convert(
-    folder: Folder,
+    folder: Storage,
     request: ConversionRequest,
     parts: Sequence[OutputPart],
     finish: Finish,
     threads: int,
-    local: Folder | None,
+    local: Storage | None,
     watch: Watcher | None,
 ) -> Conversion:
     folder.check_no_links(folder.names())
@@ -193,7 +192,7 @@ def _convert(
 class _ConversionRun:
     """A conversion while its threads are running."""
 
-    def __init__(self, folder: Folder, local: Folder | None, fingerprint: str, watch: Watcher | None) -> None:
+    def __init__(self, folder: Storage, local: Storage | None, fingerprint: str, watch: Watcher | None) -> None:
         self.folder, self.local = folder, local
         self.fingerprint = fingerprint
         self._is_stopped = False
@@ -265,9 +264,9 @@ class _ConversionRun:
         try:
             facts = part.write(files)
             name = _receipt_name(part.name)
-            digests = self.folder.publish(files.outputs, claimed=lambda: self.folder.exists(name))
+            digests = self.folder.publish(files.outputs, committed=lambda: self.folder.exists(name))
             receipt = PartReceipt(fingerprint=self.fingerprint, part=part.name, files=digests, facts=facts)
-            self.folder.write(name, records.seal(receipt), claimed=lambda: True)
+            self.folder.write(name, records.seal(receipt), committed=lambda: True)
         except BaseException:
             files.discard()
             raise
@@ -352,19 +351,19 @@ def _receipt_name(part: str) -> str:
     return f"{RECEIPTS}/{part.replace('/', '-')}.json"
 
 
-def _sweep(folder: Folder) -> None:
+def _sweep(folder: Storage) -> None:
     """Remove the temp files of an interrupted writer."""
     for name in _written_folders(folder):
         with contextlib.suppress(TokenmillError):
             folder.sweep(name)
 
 
-def _remove_empty(folder: Folder, name: str) -> None:
+def _remove_empty(folder: Storage, name: str) -> None:
     if name:
         folder.remove_empty(name)
 
 
-def _written_folders(folder: Folder) -> Iterator[str]:
+def _written_folders(folder: Storage) -> Iterator[str]:
     yield from ("", ".build", RECEIPTS)
     for name in folder.names():
         found = folder.stat(name)

@@ -61,8 +61,7 @@ from tokenmill.formats.base import (
 from tokenmill.formats.open import open_in_place
 from tokenmill.formats.results import ExportResult
 from tokenmill.sizes import parse_size
-from tokenmill.storage.base import local_folder
-from tokenmill.storage.local import Folder
+from tokenmill.storage.base import Storage, local_folder
 from tokenmill.storage.memory_maps import open_plain
 from tokenmill.storage.output import Digest
 
@@ -258,7 +257,7 @@ def consolidate(
     return result
 
 
-def _parts_without_shards(folder: Folder) -> tuple[list[OutputPart], dict[str, Any]]:
+def _parts_without_shards(folder: Storage) -> tuple[list[OutputPart], dict[str, Any]]:
     """The files of an earlier call, which are checked and not written again, and the request of that call."""
     from tokenmill.formats.resumable import PINS, REQUEST, ConversionRequest
 

@@ -55,6 +55,7 @@ from tokenmill.loader.batches import (
 )
 from tokenmill.loader.page_cache import read_ahead
 from tokenmill.permutation import Order
+from tokenmill.storage.base import Storage
 from tokenmill.storage.filesystem import explained
 from tokenmill.storage.local import Folder
 from tokenmill.storage.memory_maps import fast_digest, map_file
@@ -178,7 +179,7 @@ def check_packing(kind: str, seq_len: int) -> int:
     return arguments.whole("seq_len", seq_len, least=1, most=_MAX_SEQ_LEN, hint=most)
 
 
-def _load(folder: Folder, spec: PackingSpec) -> Packing | None:
+def _load(folder: Storage, spec: PackingSpec) -> Packing | None:
     """The stored plan, mapped, if it is intact and has this spec."""
     with contextlib.suppress(*_STORAGE_ERRORS):
         name = f"{spec.name}.json"
@@ -188,7 +189,7 @@ def _load(folder: Folder, spec: PackingSpec) -> Packing | None:
     return None
 
 
-def _store(folder: Folder, spec: PackingSpec, rows: PackedRows) -> Packing:
+def _store(folder: Storage, spec: PackingSpec, rows: PackedRows) -> Packing:
     folder.make(FOLDER)
     if (found := _load(folder, spec)) is not None:  # another rank has stored it
         return found

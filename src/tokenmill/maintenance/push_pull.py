@@ -25,7 +25,7 @@ from tokenmill.dataset import manifest
 from tokenmill.dataset.manifest import Manifest, Shard, Split
 from tokenmill.errors import DatasetError, Interrupted, OutputError, RecipeError
 from tokenmill.sizes import counted, format_bytes, format_seconds
-from tokenmill.storage.base import open_folder, ready, require_space
+from tokenmill.storage.base import Storage, is_url, open_folder, require_space
 from tokenmill.storage.local import Folder
 from tokenmill.storage.locks import locked, telling
 from tokenmill.storage.memory_maps import fast_digest
@@ -68,11 +68,11 @@ def push(
 ) -> TransferResult:
     """Put a dataset of this machine to a URL. Called again, it moves what is missing or wrong there."""
     source, target = open_folder(dataset, name="dataset"), open_folder(url, name="url")
-    if not source.is_local or target.is_local:
+    if is_url(source.path) or not is_url(target.path):
         raise RecipeError(
             "push goes from a folder to a URL", hint="write it like `tokenmill.push('data/owt', 's3://bucket/owt')`"
         )
-    target, _ = ready(target)
+    target, _ = target.ready()
     return _move(source, target, partial(_put, source, target), split, shards, workers, watch)
 
 
@@ -87,7 +87,7 @@ def pull(
 ) -> TransferResult:
     """Get a dataset from a URL to a folder. Called again, also after a kill, it gets what is missing or wrong there."""
     source, target = open_folder(url, name="url"), open_folder(folder, name="folder")
-    if source.is_local or not target.is_local:
+    if not is_url(source.path) or is_url(target.path):
         raise RecipeError(
             "pull goes from a URL to a folder", hint="write it like `tokenmill.pull('s3://bucket/owt', 'data/owt')`"
         )
@@ -95,8 +95,8 @@ def pull(
 
 
 def _move(
-    source: Folder,
-    target: Folder,
+    source: Storage,
+    target: Storage,
     move: Callable[[str, Digest, TransferTally], bool],
     split: str | Sequence[str] | None,
     shards: str | None,
@@ -146,11 +146,11 @@ def _move(
     )
 
 
-def _put(source: Folder, target: Folder, name: str, digest: Digest, tally: TransferTally) -> bool:
+def _put(source: Storage, target: Storage, name: str, digest: Digest, tally: TransferTally) -> bool:
     """Put a file unless it is there; whether it had to be."""
     from tokenmill.storage.object_folder import ObjectFolder
 
-    assert isinstance(target, ObjectFolder), "there are no other remote folders"
+    assert isinstance(target, ObjectFolder), "checked before"
     there = target.store.find(target.key(name))
     if there is not None and (there.size, there.sha256) == (digest.bytes, digest.sha256):
         tally.add(digest.bytes, moved=False)
@@ -167,11 +167,12 @@ def _put(source: Folder, target: Folder, name: str, digest: Digest, tally: Trans
     return True
 
 
-def _get(source: Folder, target: Folder, name: str, digest: Digest, tally: TransferTally) -> bool:
+def _get(source: Storage, target: Storage, name: str, digest: Digest, tally: TransferTally) -> bool:
     """Get a file unless it is here; whether it had to be."""
     from tokenmill.storage.object_folder import ObjectFolder, download
 
-    assert isinstance(source, ObjectFolder), "there are no other remote folders"
+    assert isinstance(source, ObjectFolder), "checked before"
+    assert isinstance(target, Folder), "checked before"
     found = target.stat(name)
     if found is not None and found.is_file and found.size == digest.bytes and fast_digest(target, name) == digest:
         tally.add(digest.bytes, moved=False)
@@ -239,7 +240,7 @@ def _numbers(shards: str) -> set[int]:
     return found
 
 
-def _check_target(target: Folder, wanted: Manifest) -> None:
+def _check_target(target: Storage, wanted: Manifest) -> None:
     """Refuse a place that holds something else than this dataset or a part of it."""
     from tokenmill.storage.object_folder import PART_SUFFIX
 
@@ -258,7 +259,7 @@ def _check_target(target: Folder, wanted: Manifest) -> None:
         )
 
 
-def _let_in(target: Folder, whole: Manifest, wanted: Manifest) -> Manifest:
+def _let_in(target: Storage, whole: Manifest, wanted: Manifest) -> Manifest:
     """What stands there in the end: what is wanted, and what of the same dataset is there already.
 
     That stays a dataset while more comes. Where there is something else, there is none meanwhile.

@@ -32,8 +32,7 @@ from tokenmill.executors.base import Executor, open_executor
 from tokenmill.maintenance.verify import Problem, strays, verify_folder
 from tokenmill.resources import resolve_workers
 from tokenmill.sizes import counted
-from tokenmill.storage.base import open_folder, ready
-from tokenmill.storage.local import Folder
+from tokenmill.storage.base import Storage, open_folder
 from tokenmill.storage.locks import locked, telling
 from tokenmill.storage.output import Digest
 from tokenmill.tokenizers.spec import TokenizerSpec, from_dataset
@@ -71,7 +70,7 @@ def repair(
 
 
 def repair_folder(
-    folder: Folder, *, workers: int, filter: str | None = None, watch: Watcher | None = None
+    folder: Storage, *, workers: int, filter: str | None = None, watch: Watcher | None = None
 ) -> tuple[Problem, ...]:
     if not folder.exists(units_receipts.PLAN) and not folder.exists(manifest.MANIFEST):
         manifest.load_manifest(folder)  # says what is not there
@@ -86,7 +85,7 @@ def repair_folder(
         plan, job = reopen(folder, filter)
         shards = _folders_in(folder, (*job.work.split_names, "provenance"))
         folder.check_no_links((*shards, *workspace.MADE, workspace.QUARANTINE))
-        folder, _ = ready(folder)
+        folder, _ = folder.ready()
         with locked(folder, tell=telling(watch)):
             _repair(folder, plan, job, found, problems, workers)
     elif found is not None:
@@ -95,7 +94,7 @@ def repair_folder(
 
 
 def _repair(
-    folder: Folder,
+    folder: Storage,
     plan: Plan,
     job: workspace.BuildRecord,
     found: Manifest | None,
@@ -145,19 +144,19 @@ def _repair(
     workspace.clean_up(folder, None)
 
 
-def _folders_in(folder: Folder, names: Iterable[str]) -> list[str]:
+def _folders_in(folder: Storage, names: Iterable[str]) -> list[str]:
     """Those of some folders in which there is something. A link that leads nowhere is only moved away."""
     return [name for name in names if _names(folder, name)]
 
 
-def _names(folder: Folder, name: str) -> list[str]:
+def _names(folder: Storage, name: str) -> list[str]:
     try:
         return folder.names(name)
     except StorageError:  # a link in a circle
         return []
 
 
-def _impostors(folder: Folder, splits: Iterable[str]) -> Iterator[str]:
+def _impostors(folder: Storage, splits: Iterable[str]) -> Iterator[str]:
     """What is in the place of the dataset's folders and files, and is neither."""
     for parent in (*splits, "provenance"):
         names = _names(folder, parent)
@@ -170,7 +169,7 @@ def _impostors(folder: Folder, splits: Iterable[str]) -> Iterator[str]:
                 yield f"{parent}/{name}"
 
 
-def _restore_tokenizer(folder: Folder, job: workspace.BuildRecord) -> TokenizerSpec:
+def _restore_tokenizer(folder: Storage, job: workspace.BuildRecord) -> TokenizerSpec:
     """The tokenizer, from the dataset or from the copy that its build kept."""
     name = job.tokenizer["file"]
     if not name:
@@ -189,7 +188,7 @@ def _restore_tokenizer(folder: Folder, job: workspace.BuildRecord) -> TokenizerS
     )
 
 
-def _lost_receipts(folder: Folder) -> Iterator[Problem]:
+def _lost_receipts(folder: Storage) -> Iterator[Problem]:
     """What no reader misses, but `verify --source` and the next repair would. Without a plan nobody needs them."""
     try:
         plan = workspace.load_plan(folder)
@@ -211,7 +210,7 @@ def _lost_receipts(folder: Folder) -> Iterator[Problem]:
             return
 
 
-def _complete(folder: Folder, plan: Plan, executor: Executor) -> None:
+def _complete(folder: Storage, plan: Plan, executor: Executor) -> None:
     """Units whose receipt is lost are done again, for nobody knows what they held."""
     max_tokens = plan.identity.get("max_tokens")
     if max_tokens is None:
@@ -229,7 +228,7 @@ def _complete(folder: Folder, plan: Plan, executor: Executor) -> None:
             return
 
 
-def _done(folder: Folder, plan: Plan, executor: Executor, task: UnitTask) -> Receipt:
+def _done(folder: Storage, plan: Plan, executor: Executor, task: UnitTask) -> Receipt:
     """The receipt of a unit, which is done if it has none."""
     found = find_receipt(folder, plan, key_of(task))
     if found is None:
@@ -239,7 +238,7 @@ def _done(folder: Folder, plan: Plan, executor: Executor, task: UnitTask) -> Rec
 
 
 def _intact(
-    folder: Folder, plan: Plan, parts: Sequence[Receipt], found: Manifest | None, bad: set[str]
+    folder: Storage, plan: Plan, parts: Sequence[Receipt], found: Manifest | None, bad: set[str]
 ) -> dict[str, Digest]:
     """Files that need not be made again. Without a manifest, those that a receipt vouches for."""
     if found is not None:
@@ -249,7 +248,7 @@ def _intact(
     return {name: digest for _, name, digest in links if _holds(folder, name, digest)}
 
 
-def _lost(folder: Folder, plan: Plan, parts: Sequence[Receipt], intact: dict[str, Digest]) -> list[Key]:
+def _lost(folder: Storage, plan: Plan, parts: Sequence[Receipt], intact: dict[str, Digest]) -> list[Key]:
     """The units without which the missing files cannot be made."""
     lost: set[Key] = set()
     for group in group_pieces(parts, _splits(parts), plan.target_tokens):
@@ -267,7 +266,7 @@ def _splits(parts: Iterable[Receipt]) -> list[str]:
     return sorted({split for part in parts for split in part.pieces})
 
 
-def _holds(folder: Folder, name: str, digest: Digest) -> bool:
+def _holds(folder: Storage, name: str, digest: Digest) -> bool:
     """Whether a plain file is there with this content."""
     found = folder.stat(name)
     return found is not None and found.is_file and found.size == digest.bytes and folder.digest(name) == digest

@@ -36,7 +36,7 @@ from tokenmill.recipe import check_filter
 from tokenmill.resources import resolve_workers
 from tokenmill.sizes import counted, few, format_bytes
 from tokenmill.sources.files import open_file
-from tokenmill.storage.base import open_folder
+from tokenmill.storage.base import Storage, open_folder
 from tokenmill.storage.local import Folder
 from tokenmill.storage.memory_maps import fast_digest
 from tokenmill.storage.output import Digest, temporary_folder
@@ -99,7 +99,7 @@ def verify(
 
 
 def verify_folder(
-    folder: Folder,
+    folder: Storage,
     *,
     threads: int,
     quick: bool = False,
@@ -136,7 +136,7 @@ def verify_folder(
     )
 
 
-def strays(folder: Folder, found: Manifest) -> Iterator[Problem]:
+def strays(folder: Storage, found: Manifest) -> Iterator[Problem]:
     """Files among the shards that the manifest does not know; a reader that lists folders would take them."""
     left = {parent: set(folder.names(parent)) for parent in (*found.splits, "provenance")}
     for name, _ in found.each_file():
@@ -147,7 +147,7 @@ def strays(folder: Folder, found: Manifest) -> Iterator[Problem]:
             yield Problem(f"{parent}/{name}", "does not belong to the dataset")
 
 
-def _unlisted(folder: Folder, found: Manifest) -> Iterator[Problem]:
+def _unlisted(folder: Storage, found: Manifest) -> Iterator[Problem]:
     """Whether the record of nodes, if there is one, knows this part as it is."""
     part = manifest.part_of(found.identity)
     try:
@@ -161,7 +161,7 @@ def _unlisted(folder: Folder, found: Manifest) -> Iterator[Problem]:
             yield Problem(manifest.NODES, f"it has another dataset for part {part.number}")
 
 
-def _hash_all(folder: Folder, found: Manifest, files: dict[str, Digest], threads: int) -> list[Problem]:
+def _hash_all(folder: Storage, found: Manifest, files: dict[str, Digest], threads: int) -> list[Problem]:
     indexes = {f"{shard.name}.idx": shard for split in found.splits.values() for shard in split.shards}
 
     def check(item: tuple[str, Digest]) -> Problem | None:
@@ -192,7 +192,7 @@ def _hash_all(folder: Folder, found: Manifest, files: dict[str, Digest], threads
 
 
 def _check_sources(
-    folder: Folder, found: Manifest, *, everything: bool, filter: str | None
+    folder: Storage, found: Manifest, *, everything: bool, filter: str | None
 ) -> tuple[int, list[Problem]]:
     """Tokenise units again, each into a folder of its own, and compare with the shards."""
     plan, job = reopen(folder, filter)
@@ -241,7 +241,7 @@ def _places(receipts: Sequence[Receipt], split: str, target: int) -> Iterator[tu
             offset += piece.bin.bytes
 
 
-def _same(folder: Folder, shard: str, offset: int, fresh: Folder, piece: str) -> bool:
+def _same(folder: Storage, shard: str, offset: int, fresh: Storage, piece: str) -> bool:
     """Whether a piece stands in a shard at this byte; receipts that do not fit the manifest may speak of no shard."""
     if folder.stat(shard) is None:
         return False
@@ -253,5 +253,5 @@ def _same(folder: Folder, shard: str, offset: int, fresh: Folder, piece: str) ->
     return True
 
 
-def _tokenizer_content(folder: Folder, found: Manifest) -> bytes | None:
+def _tokenizer_content(folder: Storage, found: Manifest) -> bytes | None:
     return folder.read(found.tokenizer["file"]) if found.tokenizer["file"] else None

@@ -1,29 +1,191 @@
-"""Where a dataset is: a path of this machine or a URL, and the folder that stands for it.
+"""What a dataset folder can do, wherever it is: the `Storage` protocol. Paths and URLs become folders here.
 
-URLs of object stores: which ones are taken, and what they name.
-
-    s3://bucket/some/prefix        S3 and what speaks its language (R2, MinIO, Ceph): AWS_ENDPOINT_URL names it
+    data/owt                       local.py: a folder of this machine
+    s3://bucket/some/prefix        object_folder.py: S3 and compatible stores (R2, MinIO, Ceph): set AWS_ENDPOINT_URL
     gs://bucket/some/prefix        Google Cloud Storage
     az://container/some/prefix     Azure Blob Storage
 
-Whatever else a URL may hold (users, queries, fragments, a second URL) is refused: secrets come from
-the environment or a profile, and a name leads to one place only.
-
-Enough room before the work begins, rather than a full disk after hours.
+A URL with anything else in it (users, queries, fragments, a second URL) is refused: secrets come from the environment
+or a profile, and a name leads to one place only.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import re
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 from tokenmill import arguments, records
 from tokenmill.errors import DiskFullError, RecipeError
 from tokenmill.sizes import format_bytes
-from tokenmill.storage.local import Folder
+from tokenmill.storage.filesystem import FileStat, FileSystem
+from tokenmill.storage.local import Folder, Forget, R, SizeOf, T
+from tokenmill.storage.output import Digest, EventLog, Output
+
+
+class Storage(Protocol):
+    """A dataset folder: names like `train/00000.bin`, and durable files under them.
+
+    A file appears under its name as a whole or not at all, and its bytes are durable by then.
+    """
+
+    # What it costs or allows. Callers ask this, never what kind of folder it is.
+    can_map: ClassVar[bool]
+    """Files can be memory-mapped. Otherwise a reader keeps local copies of them."""
+    links_are_free: ClassVar[bool]
+    """A second name for a file takes no time. Otherwise the commit copies shards while units run."""
+    stat_is_cheap: ClassVar[bool]
+    """Sizes can be asked file by file. Otherwise the commit, which asks for each file anyway, is the only check."""
+    writes_are_fast: ClassVar[bool]
+    """A caller can wait for a write. Otherwise a worker encodes the next unit during an upload."""
+    has_spool: ClassVar[bool]
+    """Files grow in a spool on this machine before they come here, so that scratch would be one copy more."""
+
+    @property
+    def path(self) -> str:
+        """The path or URL of the folder."""
+
+    @property
+    def fs(self) -> FileSystem:
+        """The system calls behind local files, those of the spool included."""
+
+    @property
+    def holds_all(self) -> bool:
+        """Whether all files may be here at the same time. A cache of a few shards cannot hold all."""
+
+    def at(self, name: str) -> str:
+        """The path or URL of a file."""
+
+    def relative(self, path: str) -> str:
+        """The name of the file at a path."""
+
+    def to_record(self) -> dict[str, Any]:
+        """This folder as plain data, for `from_record` in another process of this machine."""
+
+    # Before a build.
+
+    def ready(self) -> tuple[Storage, str]:
+        """This folder as a writer needs it, and a note for the user: not every store keeps two writers apart."""
+
+    def make(self, name: str = "") -> None:
+        """Make the folder and its missing parents, each one durable."""
+
+    def check_place(self) -> None:
+        """Raise `OutputError` if the path is taken by something else than a folder."""
+
+    def check_no_links(self, names: Iterable[str]) -> None:
+        """Raise `StorageError` if one of these folders, or one in .build, is a link. Changes nothing."""
+
+    def free_bytes(self) -> int | None:
+        """How much can still be written; None if that is unknown."""
+
+    # Writing. `committed` says whether a receipt vouches for the name already.
+
+    def create(self, name: str) -> Output:
+        """Start a new file; it appears under its name only when it is published."""
+
+    def publish(self, outputs: Sequence[Output], *, committed: Callable[[], bool] = ...) -> dict[str, Digest]:
+        """Make files durable under their final names."""
+
+    def write(self, name: str, data: bytes, *, committed: Callable[[], bool] = ...) -> Digest:
+        """Publish one small file."""
+
+    def write_parts(self, name: str, parts: Iterable[bytes], *, committed: Callable[[], bool] = ...) -> Digest:
+        """Publish one file from its parts."""
+
+    def replace(self, name: str, data: bytes) -> None:
+        """Publish a small file in place of its older version."""
+
+    def claim(self, name: str, data: bytes) -> bool:
+        """Publish a small file unless it exists, without its durability; False if another process was faster."""
+
+    def touch(self, name: str) -> None:
+        """Renew the time of a file: a heartbeat."""
+
+    def link(self, name: str, new: str, digest: Digest) -> None:
+        """Give a published file with this digest a second name."""
+
+    def link_all(self, links: Iterable[tuple[str, str, Digest]]) -> None:
+        """`link` for each of many (name, new name, digest)."""
+
+    def sync(self, name: str) -> None:
+        """Make the names inside a folder durable."""
+
+    def open_log(self, name: str) -> EventLog:
+        """A log of events to append to."""
+
+    # Reading.
+
+    def read(self, name: str, *, max_bytes: int = ...) -> bytes:
+        """All of a small file."""
+
+    def head(self, name: str, size: int) -> bytes:
+        """The first bytes of a file."""
+
+    def blocks(self, name: str, *, max_bytes: int | None = None, cold: bool = False) -> Generator[memoryview]:
+        """A file's bytes, block by block; each block is valid until the next one."""
+
+    def digest(self, name: str, *, cold: bool = False) -> Digest:
+        """Size and SHA-256 of a file as it is stored now."""
+
+    def stat(self, name: str) -> FileStat | None:
+        """Size and kind of a file or folder; None if it does not exist."""
+
+    def exists(self, name: str) -> bool:
+        """Whether a name is taken."""
+
+    def size_of(self, name: str) -> int | None:
+        """The size of a plain file; None if it does not exist."""
+
+    def sizes_in(self, parents: Iterable[str]) -> SizeOf:
+        """`size_of` for many files in these folders, with one listing for each folder where that is faster."""
+
+    def names(self, name: str = "") -> list[str]:
+        """The names in a folder, in order."""
+
+    def sizes(self, name: str) -> dict[str, int]:
+        """The files in a folder, and the size of each."""
+
+    def need(self, names: Sequence[str], forget: Forget | None = None) -> AbstractContextManager[None]:
+        """Have the files of a shard on this machine during a `with` block, and afterwards until `forget` is called."""
+
+    def each(self, ask: Callable[[T], R], items: Iterable[T], *, ahead: int = ...) -> Iterator[R]:
+        """The answer of `ask`, which asks this folder something, for each item, in order."""
+
+    def announce(self, items: Iterable[T], name: Callable[[T], str], *, ahead: int = ...) -> Iterator[T]:
+        """The items, in order, with each file of that name read ahead where that helps."""
+
+    # Removing.
+
+    def quarantine(self, name: str) -> str:
+        """Move a file that cannot be trusted out of the way, and keep it."""
+
+    def remove(self, name: str) -> None:
+        """Remove a file, if it exists."""
+
+    def remove_all(self, names: Sequence[str]) -> None:
+        """Remove many files or folders."""
+
+    def remove_tree(self, name: str) -> None:
+        """Remove a file, or a folder with its content. Links are removed, not followed."""
+
+    def remove_empty(self, name: str) -> None:
+        """Remove a folder if it is empty."""
+
+    def sweep(self, name: str = "") -> None:
+        """Remove temp files that a killed writer left."""
+
+    # Working together.
+
+    def alone(self) -> AbstractContextManager[None]:
+        """Be the only process of this machine in this block, where the folder can be locked."""
+
+    def back_off(self) -> None:
+        """Send no requests for a while to a store that does not answer."""
+
 
 HUB_SCHEME = "hf://"
 _PREFIX = "hf://datasets/"
@@ -38,7 +200,7 @@ CACHE = "TOKENMILL_CACHE"
 
 def open_folder(
     path: str | os.PathLike[str], *, spool: str | os.PathLike[str] | None = None, name: str = "path"
-) -> Folder:
+) -> Storage:
     """The folder at a path or a URL. What is written to a URL grows below `spool` first. Errors say its `name`."""
     text = arguments.place(name, path)
     if not is_url(text):
@@ -65,31 +227,13 @@ def cache_path() -> str:
     return local_folder(found, name=CACHE).path
 
 
-def to_record(folder: Folder) -> dict[str, Any]:
-    """A folder as plain data, for another process of this machine."""
-    names = [field.name for field in dataclasses.fields(folder)]
-    return {name: getattr(folder, name) for name in names if name != "fs"}
-
-
-def from_record(record: dict[str, Any]) -> Folder:
-    """The folder that `to_record` wrote down."""
+def from_record(record: dict[str, Any]) -> Storage:
+    """The folder of a record that `Storage.to_record` made."""
     if "spool" not in record:
         return Folder(**record)
     from tokenmill.storage.object_folder import ObjectFolder
 
     return ObjectFolder(**record)
-
-
-def ready(folder: Folder) -> tuple[Folder, str]:
-    """The folder as a writer needs it, and what its user should know: not every store keeps two writers apart."""
-    if folder.is_local:
-        return folder, ""
-    from tokenmill.storage.object_folder import ObjectFolder
-
-    assert isinstance(folder, ObjectFolder), "there are no others"
-    probed = folder.probed()
-    note = f"{folder.path}: this store ignores conditional puts, so nothing but this one build may write there"
-    return probed, "" if probed.conditional else note
 
 
 SCHEMES = ("s3", "gs", "az")
@@ -156,7 +300,7 @@ def wrong_key(key: str) -> str:
 MARGIN_BYTES = 64_000_000
 
 
-def same_disk(one: Folder, other: Folder) -> bool:
+def same_disk(one: Storage, other: Storage) -> bool:
     """Whether two folders of this machine, made already or not, are on the same file system."""
     return _device(one.path) == _device(other.path)
 
@@ -168,12 +312,12 @@ def _device(path: str) -> int:
     return os.stat(path).st_dev
 
 
-def has_space(folder: Folder, need: int) -> bool:
-    """Whether so many bytes, and a margin, are free, as far as anybody knows."""
+def has_space(folder: Storage, need: int) -> bool:
+    """Whether so many bytes, and a margin, are free, as far as that is known."""
     return _fits(need, folder.free_bytes())
 
 
-def require_space(folder: Folder, need: int, *, hint: str = "free some space, or choose another output") -> None:
+def require_space(folder: Storage, need: int, *, hint: str = "free some space, or choose another output") -> None:
     """Raise `DiskFullError` unless so many bytes, and a margin, are free."""
     free = folder.free_bytes()
     if free is not None and not _fits(need, free):

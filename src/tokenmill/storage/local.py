@@ -12,18 +12,18 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
 import secrets
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from tokenmill.errors import DatasetError, DeterminismError, MissingFileError, OutputError, StorageError
 from tokenmill.storage.filesystem import LOCAL, FileStat, FileSystem, explained, storage_error
-from tokenmill.storage.links import check_way, check_ways, is_folder, is_there
-from tokenmill.storage.output import TEMP_SUFFIX, Digest, DirectOutput, Output, is_temp
+from tokenmill.storage.output import TEMP_SUFFIX, Digest, DirectOutput, EventLog, Output, is_temp
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -43,13 +43,45 @@ class Folder:
 
     path: str
     fs: FileSystem = field(default=LOCAL, repr=False)
-    is_local: ClassVar[bool] = True
+
+    can_map: ClassVar[bool] = True
+    links_are_free: ClassVar[bool] = True
+    stat_is_cheap: ClassVar[bool] = True
+    writes_are_fast: ClassVar[bool] = True
+    has_spool: ClassVar[bool] = False
 
     def at(self, name: str) -> str:
         return f"{self.path}/{name}"
 
     def relative(self, path: str) -> str:
         return os.path.relpath(path, self.path)
+
+    def to_record(self) -> dict[str, Any]:
+        """This folder as plain data, for another process of this machine."""
+        return {"path": self.path}
+
+    def ready(self) -> tuple[Folder, str]:
+        """A disk keeps two writers apart: a link never replaces a file."""
+        return self, ""
+
+    def open_log(self, name: str) -> EventLog:
+        """A log of events, which grows."""
+        return EventLog(self, name)
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Hold a lock of the operating system on the folder; a process that dies releases it."""
+        try:
+            fd = os.open(self.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except _NOT_THERE:
+            yield
+            return
+        try:
+            with contextlib.suppress(OSError):  # a file system without locks
+                fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(fd)
 
     def make(self, name: str = "") -> None:
         """Make the folder and its missing parents, each one durable."""
@@ -84,36 +116,38 @@ class Folder:
         temp = f"{self.at(name)}.{secrets.token_hex(6)}{TEMP_SUFFIX}"
         return DirectOutput(name, temp, self.fs, self.fs.create(temp))
 
-    def publish(self, outputs: Sequence[Output], *, claimed: Callable[[], bool] = lambda: False) -> dict[str, Digest]:
+    def publish(self, outputs: Sequence[Output], *, committed: Callable[[], bool] = lambda: False) -> dict[str, Digest]:
         """Make files durable under their final names, all before the folder's fsync.
 
         A name that exists with the same digest is success. One with another digest is a leftover
-        and goes to quarantine, unless it is `claimed` by a receipt: then the work is not
+        and goes to quarantine, unless it is `committed` by a receipt: then the work is not
         deterministic, and the build must stop.
         """
-        digests = {output.name: self.publish_unsynced(output, claimed=claimed) for output in outputs}
+        digests = {output.name: self.publish_unsynced(output, committed=committed) for output in outputs}
         for folder in sorted({os.path.dirname(self.at(output.name)) for output in outputs}):
             with explained(folder):
                 self.fs.fsync_folder(folder)
         return digests
 
-    def publish_unsynced(self, output: Output, *, claimed: Callable[[], bool] = lambda: False) -> Digest:
+    def publish_unsynced(self, output: Output, *, committed: Callable[[], bool] = lambda: False) -> Digest:
         """One of many: its bytes are durable, its name is when the caller has synced the folder."""
         temp, digest = output.settle()
-        self._take_name(temp, output.name, digest, claimed)
+        self._take_name(temp, output.name, digest, committed)
         return digest
 
-    def write(self, name: str, data: bytes, *, claimed: Callable[[], bool] = lambda: False) -> Digest:
+    def write(self, name: str, data: bytes, *, committed: Callable[[], bool] = lambda: False) -> Digest:
         """Publish one small file."""
-        return self.write_parts(name, (data,), claimed=claimed)
+        return self.write_parts(name, (data,), committed=committed)
 
-    def write_parts(self, name: str, parts: Iterable[bytes], *, claimed: Callable[[], bool] = lambda: False) -> Digest:
+    def write_parts(
+        self, name: str, parts: Iterable[bytes], *, committed: Callable[[], bool] = lambda: False
+    ) -> Digest:
         """Publish one file that need not be in memory as a whole."""
         output = self.create(name)
         try:
             for part in parts:
                 output.write(part)
-            return self.publish([output], claimed=claimed)[name]
+            return self.publish([output], committed=committed)[name]
         except BaseException:
             output.discard()
             raise
@@ -192,8 +226,8 @@ class Folder:
         with contextlib.suppress(OSError):
             self.fs.touch(self.at(name))
 
-    def leave_alone(self) -> None:
-        """Ask nothing of it for a while, if it does not answer; a disk always does."""
+    def back_off(self) -> None:
+        """A disk always answers."""
 
     @property
     def holds_all(self) -> bool:
@@ -402,7 +436,7 @@ class Folder:
                 self.fs.fsync_folder(parent)
 
     def _take_name(
-        self, temp: str, name: str, digest: Digest | None, claimed: Callable[[], bool], *, keep: bool = False
+        self, temp: str, name: str, digest: Digest | None, committed: Callable[[], bool], *, keep: bool = False
     ) -> None:
         final = self.at(name)
         check_way(self.fs, self.path, name)
@@ -410,12 +444,12 @@ class Folder:
             self.fs.link(temp, final)
         except FileExistsError:
             if not self._is_same(temp, name, digest):
-                self._give_way(name, claimed)
-                self._take_name(temp, name, digest, claimed, keep=keep)
+                self._give_way(name, committed)
+                self._take_name(temp, name, digest, committed, keep=keep)
                 return
         except OSError as error:
             if error.errno in _NO_LINKS:
-                self._rename_to(temp, name, digest, claimed)
+                self._rename_to(temp, name, digest, committed)
                 return
             if not self._was_linked(temp, final):  # on NFS the reply may be lost, and the link made
                 raise storage_error(error, final) from None
@@ -432,13 +466,9 @@ class Folder:
             return False
         return self.digest(name) == (digest or self.digest(self.relative(temp)))
 
-    def _give_way(self, name: str, claimed: Callable[[], bool]) -> None:
+    def _give_way(self, name: str, committed: Callable[[], bool]) -> None:
         """Move a leftover out of the way; what a receipt claims is no leftover."""
-        if claimed():
-            raise DeterminismError(
-                f"{self.at(name)} exists with other bytes under a receipt",
-                hint="the same work gave two results: please report this, with the recipe",
-            )
+        check_not_committed(self.at(name), committed)
         self.quarantine(name)
 
     def _was_linked(self, temp: str, final: str) -> bool:
@@ -447,12 +477,98 @@ class Folder:
         except OSError:
             return False
 
-    def _rename_to(self, temp: str, name: str, digest: Digest | None, claimed: Callable[[], bool]) -> None:
+    def _rename_to(self, temp: str, name: str, digest: Digest | None, committed: Callable[[], bool]) -> None:
         """File systems without links: rename, after the same questions."""
         if self.exists(name):
             if self._is_same(temp, name, digest):
                 self.remove(self.relative(temp))
                 return
-            self._give_way(name, claimed)
+            self._give_way(name, committed)
         with explained(self.at(name)):
             self.fs.rename(temp, self.at(name))
+
+
+def check_not_committed(path: str, committed: Callable[[], bool]) -> None:
+    """Raise `DeterminismError` if a receipt vouches for what is at a path, which now should get other bytes."""
+    if committed():
+        raise DeterminismError(
+            f"{path} exists with other bytes under a receipt",
+            hint="the same work gave two results: please report this, with the recipe",
+        )
+
+
+def is_there(fs: FileSystem, path: str) -> bool:
+    """Whether a path leads to something, and be it a link that leads to nothing."""
+    try:
+        with explained(path, but=_NOT_THERE):
+            return fs.stat(path) is not None
+    except _NOT_THERE:
+        return False
+
+
+def is_folder(fs: FileSystem, path: str) -> bool:
+    """Whether files can be in there: a folder, or a link to one."""
+    try:
+        with explained(path, but=_NOT_THERE):
+            return fs.stat(path).is_folder or fs.names(path) is not None
+    except _NOT_THERE:
+        return False
+
+
+def check_way(fs: FileSystem, root: str, name: str) -> None:
+    """Raise `StorageError` if the way from a folder to what has a name in it leads through a link."""
+    at = name.find("/")
+    while at >= 0:
+        _check_folder(fs, f"{root}/{name[:at]}")
+        at = name.find("/", at + 1)
+
+
+def check_ways(fs: FileSystem, root: str, names: Iterable[str]) -> None:
+    """The same for folders that are about to be written to, and all of .build: before anything is touched."""
+    for name in names:
+        check_way(fs, root, f"{name}/")
+    check_way(fs, root, ".build/")
+    try:
+        with explained(f"{root}/.build", but=_NOT_THERE):
+            inside = fs.names(f"{root}/.build")
+    except _NOT_THERE:
+        return
+    for name in inside:
+        path = f"{root}/.build/{name}"
+        if _is_odd(fs, path) and _is_listed(fs, path):
+            raise _refusal(path)
+
+
+def check_itself(fs: FileSystem, path: str) -> None:
+    """Raise `StorageError` if a folder that is ours alone is a link."""
+    _check_folder(fs, path)
+
+
+def _check_folder(fs: FileSystem, path: str) -> None:
+    if _is_odd(fs, path):
+        raise _refusal(path)
+
+
+def _is_odd(fs: FileSystem, path: str) -> bool:
+    """Whether something exists that is neither a folder nor a plain file: a link, a pipe or a device."""
+    try:
+        with explained(path, but=_NOT_THERE):
+            found = fs.stat(path)
+    except _NOT_THERE:
+        return False
+    return not found.is_folder and not found.is_file
+
+
+def _is_listed(fs: FileSystem, path: str) -> bool:
+    try:
+        fs.names(path)
+    except OSError:
+        return False
+    return True
+
+
+def _refusal(path: str) -> StorageError:
+    return StorageError(
+        f"{path} is a link or a device: tokenmill reads what it leads to, but writes, moves and removes nothing there",
+        hint=f"put the folder itself in the place of {os.path.basename(path)}, then run the same command again",
+    )

@@ -22,9 +22,9 @@ from typing import Any
 
 from tokenmill import records
 from tokenmill.errors import DatasetError, LockedError, StorageError
+from tokenmill.storage.base import Storage
 from tokenmill.storage.filesystem import explained
-from tokenmill.storage.links import check_way
-from tokenmill.storage.local import Folder
+from tokenmill.storage.local import check_way
 from tokenmill.storage.output import TEMP_SUFFIX
 
 LOCK = ".build/lock"
@@ -46,7 +46,7 @@ class Holder:
 
 @contextlib.contextmanager
 def locked(
-    folder: Folder, *, patience: float | None = PATIENCE_SECONDS, tell: Callable[[str], None] = lambda _: None
+    folder: Storage, *, patience: float | None = PATIENCE_SECONDS, tell: Callable[[str], None] = lambda _: None
 ) -> Iterator[None]:
     """Hold the folder's lock, or raise `LockedError` if a living build has it.
 
@@ -83,7 +83,7 @@ def telling(watch: Callable[[dict[str, Any]], None] | None) -> Callable[[str], N
     return lambda message: None if watch is None else watch({"kind": "waiting", "message": message})
 
 
-def is_held(folder: Folder) -> bool:
+def is_held(folder: Storage) -> bool:
     """Whether a living build has the lock. That of a dead one is removed, as by whoever would take it."""
     if not folder.exists(LOCK):
         return False
@@ -94,11 +94,11 @@ def is_held(folder: Folder) -> bool:
     return False
 
 
-def _acquire(folder: Folder, me: Holder) -> bool:
+def _acquire(folder: Storage, me: Holder) -> bool:
     return not folder.exists(LOCK) and folder.claim(LOCK, records.seal(me)) and _holder(folder) == me
 
 
-def _break_if_dead(folder: Folder, patience: float | None, tell: Callable[[str], None] = lambda _: None) -> None:
+def _break_if_dead(folder: Storage, patience: float | None, tell: Callable[[str], None] = lambda _: None) -> None:
     """Remove a dead holder's lock; a living one is a `LockedError`. A lock that went away meanwhile is for no one."""
     holder = _holder(folder)
     if holder is not None and holder.machine == _machine():
@@ -142,7 +142,7 @@ def _place(holder: Holder | None) -> str:
     return "on another machine" if holder is None or not holder.host else f"on {holder.host} (process {holder.process})"
 
 
-def _remove(folder: Folder, holder: Holder | None) -> None:
+def _remove(folder: Storage, holder: Holder | None) -> None:
     """Remove a dead holder's lock, unless another one was quicker and the lock is its own by now.
 
     Between the look and the removal it must not become another one's: so one at a time has the right to both.
@@ -158,7 +158,7 @@ def _remove(folder: Folder, holder: Holder | None) -> None:
         folder.remove(right)
 
 
-def _wait_until_used(folder: Folder, right: str) -> None:
+def _wait_until_used(folder: Storage, right: str) -> None:
     """Whoever has the right uses it at once; one who died with it is not waited for."""
     for _ in range(_LOOKS):
         if not folder.exists(right):
@@ -167,7 +167,7 @@ def _wait_until_used(folder: Folder, right: str) -> None:
     folder.remove(right)
 
 
-def _holder(folder: Folder) -> Holder | None:
+def _holder(folder: Storage) -> Holder | None:
     """Who has the lock; None if nobody, or if the file says nothing sensible."""
     try:
         return records.unseal(Holder, folder.read(LOCK, max_bytes=4096), where=LOCK)
@@ -186,7 +186,7 @@ def _heart(holder: Holder) -> str:
     return f"tokenmill-heartbeat-{holder.token}"
 
 
-def _beat(folder: Folder, held: threading.Event, stop: threading.Event) -> None:
+def _beat(folder: Storage, held: threading.Event, stop: threading.Event) -> None:
     held.wait()
     while not stop.wait(HEARTBEAT_SECONDS):
         with contextlib.suppress(StorageError):
@@ -242,18 +242,18 @@ class Locks:
     def __init__(self) -> None:
         self._open: set[int] = set()
 
-    def take(self, folder: Folder, name: str, *, alone: bool) -> int:
+    def take(self, folder: Storage, name: str, *, alone: bool) -> int:
         """Wait for a lock; it is to be given back."""
         found = self._take(folder, name, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
         assert found is not None, "it was waited for"
         return found
 
-    def try_to_take(self, folder: Folder, name: str, *, alone: bool) -> int | None:
+    def try_to_take(self, folder: Storage, name: str, *, alone: bool) -> int | None:
         """The same without the wait: None if somebody has it."""
         return self._take(folder, name, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
 
     @contextlib.contextmanager
-    def alone(self, folder: Folder, name: str) -> Iterator[None]:
+    def alone(self, folder: Storage, name: str) -> Iterator[None]:
         """Have a lock that nobody else has."""
         fd = self.take(folder, name, alone=True)
         try:
@@ -261,7 +261,7 @@ class Locks:
         finally:
             self.give_back(fd)
 
-    def is_free(self, folder: Folder, name: str) -> bool:
+    def is_free(self, folder: Storage, name: str) -> bool:
         """Whether nobody has a lock alone."""
         fd = self.try_to_take(folder, name, alone=False)
         if fd is not None:
@@ -290,7 +290,7 @@ class Locks:
             with contextlib.suppress(OSError):
                 os.close(self._open.pop())
 
-    def _take(self, folder: Folder, name: str, how: int) -> int | None:
+    def _take(self, folder: Storage, name: str, how: int) -> int | None:
         path = folder.at(f"{name}.lock")
         check_way(folder.fs, folder.path, name)
         with explained(path):

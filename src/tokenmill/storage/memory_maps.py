@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from tokenmill.storage.base import Storage
 from tokenmill.storage.filesystem import FileSystem, explained
-from tokenmill.storage.local import Folder
 from tokenmill.storage.output import Digest
 
 _FAILED = ctypes.c_void_p(-1).value
@@ -133,12 +133,12 @@ _MAX_LOOK = 1 << 34
 _POPULATE_READ = 22  # MADV_POPULATE_READ of Linux 5.14; Python has no name for it yet
 
 
-def fast_digest(folder: Folder, name: str, look: Look | None = None) -> Digest:
+def fast_digest(folder: Storage, name: str, look: Look | None = None) -> Digest:
     """Size and SHA-256 of a file that is there; maps where the system can, reads where it cannot.
 
     `look` sees all of the file, once it is known to be readable; it must neither keep it nor raise.
     """
-    if sys.platform == "linux" and folder.is_local:
+    if sys.platform == "linux" and folder.can_map:
         path = folder.at(name)
         with explained(path):
             fd = folder.fs.open(path)

@@ -23,18 +23,20 @@ import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import ClassVar
+from types import TracebackType
+from typing import Any, ClassVar
 
+from tokenmill import records
 from tokenmill.errors import DatasetError, MissingFileError, OutputError, StorageError
 from tokenmill.storage.base import Url, parse_url
-from tokenmill.storage.filesystem import FileStat, explained
-from tokenmill.storage.links import check_itself
-from tokenmill.storage.local import Folder, R, SizeOf, T
+from tokenmill.storage.filesystem import LOCAL, FileStat, FileSystem, explained
+from tokenmill.storage.local import Folder, Forget, R, SizeOf, T, check_itself, check_not_committed
 from tokenmill.storage.object_store import WHOLE_BYTES, ObjectInfo, Store, all_at_once, open_store
-from tokenmill.storage.output import TEMP_SUFFIX, Digest, DirectOutput, Output
+from tokenmill.storage.output import TEMP_SUFFIX, Digest, DirectOutput, EventLog, Output
 from tokenmill.storage.ranged_reader import stream
 
 # A store copies no larger object in one request.
@@ -47,16 +49,23 @@ _SETTLE_SECONDS = 1.0
 
 
 @dataclass(frozen=True, slots=True)
-class ObjectFolder(Folder):
+class ObjectFolder:
     """The objects below a prefix. Files grow in `spool`, a folder of this machine.
 
     A store that is not `conditional` puts an object even where one is: it can have one writer only.
     """
 
+    path: str
+    fs: FileSystem = field(default=LOCAL, repr=False)
     spool: str = field(default="", kw_only=True)
     conditional: bool = field(default=True, kw_only=True)
 
-    is_local: ClassVar[bool] = False
+    can_map: ClassVar[bool] = False
+    links_are_free: ClassVar[bool] = False
+    stat_is_cheap: ClassVar[bool] = False
+    writes_are_fast: ClassVar[bool] = False
+    has_spool: ClassVar[bool] = True
+    holds_all: ClassVar[bool] = True
 
     @property
     def store(self) -> Store:
@@ -75,8 +84,27 @@ class ObjectFolder(Folder):
     def key(self, name: str) -> str:
         return "/".join(part for part in (self._url.key, name.strip("/")) if part)
 
-    def probed(self) -> ObjectFolder:
-        """The same folder, knowing whether its store keeps a second writer from replacing an object."""
+    def to_record(self) -> dict[str, Any]:
+        return {"path": self.path, "spool": self.spool, "conditional": self.conditional}
+
+    def ready(self) -> tuple[ObjectFolder, str]:
+        """The folder, which now knows whether its store keeps a second writer from replacing an object."""
+        folder = self._probed()
+        note = f"{self.path}: this store ignores conditional puts, so nothing but this one build may write there"
+        return folder, "" if folder.conditional else note
+
+    def open_log(self, name: str) -> ObjectLog:
+        return ObjectLog(self, name)
+
+    def alone(self) -> AbstractContextManager[None]:
+        """A store cannot be locked."""
+        return contextlib.nullcontext()
+
+    def need(self, names: Sequence[str], forget: Forget | None = None) -> AbstractContextManager[None]:
+        """Files of a store are not on this machine; its cache is."""
+        return contextlib.nullcontext()
+
+    def _probed(self) -> ObjectFolder:
         key = self.key(f".build/probe-{secrets.token_hex(6)}")
         try:
             self.store.put(key, b"first")
@@ -99,17 +127,17 @@ class ObjectFolder(Folder):
         with explained(temp):
             return SpooledOutput(name, temp, self.fs, self.fs.create(temp))
 
-    def publish(self, outputs: Sequence[Output], *, claimed: Callable[[], bool] = lambda: False) -> dict[str, Digest]:
+    def publish(self, outputs: Sequence[Output], *, committed: Callable[[], bool] = lambda: False) -> dict[str, Digest]:
         def put(output: Output) -> Digest:
             temp, digest = output.settle()
-            self._put(temp, output.name, digest, claimed)
+            self._put(temp, output.name, digest, committed)
             output.discard()
             return digest
 
         digests = all_at_once([partial(put, output) for output in outputs])
         return {output.name: digest for output, digest in zip(outputs, digests, strict=True)}
 
-    def write(self, name: str, data: bytes, *, claimed: Callable[[], bool] = lambda: False) -> Digest:
+    def write(self, name: str, data: bytes, *, committed: Callable[[], bool] = lambda: False) -> Digest:
         digest = Digest(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
         failure = StorageError(f"{self.at(name)} is being replaced again and again", hint="is there a second build?")
         for attempt in range(_TRIES):
@@ -123,12 +151,14 @@ class ObjectFolder(Folder):
             if there == data:
                 return digest
             if there is not None:
-                self._give_way(name, claimed)
+                self._give_way(name, committed)
         raise failure
 
-    def write_parts(self, name: str, parts: Iterable[bytes], *, claimed: Callable[[], bool] = lambda: False) -> Digest:
+    def write_parts(
+        self, name: str, parts: Iterable[bytes], *, committed: Callable[[], bool] = lambda: False
+    ) -> Digest:
         """Only one whole put can be conditional."""
-        return self.write(name, b"".join(parts), claimed=claimed)
+        return self.write(name, b"".join(parts), committed=committed)
 
     def replace(self, name: str, data: bytes) -> None:
         self.store.put(self.key(name), data, sha256=hashlib.sha256(data).hexdigest())
@@ -188,8 +218,8 @@ class ObjectFolder(Folder):
             else:
                 self.replace(name, data)
 
-    def leave_alone(self) -> None:
-        self.store.leave_alone()
+    def back_off(self) -> None:
+        self.store.back_off()
 
     def sync(self, name: str) -> None:
         """What was put is durable."""
@@ -220,6 +250,10 @@ class ObjectFolder(Folder):
     def sizes(self, name: str) -> dict[str, int]:
         return {item.key.rpartition("/")[2]: item.size for item in self.store.children(self.key(name))[1]}
 
+    def size_of(self, name: str) -> int | None:
+        found = self.stat(name)
+        return found.size if found is not None and found.is_file else None
+
     def sizes_in(self, parents: Iterable[str]) -> SizeOf:
         listed = {parent: self.sizes(parent) for parent in parents}
 
@@ -249,6 +283,13 @@ class ObjectFolder(Folder):
         if max_bytes is not None and found.size > max_bytes:
             raise DatasetError(f"{self.at(name)} has {found.size} bytes, too many", hint="the object is damaged")
         yield from stream(self.store, found)
+
+    def digest(self, name: str, *, cold: bool = False) -> Digest:
+        size, sha = 0, hashlib.sha256()
+        for block in self.blocks(name):
+            size += len(block)
+            sha.update(block)
+        return Digest(bytes=size, sha256=sha.hexdigest())
 
     def quarantine(self, name: str) -> str:
         kept = f".build/quarantine/{name.replace('/', '-')}.{secrets.token_hex(4)}"
@@ -286,14 +327,14 @@ class ObjectFolder(Folder):
         """Raise `StorageError` unless the store says that it has this."""
         self._check(name, digest.bytes, digest.sha256)
 
-    def _put(self, path: str, name: str, digest: Digest, claimed: Callable[[], bool]) -> None:
+    def _put(self, path: str, name: str, digest: Digest, committed: Callable[[], bool]) -> None:
         """A file's bytes under their final key; they may be there already."""
         if not self._put_first(path, name, digest):
             there = self.store.find(self.key(name))
             if there is not None:
                 if there.size == digest.bytes and self.digest(name) == digest:
                     return
-                self._give_way(name, claimed)
+                self._give_way(name, committed)
             self.store.put(self.key(name), Path(path), sha256=digest.sha256)
         self._check(name, digest.bytes, digest.sha256)
 
@@ -339,6 +380,10 @@ class ObjectFolder(Folder):
                 hint="is there a second build?",
             )
 
+    def _give_way(self, name: str, committed: Callable[[], bool]) -> None:
+        check_not_committed(self.at(name), committed)
+        self.quarantine(name)
+
     def _missing(self, name: str) -> MissingFileError:
         return MissingFileError(f"{self.at(name)} is missing", hint="tokenmill repair restores what a dataset has lost")
 
@@ -356,6 +401,40 @@ class SpooledOutput(DirectOutput):
 
 def _stat(size: int, modified: int, *, is_folder: bool = False) -> FileStat:
     return FileStat(size=size, modified=modified, is_file=not is_folder, is_folder=is_folder, inode=(0, 0))
+
+
+_PUT_SECONDS = 60.0
+_KEPT_BYTES = 1 << 23
+_MAX_LOG_BYTES = 2 * _KEPT_BYTES
+
+
+class ObjectLog(EventLog):
+    """A log in a store. An object cannot grow: the last megabytes are kept in memory, and put every minute."""
+
+    def __init__(self, folder: ObjectFolder, name: str) -> None:
+        self._folder = folder
+        self._name = name
+        self._lines = bytearray()
+        with contextlib.suppress(DatasetError):  # there is none yet
+            self._lines += folder.read(name, max_bytes=_MAX_LOG_BYTES)
+        self._put_at = time.monotonic()
+
+    def add(self, event: dict[str, Any]) -> None:
+        self._lines += records.canonical(event) + b"\n"
+        if len(self._lines) > _MAX_LOG_BYTES:
+            del self._lines[: self._lines.index(b"\n", len(self._lines) - _KEPT_BYTES) + 1]
+        if time.monotonic() - self._put_at > _PUT_SECONDS:
+            self._put()
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._put()
+
+    def _put(self) -> None:
+        self._put_at = time.monotonic()
+        with contextlib.suppress(StorageError):
+            self._folder.replace(self._name, bytes(self._lines))
 
 
 PART_SUFFIX = ".part"

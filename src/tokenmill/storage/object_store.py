@@ -59,8 +59,8 @@ _REQUESTS_AT_ONCE = 16
 _TRIES = 6
 # Who has not answered for so long, twice, is not asked again.
 _PATIENCE_SECONDS = 100
-# How long a store is left alone that somebody has given up.
-_LEFT_ALONE_SECONDS = 30
+# How long no requests are sent to a store that was given up.
+_BACK_OFF_SECONDS = 30
 # How long a copy inside of a store may take, and how often it is looked at.
 _COPY_SECONDS = 300
 _COPYING_LATER = ("az:",)
@@ -118,7 +118,7 @@ class Store:
     def __init__(self, root: Url) -> None:
         self.root = root.root
         self._process = os.getpid()
-        self._left_alone_until = 0.0
+        self._backed_off_until = 0.0
         self._store = _connect(root)
         self._pool = ThreadPoolExecutor(_REQUESTS_AT_ONCE, thread_name_prefix="tokenmill-store")
 
@@ -127,9 +127,9 @@ class Store:
         self._check_process()
         return self._pool.submit(ask, *given)
 
-    def leave_alone(self) -> None:
-        """Ask nothing for a while of who does not answer: whoever wants to end would wait for each answer."""
-        self._left_alone_until = time.monotonic() + _LEFT_ALONE_SECONDS
+    def back_off(self) -> None:
+        """Send no requests for a while: a command that is about to end would wait for each answer."""
+        self._backed_off_until = time.monotonic() + _BACK_OFF_SECONDS
 
     def is_usable(self) -> bool:
         """Whether this is the process that opened it: neither connections nor threads survive a fork."""
@@ -323,7 +323,7 @@ class Store:
     def _explained(self, key: str, *, but: tuple[type[Exception], ...], patient_until: float = 0) -> Iterator[None]:
         """Errors as ours, but for those that the caller judges; those that may pass are swallowed for a while."""
         self._check_process()
-        if time.monotonic() < self._left_alone_until:
+        if time.monotonic() < self._backed_off_until:
             raise SilentStoreError(f"{self.at(key)}: no answer a moment ago", hint=_SILENCE_HINT)
         try:
             with UNDER_WAY:

@@ -6,8 +6,6 @@ Hashing beside writing: neither holds the interpreter, so a large block takes th
 
 An append-only log of events. Nothing depends on it, so it is not synced.
 
-An object cannot grow, so of the log of a remote folder the last megabytes are held in memory, and put now and then.
-
 Files and folders that live as long as a with block.
 """
 
@@ -19,14 +17,13 @@ import os
 import re
 import tempfile
 import threading
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from tokenmill import records
-from tokenmill.errors import DatasetError, StorageError
+from tokenmill.errors import StorageError
 from tokenmill.storage.filesystem import FileSystem, explained, write_all
 
 if TYPE_CHECKING:
@@ -138,11 +135,6 @@ def hashed_beside(update: Callable[[memoryview], object], view: memoryview) -> I
         hashing.join()
 
 
-_PUT_SECONDS = 60.0
-_KEPT_BYTES = 1 << 23
-_MAX_BYTES = 2 * _KEPT_BYTES
-
-
 class EventLog:
     """Lines of JSON at the end of a file, one an event."""
 
@@ -163,39 +155,6 @@ class EventLog:
     ) -> None:
         with contextlib.suppress(OSError):
             self._fs.close(self._fd)
-
-
-class RemoteLog(EventLog):
-    """A log that is put to its folder every minute, and at the end."""
-
-    def __init__(self, folder: Folder, name: str) -> None:
-        self._folder = folder
-        self._name = name
-        self._lines = bytearray()
-        with contextlib.suppress(DatasetError):  # there is none yet
-            self._lines += folder.read(name, max_bytes=_MAX_BYTES)
-        self._put_at = time.monotonic()
-
-    def add(self, event: dict[str, Any]) -> None:
-        self._lines += records.canonical(event) + b"\n"
-        if len(self._lines) > _MAX_BYTES:
-            del self._lines[: self._lines.index(b"\n", len(self._lines) - _KEPT_BYTES) + 1]
-        if time.monotonic() - self._put_at > _PUT_SECONDS:
-            self._put()
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._put()
-
-    def _put(self) -> None:
-        self._put_at = time.monotonic()
-        with contextlib.suppress(StorageError):
-            self._folder.replace(self._name, bytes(self._lines))
-
-
-def open_log(folder: Folder, name: str) -> EventLog:
-    return EventLog(folder, name) if folder.is_local else RemoteLog(folder, name)
 
 
 _OPEN_FILES = "/proc/self/fd"

@@ -19,10 +19,10 @@ from collections.abc import Callable
 from tokenmill import records
 from tokenmill.errors import DiskFullError, StorageError
 from tokenmill.sizes import format_bytes
+from tokenmill.storage.base import Storage
 from tokenmill.storage.filesystem import explained, write_all
-from tokenmill.storage.links import check_itself
-from tokenmill.storage.local import Folder
-from tokenmill.storage.output import TEMP_SUFFIX, Digest, DirectOutput
+from tokenmill.storage.local import Folder, check_itself
+from tokenmill.storage.output import TEMP_SUFFIX, Digest, Output
 
 RESERVE_BYTES = 64_000_000
 # How much is written between two looks at the free space.
@@ -31,17 +31,17 @@ _LOOK_BYTES = 1 << 20
 _FULL = f"full.000000000000{TEMP_SUFFIX}"
 
 
-def scratch_corner(scratch: str | None, target: Folder) -> Folder | None:
+def scratch_corner(scratch: str | None, target: Storage) -> Storage | None:
     """A corner of the scratch disk for this target alone; None where there is no scratch disk.
 
     What goes to an object store is on a disk of this machine first anyway.
     """
-    if scratch is None or not target.is_local:
+    if scratch is None or target.has_spool:
         return None
     return Folder(os.path.join(scratch, f"tokenmill-{records.digest(target.path)[:12]}"), target.fs)
 
 
-def make_corner(corner: Folder | None) -> Folder | None:
+def make_corner(corner: Storage | None) -> Storage | None:
     """The corner, made and swept; None if nothing fits into it. It must not be a link."""
     if corner is None:
         return None
@@ -54,7 +54,7 @@ def make_corner(corner: Folder | None) -> Folder | None:
     return corner
 
 
-def leave_corner(corner: Folder) -> None:
+def leave_corner(corner: Storage) -> None:
     """Remove what is ours in the corner, and the corner unless something else is in it."""
     check_itself(corner.fs, corner.path)
     corner.sweep()
@@ -64,7 +64,7 @@ def leave_corner(corner: Folder) -> None:
 class Fallback:
     """Says, once, that files go straight to the output because the scratch disk is full."""
 
-    def __init__(self, corner: Folder | None, tell: Callable[[str], None]) -> None:
+    def __init__(self, corner: Storage | None, tell: Callable[[str], None]) -> None:
         self._corner, self._tell = corner, tell
 
     def look(self) -> None:
@@ -82,13 +82,13 @@ class Fallback:
 class ScratchOutput:
     """A new file of `target` that is written in `scratch` first."""
 
-    def __init__(self, scratch: Folder, target: Folder, name: str) -> None:
+    def __init__(self, scratch: Storage, target: Storage, name: str) -> None:
         self.name = name
         self._scratch = scratch
         self._target = target
         self._local_name = f"{os.path.basename(name)}.{secrets.token_hex(6)}{TEMP_SUFFIX}"
         self._fd: int | None = None
-        self._direct: DirectOutput | None = None
+        self._direct: Output | None = None
         self._sha = hashlib.sha256()
         self._size = 0
         self._looked = -_LOOK_BYTES
@@ -147,7 +147,7 @@ class ScratchOutput:
             path = self._scratch.at(_FULL)
             self._scratch.fs.close(self._scratch.fs.create(path))
 
-    def _move(self) -> DirectOutput:
+    def _move(self) -> Output:
         """Copy the bytes that were accepted so far to the target, and forget the local file."""
         direct = self._target.create(self.name)
         try:

@@ -9,8 +9,6 @@ Documents of more than `LARGE_BYTES` are encoded by one worker at a time, and on
 from __future__ import annotations
 
 import contextlib
-import fcntl
-import os
 from collections.abc import Iterator
 
 import numpy as np
@@ -21,7 +19,7 @@ from tokenmill.errors import SourceError
 from tokenmill.resources import free_memory
 from tokenmill.sizes import format_bytes
 from tokenmill.sources.base import text_buffers
-from tokenmill.storage.local import Folder
+from tokenmill.storage.base import Storage
 from tokenmill.tokenizers.base import Engine
 
 LARGE_BYTES = 8_000_000
@@ -32,13 +30,13 @@ _SPACES[list(b" \t\n\v\f\r")] = True
 
 
 @contextlib.contextmanager
-def room_for(text: pa.Array, engine: Engine, folder: Folder, *, where: str) -> Iterator[None]:
+def room_for(text: pa.Array, engine: Engine, folder: Storage, *, where: str) -> Iterator[None]:
     """Encode a batch inside of this. Raises `SourceError` if it has a document that there is no memory for."""
     need = bytes_needed(text, engine)
     if not need:
         yield
         return
-    with _alone(folder):
+    with folder.alone():  # no other worker of this build has a large document now
         free = free_memory()
         if need > free:
             size = format_bytes(len(text_buffers(text)[1]))
@@ -74,18 +72,3 @@ def longest_run(data: npt.NDArray[np.uint8]) -> int:
             begin = int(changes[-1])
         before = bool(spaces[-1])
     return max(longest, len(data) - begin)
-
-
-@contextlib.contextmanager
-def _alone(folder: Folder) -> Iterator[None]:
-    """While no other worker of this build has a large document. Whoever dies lets go; a store cannot be locked."""
-    if not folder.is_local or not os.path.isdir(folder.path):
-        yield
-        return
-    fd = os.open(folder.path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        with contextlib.suppress(OSError):  # a file system without locks
-            fcntl.flock(fd, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(fd)

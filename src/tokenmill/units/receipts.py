@@ -33,7 +33,8 @@ from tokenmill import records
 from tokenmill.arguments import MAX_INT
 from tokenmill.dataset.manifest import Shard, SourceTotal, check_split_name
 from tokenmill.errors import BuildError, DatasetError, MissingFileError, TokenmillError
-from tokenmill.storage.local import Folder, SizeOf
+from tokenmill.storage.base import Storage
+from tokenmill.storage.local import SizeOf
 from tokenmill.storage.output import Digest
 
 PLAN = ".build/plan.json"
@@ -119,7 +120,7 @@ def check_totals(receipt: Receipt) -> None:
         )
 
 
-def read_receipt(folder: Folder, name: str) -> Receipt:
+def read_receipt(folder: Storage, name: str) -> Receipt:
     """The receipt in a file; errors as of `open_receipt`."""
     return open_receipt(folder.read(name, max_bytes=MAX_RECEIPT_BYTES), where=name)
 
@@ -172,7 +173,7 @@ def parse_sums(texts: Iterable[str]) -> npt.NDArray[np.uint64]:
     return np.frombuffer(bytes.fromhex("".join(texts)), ">u8").astype(np.uint64).reshape(-1, 2)
 
 
-def load_receipt(folder: Folder, unit: int, token_limit: int, fingerprint: str, *, rehash: bool) -> Receipt | None:
+def load_receipt(folder: Storage, unit: int, token_limit: int, fingerprint: str, *, rehash: bool) -> Receipt | None:
     """The receipt of a unit, if the sizes (or with `rehash` the digests) of its files are right; else None."""
     receipt = _read(folder, (unit, token_limit), fingerprint)
     if receipt is None or not _are_intact(folder, receipt, receipt.all_files(), folder.size_of, rehash=rehash):
@@ -181,7 +182,7 @@ def load_receipt(folder: Folder, unit: int, token_limit: int, fingerprint: str, 
 
 
 def load_receipts(
-    folder: Folder, units: Iterable[int], fingerprint: str, *, look: bool = True
+    folder: Storage, units: Iterable[int], fingerprint: str, *, look: bool = True
 ) -> Iterator[Receipt | None]:
     """Receipts of whole units, in order, trusted by the sizes of their files; None for each that cannot be trusted.
 
@@ -205,7 +206,7 @@ def load_receipts(
         yield from folder.each(load, to_read)
 
 
-def _read(folder: Folder, key: Key, fingerprint: str, packed: bytes | None = None) -> Receipt | None:
+def _read(folder: Storage, key: Key, fingerprint: str, packed: bytes | None = None) -> Receipt | None:
     """The receipt of a unit, from its pack or its file; None if it has none."""
     name = receipt_name(*key)
     if packed is not None:
@@ -227,7 +228,7 @@ def _owned(receipt: Receipt, key: Key, fingerprint: str) -> Receipt:
     return receipt
 
 
-def _are_intact(folder: Folder, receipt: Receipt, files: dict[str, Digest], size_of: SizeOf, *, rehash: bool) -> bool:
+def _are_intact(folder: Storage, receipt: Receipt, files: dict[str, Digest], size_of: SizeOf, *, rehash: bool) -> bool:
     """Whether files of a receipt are as it says. If not, they go to quarantine together with the receipt."""
     damaged = list(_damaged(folder, files, size_of, rehash=rehash))
     # A wrong file must not stay beside a receipt. If files are only missing, the receipt stays: another process may
@@ -238,7 +239,7 @@ def _are_intact(folder: Folder, receipt: Receipt, files: dict[str, Digest], size
     return not damaged
 
 
-def _damaged(folder: Folder, files: dict[str, Digest], size_of: SizeOf, *, rehash: bool) -> Iterator[str]:
+def _damaged(folder: Storage, files: dict[str, Digest], size_of: SizeOf, *, rehash: bool) -> Iterator[str]:
     for name, digest in files.items():
         if size_of(name) != digest.bytes or (rehash and folder.digest(name) != digest):
             yield name
@@ -260,7 +261,7 @@ def runs(units: Iterable[int]) -> Iterator[list[int]]:
     return (list(run) for _, run in groupby(units, key=_number))
 
 
-def read_pack(folder: Folder, run: list[int]) -> dict[int, bytes]:
+def read_pack(folder: Storage, run: list[int]) -> dict[int, bytes]:
     """The unchecked texts of the receipts of a run, by unit; empty if they are not packed."""
     if len(run) < PACK_UNITS:  # only whole runs are packed
         return {}
@@ -271,7 +272,7 @@ def read_pack(folder: Folder, run: list[int]) -> dict[int, bytes]:
     return dict(enumerate(data.splitlines(keepends=True), start=run[0]))
 
 
-def write_pack(folder: Folder, number: int) -> None:
+def write_pack(folder: Storage, number: int) -> None:
     """Pack the receipts of a complete run."""
 
     def read(unit: int) -> bytes:
@@ -285,7 +286,7 @@ def write_pack(folder: Folder, number: int) -> None:
 
 
 @contextlib.contextmanager
-def packing(folder: Folder, done: Iterable[int]) -> Iterator[Callable[[int], None]]:
+def packing(folder: Storage, done: Iterable[int]) -> Iterator[Callable[[int], None]]:
     """Gives a function to call with each unit that finishes after those that are `done` already."""
     counts = Counter(map(_number, done))
     background = ThreadPoolExecutor(1, thread_name_prefix="tokenmill-packs")
@@ -295,7 +296,7 @@ def packing(folder: Folder, done: Iterable[int]) -> Iterator[Callable[[int], Non
         counts[number] += 1
         if counts[number] < PACK_UNITS:
             return
-        if folder.is_local:
+        if folder.writes_are_fast:
             write_pack(folder, number)
         else:  # a store takes its time, and the caller has other workers to listen to
             background.submit(write_pack, folder, number)

@@ -25,6 +25,7 @@ from tokenmill.dataset.manifest import BAD, SourceTotal
 from tokenmill.dataset.provenance import REASONS, SCHEMA, dictionary_column
 from tokenmill.recipe import load_filter
 from tokenmill.sources.base import TABLES, Batch, Skip
+from tokenmill.storage.base import Storage
 from tokenmill.storage.local import Folder
 from tokenmill.storage.output import Output
 from tokenmill.storage.scratch import ScratchOutput
@@ -86,14 +87,14 @@ class ReportProgress(Protocol):
 
 
 def run_unit(
-    folder: Folder, config: BuildConfig, task: UnitTask, engine: Callable[[], Engine], report: ReportProgress
+    folder: Storage, config: BuildConfig, task: UnitTask, engine: Callable[[], Engine], report: ReportProgress
 ) -> Receipt:
     """Run a unit, unless an earlier run has done it. `report` receives its progress, and all of it at the end."""
     return begin_unit(folder, config, task, engine, report)()
 
 
 def begin_unit(
-    folder: Folder, config: BuildConfig, task: UnitTask, engine: Callable[[], Engine], report: ReportProgress
+    folder: Storage, config: BuildConfig, task: UnitTask, engine: Callable[[], Engine], report: ReportProgress
 ) -> Callable[[], Receipt]:
     """The part of a unit that computes. Returns the part that waits for the disk and ends with the receipt."""
     unit, limit = task.unit, task.token_limit
@@ -131,7 +132,7 @@ def _planned_bytes_read(task: UnitTask, batch: Batch, before: int) -> int:
 class UnitRun:
     """The state of a unit while it streams."""
 
-    def __init__(self, config: BuildConfig, task: UnitTask, folder: Folder) -> None:
+    def __init__(self, config: BuildConfig, task: UnitTask, folder: Storage) -> None:
         self.config, self.task, self.folder = config, task, folder
         self.scratch = Folder(config.scratch, folder.fs) if config.scratch else None
         self.name = unit_name(task.unit.index, task.token_limit)
@@ -187,7 +188,7 @@ class UnitRun:
         name = receipt_name(unit.index, self.task.token_limit)
         outputs = [output for writer in self.pieces.values() for output in writer.outputs()]
         extra = [self.provenance.finish(), *([self.rejects] if self.rejects else [])]
-        digests = self.folder.publish(outputs + extra, claimed=lambda: self.folder.exists(name))
+        digests = self.folder.publish(outputs + extra, committed=lambda: self.folder.exists(name))
         receipt = Receipt(
             fingerprint=config.fingerprint,
             unit=unit.index,
@@ -206,7 +207,7 @@ class UnitRun:
             files={output.name: digests[output.name] for output in extra},
         )
         check_totals(receipt)
-        self.folder.write(name, records.seal_many(receipt), claimed=lambda: True)
+        self.folder.write(name, records.seal_many(receipt), committed=lambda: True)
         return receipt
 
     def discard(self) -> None:
