@@ -74,8 +74,11 @@ def test_a_finished_dataset_without_its_build_folder_stays_as_it_is(corpus: Path
     tokenmill("prepare", corpus, "-o", "out", "--tokenizer", "byte")
     out = corpus.parent / "out"
     shutil.rmtree(out / ".build")
+    before = tree(out)
     tokenmill("prepare", corpus, "-o", "out", "--tokenizer", "byte")
-    assert not (out / ".build").exists()
+    assert [path.name for path in (out / ".build").iterdir()] == ["compared.json"], "the next time is quick"
+    shutil.rmtree(out / ".build")
+    assert tree(out) == before
 
 
 def test_a_build_that_another_process_begins_at_this_moment_is_one_of_ours(corpus: Path, tmp_path: Path) -> None:
@@ -177,16 +180,20 @@ def test_an_output_may_be_a_link_to_a_folder(corpus: Path, tmp_path: Path) -> No
     assert (tmp_path / "there/dataset.json").exists()
 
 
-def test_without_its_build_folder_a_dataset_says_what_was_compared_and_takes_no_newer_source(tmp_path: Path) -> None:
+def test_without_its_build_folder_a_dataset_is_compared_with_its_sources_by_content(tmp_path: Path) -> None:
     source, output = tmp_path / "a.txt", tmp_path / "out"
     source.write_text("ab\ncd\n")
     assert not tokenmill.prepare(source, output, tokenizer="byte", workers=1).notes
     assert not tokenmill.prepare(source, output, tokenizer="byte", workers=1).notes
     shutil.rmtree(output / ".build")
-    (note,) = tokenmill.prepare(source, output, tokenizer="byte", workers=1).notes
-    assert "by name and size, not by content" in note
-    source.write_text("cd\nab\n")
-    later = (output / "dataset.json").stat().st_mtime_ns + 10**9
-    os.utime(source, ns=(later, later))
-    with pytest.raises(SourceChangedError, match=r"source a.txt was written .*, after the dataset"):
-        tokenmill.prepare(source, output, tokenizer="byte", workers=1)
+    _, note = tokenmill.prepare(source, output, tokenizer="byte", workers=1).notes
+    assert note.startswith("all documents of the sources are unchanged")
+    time = source.stat().st_mtime_ns
+    for later in (0, 10**9):
+        source.write_text("cd\nab\n")
+        os.utime(source, ns=(time, time + later))
+        shutil.rmtree(output / ".build")
+        with pytest.raises(SourceChangedError, match=r"was made of other text than there is now: a.txt changed since"):
+            tokenmill.prepare(source, output, tokenizer="byte", workers=1)
+        source.write_text("ab\ncd\n")
+        assert tokenmill.prepare(source, output, tokenizer="byte", workers=1).already_complete

@@ -95,8 +95,7 @@ def run_build(resolved: ResolvedBuild, folder: Storage, options: BuildOptions) -
     scratch = scratch_corner(options.scratch, folder)
     complete = None if options.restart else workspace.finished(folder, resolved.plan)
     if complete is not None:
-        if note := workspace.what_was_compared(folder):
-            progress.tell("note", message=note)
+        _prove(resolved, folder, complete, progress)
         workspace.tidy(folder, resolved.recipe.splits, scratch)
         return complete, True
     folder.check_no_links({*resolved.recipe.splits, *workspace.known_splits(folder), "provenance", *workspace.MADE})
@@ -108,6 +107,7 @@ def run_build(resolved: ResolvedBuild, folder: Storage, options: BuildOptions) -
         # The process that held the lock before may have finished in the meantime.
         complete = None if options.restart else workspace.finished(folder, resolved.plan)
         if complete is not None:
+            _prove(resolved, folder, complete, progress)
             return complete, True
         options.on_lock()
         scratch = make_corner(scratch)
@@ -124,6 +124,17 @@ def run_build(resolved: ResolvedBuild, folder: Storage, options: BuildOptions) -
                 if complete is None:
                     raise
                 return complete, True
+
+
+def _prove(resolved: ResolvedBuild, folder: Storage, complete: Manifest, progress: Progress) -> None:
+    """Compare the sources with a finished dataset by content, if its plan is gone, which has their pins."""
+    if workspace.is_proven(folder, resolved.plan):
+        return
+    progress.tell("note", message="the dataset has no plan: comparing all of its sources with it")
+    from tokenmill.build.compare import compare_sources
+
+    progress.tell("note", message=compare_sources(resolved, folder, complete))
+    workspace.note_compared(folder, resolved.plan)
 
 
 @contextlib.contextmanager

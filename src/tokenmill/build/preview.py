@@ -138,6 +138,8 @@ def plan(
     share = expected.share(wanted.max_tokens)
     standing = (0, False, ()) if folder is None or restart else _standing(folder, setup.plan, update=update)
     done, finished, conflict = standing
+    if folder is not None and finished and not workspace.is_proven(folder, setup.plan):
+        notes.append("the dataset has no plan: a build reads all of its sources, and compares them with it")
     needed = 0 if finished else round(expected.output_bytes * share)
     if folder is not None and not restart:
         needed -= workspace.bytes_done(folder)

@@ -3,6 +3,7 @@
 OUT/.build/plan.json      the plan; its fingerprint must match
     .build/job.json       how its units were done, for repair and verify --source
     .build/clean.json     units that were done at the last clean stop: they need no rehash
+    .build/compared.json  that the sources of a dataset without a plan were compared by content
     .build/receipts       one a unit           .build/packs    the same, many in a file
     .build/pieces         what units wrote
     .build/rejects        bad documents        .build/quarantine   files that failed a check
@@ -32,7 +33,7 @@ from tokenmill.dataset.manifest import Manifest
 from tokenmill.errors import BuildError, DatasetError, LockedError, OutputError, SourceChangedError, StorageError
 from tokenmill.formats.resumable import REQUEST
 from tokenmill.recipe import check_filter
-from tokenmill.sizes import few, format_time
+from tokenmill.sizes import few
 from tokenmill.sources.base import Source
 from tokenmill.storage import hub
 from tokenmill.storage.base import Storage, is_hub
@@ -63,6 +64,7 @@ if TYPE_CHECKING:
 EVENTS = ".build/events.jsonl"
 JOB = ".build/job.json"
 CLEAN = ".build/clean.json"
+COMPARED = ".build/compared.json"
 KEPT = ".build/kept"
 KEPT_PLAN = f"{KEPT}/plan.json"
 TOKENIZER_COPY = ".build/tokenizer"
@@ -98,6 +100,14 @@ class BuildRecord:
 class Clean:
     fingerprint: str
     units: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """The plan whose sources were compared with the dataset that has this manifest."""
+
+    plan: str
+    manifest: str
 
 
 def check_ours(folder: Storage) -> None:
@@ -153,8 +163,6 @@ def finished(folder: Storage, plan: Plan) -> Manifest | None:
             hint = "a finished dataset can do without it: remove it, or start over with `restart=True`"
             raise DatasetError(error.message, hint=hint) from None
         _check_pins(before, plan.sources, hint="put the old file back, or start over with `restart=True`")
-    elif not folder.exists(PLAN):
-        _check_not_newer(folder, plan)
     try:
         quick_check(folder, found)
     except DatasetError as error:
@@ -416,29 +424,27 @@ def _differences(found: Manifest, plan: Plan) -> list[str]:
     return differences(old_plan, new_plan)
 
 
-def what_was_compared(folder: Storage) -> str:
-    """What a user should know of a finished dataset that is taken as it is; "" if its sources were compared."""
+def is_proven(folder: Storage, plan: Plan) -> bool:
+    """Whether a finished dataset is known to be of these sources: by its plan, or because they were compared."""
     if folder.exists(PLAN):
-        return ""
-    said = "its .build folder is gone, so the sources were compared by name and size, not by content"
-    return f"{said}; if they may have changed, start over with `restart=True`"
+        return True
+    try:
+        before = records.unseal(Compared, folder.read(COMPARED), where=COMPARED)
+    except DatasetError:
+        return False
+    return before == _compared(folder, plan)
 
 
-def _check_not_newer(folder: Storage, plan: Plan) -> None:
-    """Refuse sources that were written after the dataset: without its plan, nothing shows that they are the same."""
-    found = folder.stat(manifest.MANIFEST)
-    written = found.modified if found is not None else 0
-    newer = [
-        f"source {source.name} was written {format_time(source.modified)}, after the dataset ({format_time(written)})"
-        for source in plan.sources
-        if written and not source.etag and source.modified > written
-    ]
-    if newer:
-        raise SourceChangedError(
-            f"{folder.path} has no .build folder, which would tell whether its sources have changed:\n  "
-            + few(newer, "\n  "),
-            hint="start over with `restart=True`, or choose another output",
-        )
+def note_compared(folder: Storage, plan: Plan) -> None:
+    """Write down that the sources were compared by content, so that the next time their pins are enough."""
+    with contextlib.suppress(LockedError, StorageError, OSError):  # a folder that cannot be written to stays as it is
+        folder.make(".build")
+        with locked(folder, patience=None):
+            folder.replace(COMPARED, records.seal(_compared(folder, plan)))
+
+
+def _compared(folder: Storage, plan: Plan) -> Compared:
+    return Compared(plan=records.digest(plan), manifest=folder.digest(manifest.MANIFEST).sha256)
 
 
 def _check_pins(before: Sequence[Source], now: Sequence[Source], *, hint: str) -> None:
