@@ -92,7 +92,7 @@ def run_build(resolved: ResolvedBuild, folder: Storage, options: BuildOptions) -
     progress = Progress(options.watch)
     for note in resolved.notes:
         progress.tell("note", message=note)
-    scratch = scratch_corner(options.scratch, folder)
+    scratch = scratch_corner(options.scratch, folder) if options.scratch else None
     complete = None if options.restart else workspace.finished(folder, resolved.plan)
     if complete is not None:
         _prove(resolved, folder, complete, progress)
@@ -110,7 +110,7 @@ def run_build(resolved: ResolvedBuild, folder: Storage, options: BuildOptions) -
             _prove(resolved, folder, complete, progress)
             return complete, True
         options.on_lock()
-        scratch = make_corner(scratch)
+        scratch = make_corner(scratch) if scratch else None
         if not options.restart:
             finish_update(folder)
         if options.update:
@@ -309,7 +309,7 @@ def _run_units(
             if unit.index not in known:
                 yield make_task(plan, unit.index)
 
-    fallback = Fallback(scratch, lambda message: progress.tell("note", message=message))
+    fallback = Fallback(scratch, lambda message: progress.tell("note", message=message)) if scratch else None
 
     def listen(message: dict[str, Any]) -> None:
         if message.pop("silent", False):
@@ -321,7 +321,8 @@ def _run_units(
             copy_eagerly()
             pack(message["unit"])
             release(message["unit"])
-            fallback.look()
+            if fallback:
+                fallback.look()
         progress.hear(message)
 
     try:

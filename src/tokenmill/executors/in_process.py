@@ -1,9 +1,8 @@
-"""Units in this process, and the progress reports that every process with units makes."""
+"""Units in this process, one after the other."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from tokenmill import errors
@@ -15,7 +14,7 @@ from tokenmill.tokenizers.engine import EngineHolder
 from tokenmill.tokenizers.parity import Trial, try_engine
 from tokenmill.tokenizers.spec import TokenizerSpec
 from tokenmill.units.probe import ProbeResult, probe
-from tokenmill.units.run import run_unit
+from tokenmill.units.run import Reporter, run_unit
 from tokenmill.units.task import BuildConfig, ProbeRequest, UnitTask
 
 
@@ -31,9 +30,6 @@ class InProcessProber:
 
     def encode(self, texts: Sequence[str]) -> Trial:
         return try_engine(self.engine, texts)
-
-
-_REPORT_SECONDS = 0.2
 
 
 class InProcess:
@@ -87,33 +83,3 @@ class InProcess:
 
 def _message(kind: str, task: UnitTask, error: errors.TokenmillError) -> Message:
     return {"kind": kind, "unit": task.unit.index, "error": error.message, "silent": is_silent(error)}
-
-
-class Reporter:
-    """Collects the progress of a unit and passes it on a few times a second, and at the end of its `with` block."""
-
-    def __init__(self, say: Callable[[Message], None], unit: int) -> None:
-        self._say = say
-        self._unit = unit
-        self._counts = (0, 0, 0)
-        self._kept = False
-        self._last = time.monotonic()
-
-    def __enter__(self) -> Reporter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._flush()
-
-    def __call__(self, documents: int, tokens: int, planned_bytes: int, *, kept: bool = False) -> None:
-        self._kept = kept
-        now = (documents, tokens, planned_bytes)
-        self._counts = tuple(a + b for a, b in zip(self._counts, now, strict=True))  # type: ignore[assignment]  # three
-        if time.monotonic() - self._last >= _REPORT_SECONDS:
-            self._flush()
-
-    def _flush(self) -> None:
-        documents, tokens, planned_bytes = self._counts
-        counts = {"documents": documents, "tokens": tokens, "bytes": planned_bytes}
-        self._say({"kind": "progress", "unit": self._unit, "kept": self._kept, **counts})
-        self._counts, self._last = (0, 0, 0), time.monotonic()

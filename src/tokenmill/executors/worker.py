@@ -24,7 +24,6 @@ from typing import TypeVar
 
 from tokenmill import errors, records
 from tokenmill.executors.forkserver import Message, receive, send
-from tokenmill.executors.in_process import Reporter
 from tokenmill.resources import start_arrow
 from tokenmill.storage.base import from_record
 from tokenmill.tokenizers.base import Engine
@@ -33,7 +32,7 @@ from tokenmill.tokenizers.parity import try_engine
 from tokenmill.tokenizers.spec import TokenizerSpec, from_dataset, resolve
 from tokenmill.units.probe import probe
 from tokenmill.units.receipts import Receipt
-from tokenmill.units.run import begin_unit
+from tokenmill.units.run import Reporter, begin_unit
 from tokenmill.units.task import BuildConfig, ProbeRequest, UnitTask
 
 T = TypeVar("T")

@@ -26,6 +26,7 @@ from tokenmill.errors import DatasetError, Interrupted, OutputError, RecipeError
 from tokenmill.formats.base import Files, OutputPart, PartReceipt
 from tokenmill.sizes import few
 from tokenmill.storage.base import Storage, require_space, same_disk
+from tokenmill.storage.local import Folder
 from tokenmill.storage.locks import LOCK, locked, telling
 from tokenmill.storage.memory_maps import fast_digest
 from tokenmill.storage.output import Digest, Output, is_temp
@@ -151,8 +152,9 @@ def run_conversion(
     If the source cannot be converted, everything written here is removed: there is nothing to resume.
     """
     is_new, was_there = not folder.exists(REQUEST), folder.exists("")
+    local = scratch_corner(scratch, folder) if scratch else None
     try:
-        return _convert(folder, request, parts, finish, threads, scratch_corner(scratch, folder), watch)
+        return _convert(folder, request, parts, finish, threads, local, watch)
     except (DatasetError, RecipeError):
         if is_new:
             start_over(folder, watch)
@@ -169,14 +171,14 @@ def _convert(
     parts: Sequence[OutputPart],
     finish: Finish,
     threads: int,
-    local: Storage | None,
+    local: Folder | None,
     watch: Watcher | None,
 ) -> Conversion:
     folder.check_no_links(folder.names())
     folder.make(RECEIPTS)
     with locked(folder, tell=telling(watch)):
         _sweep(folder)
-        local = make_corner(local)
+        local = make_corner(local) if local else None
         folder.write(REQUEST, records.seal(request))
         run = _ConversionRun(folder, local, request.fingerprint, watch)
         try:
@@ -197,9 +199,12 @@ class _ConversionRun:
         self.fingerprint = fingerprint
         self._is_stopped = False
         self._watch = watch or (lambda _: None)
-        self._fallback = Fallback(local, lambda message: self._watch({"kind": "note", "message": message}))
+        self._fallback = Fallback(local, self._note) if local else None
         self._lock = threading.Lock()
         self._bytes = 0
+
+    def _note(self, message: str) -> None:
+        self._watch({"kind": "note", "message": message})
 
     def all_parts(self, parts: Sequence[OutputPart], threads: int) -> tuple[list[PartReceipt], int]:
         """The receipts of all parts, in order, and how many were already complete."""
@@ -247,7 +252,8 @@ class _ConversionRun:
                 for done in results:
                     if done is not None:
                         found[done[0].name] = done[1]
-                        self._fallback.look()
+                        if self._fallback:
+                            self._fallback.look()
                     now = time.monotonic()
                     if about and (now - reported >= _PROGRESS_SECONDS or len(found) == len(parts)):
                         reported = now

@@ -158,7 +158,8 @@ def ask(root: str) -> None:
 
 def require(paths: Iterable[str]) -> None:
     """Raise `SourceError` if files of the hub are not here and cannot be fetched. Others are asked for when read."""
-    hub.require(path for path in paths if is_hub(path))
+    if on_hub := [path for path in paths if is_hub(path)]:
+        hub.require(on_hub)
 
 
 def expand(argument: str) -> tuple[dict[str, Pin], bool]:

@@ -31,20 +31,15 @@ _LOOK_BYTES = 1 << 20
 _FULL = f"full.000000000000{TEMP_SUFFIX}"
 
 
-def scratch_corner(scratch: str | None, target: Storage) -> Storage | None:
-    """A corner of the scratch disk for this target alone; None where there is no scratch disk.
-
-    What goes to an object store is on a disk of this machine first anyway.
-    """
-    if scratch is None or target.has_spool:
+def scratch_corner(scratch: str, target: Storage) -> Folder | None:
+    """A folder on the scratch disk for this target alone; None if the target has a spool, which is the same thing."""
+    if target.has_spool:
         return None
     return Folder(os.path.join(scratch, f"tokenmill-{records.digest(target.path)[:12]}"), target.fs)
 
 
-def make_corner(corner: Storage | None) -> Storage | None:
+def make_corner(corner: Folder) -> Folder | None:
     """The corner, made and swept; None if nothing fits into it. It must not be a link."""
-    if corner is None:
-        return None
     check_itself(corner.fs, corner.path)
     try:
         corner.make()
@@ -64,8 +59,9 @@ def leave_corner(corner: Storage) -> None:
 class Fallback:
     """Says, once, that files go straight to the output because the scratch disk is full."""
 
-    def __init__(self, corner: Storage | None, tell: Callable[[str], None]) -> None:
-        self._corner, self._tell = corner, tell
+    def __init__(self, corner: Storage, tell: Callable[[str], None]) -> None:
+        self._corner: Storage | None = corner
+        self._tell = tell
 
     def look(self) -> None:
         """Whichever process it was that had no room there."""

@@ -10,9 +10,10 @@ build's own process, in a pool and on a cluster.
 
 from __future__ import annotations
 
+import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -84,6 +85,39 @@ class ReportProgress(Protocol):
     """Receives counts of documents, tokens and planned bytes; `kept` if an earlier run has done the unit."""
 
     def __call__(self, documents: int, tokens: int, planned_bytes: int, *, kept: bool = False) -> None: ...
+
+
+_REPORT_SECONDS = 0.2
+
+
+class Reporter:
+    """Collects the progress of a unit and passes it on a few times a second, and at the end of its `with` block."""
+
+    def __init__(self, say: Callable[[dict[str, Any]], None], unit: int) -> None:
+        self._say = say
+        self._unit = unit
+        self._counts = (0, 0, 0)
+        self._kept = False
+        self._last = time.monotonic()
+
+    def __enter__(self) -> Reporter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._flush()
+
+    def __call__(self, documents: int, tokens: int, planned_bytes: int, *, kept: bool = False) -> None:
+        self._kept = kept
+        now = (documents, tokens, planned_bytes)
+        self._counts = tuple(a + b for a, b in zip(self._counts, now, strict=True))  # type: ignore[assignment]  # three
+        if time.monotonic() - self._last >= _REPORT_SECONDS:
+            self._flush()
+
+    def _flush(self) -> None:
+        documents, tokens, planned_bytes = self._counts
+        counts = {"documents": documents, "tokens": tokens, "bytes": planned_bytes}
+        self._say({"kind": "progress", "unit": self._unit, "kept": self._kept, **counts})
+        self._counts, self._last = (0, 0, 0), time.monotonic()
 
 
 def run_unit(
