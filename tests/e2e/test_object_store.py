@@ -256,7 +256,7 @@ def test_a_build_that_only_probes_its_store_is_no_stranger(bucket: Bucket, tmp_p
         probing = pool.submit(lambda: [folder.ready() for _ in range(40)])
         while not probing.done():
             check_ours(folder)
-    assert probing.result() == [folder] * 40
+    assert probing.result() == [(folder, "")] * 40
 
 
 def test_a_layout_beside_a_dataset_in_a_store_is_refused_before_any_work(remote: Bucket) -> None:
