@@ -95,7 +95,7 @@ class _Handler(BaseHTTPRequestHandler):
             headers["X-Error-Code"] = "RevisionNotFound"
         elif path in (f"/api/datasets/org/name/revision/{revision}" for revision in ("main", "v1", commit)):
             status, data = 200, json.dumps({"id": "org/name", "sha": commit, "siblings": []}).encode()
-        elif path.startswith(f"/api/datasets/org/name/tree/{commit}"):
+        elif path.startswith(tuple(f"/api/datasets/org/name/tree/{revision}" for revision in ("main", "v1", commit))):
             status, data = 200, json.dumps(self.repository.tree(commit)).encode()
         elif path.startswith(f"/datasets/org/name/resolve/{commit}/"):
             status, data, headers = self._file(path.partition(f"{commit}/")[2], wanted, headers, body=body)

@@ -130,6 +130,7 @@ def test_many_small_files_are_other_units_now(many: Path) -> None:
     assert len(workspace.load_plan(Folder(str(many / "finished"))).units) == 2
 
 
+@same_arrow
 def test_an_unfinished_build_of_many_small_files_resumes_with_its_own_plan(many: Path) -> None:
     begun = (many / "unfinished/.build/plan.json").read_bytes()
     expected = tokenmill.plan(many / "corpus", many / "unfinished", **make.MANY)
@@ -151,6 +152,7 @@ def test_a_finished_one_of_many_small_files_is_found_complete(many: Path, with_b
     assert tree(many / "finished") == before
 
 
+@same_arrow
 def test_a_finished_one_of_many_small_files_is_verified_and_repaired(many: Path) -> None:
     before = tree(many / "finished")
     assert tokenmill.verify(many / "finished", source="all", workers=1).ok

@@ -196,6 +196,8 @@ def test_offline_works_with_what_was_fetched_before_which_stays(tmp_path: Path) 
         subprocess.run(
             [sys.executable, "-c", fetch], env={**os.environ, **environment, "HF_ENDPOINT": endpoint}, check=True
         )
+    if not list(tmp_path.rglob("trees")):
+        pytest.skip("huggingface_hub before 1.0 does not store which files it fetched")
     before = sorted(blobs(tmp_path))
     done = run(tmp_path, endpoint, "org/name", "-o", "out", *options(), HF_HUB_OFFLINE="1")
     assert done.returncode == 0, done.stderr
