@@ -36,7 +36,7 @@ IGNORED = -100
 
 
 class SampleStream(Protocol):
-    """An endless run of samples in one global order. Two streams with the same `identity`, plain JSON, are equal."""
+    """A run of samples in one global order. Two streams with the same `identity`, plain JSON, are equal."""
 
     @property
     def identity(self) -> dict[str, Any]: ...
@@ -49,8 +49,15 @@ class SampleStream(Protocol):
     def num_samples(self) -> int:
         """Samples in an epoch."""
 
+    @property
+    def limit(self) -> int | None:
+        """The position at which the order ends; None if it never does. Only a mixture has a limit."""
+
     def locate(self, positions: Numbers) -> Numbers:
-        """The samples at these positions of the global order, which has no end. One call for many is faster."""
+        """The samples at these positions of the global order. One call for many is faster.
+
+        A position beyond `limit` is a `RecipeError`, which says what is exhausted.
+        """
 
     def prefetch(self, batches: Sequence[Numbers]) -> Iterator[None]:
         """Announce samples that will be needed soon. Each step starts reading what one more batch lacks in memory."""
@@ -94,6 +101,8 @@ class BatchSpec:
 
 class WindowStream:
     """Windows of one split, in one of the orders. The identity names the split and the order."""
+
+    limit: int | None = None
 
     def __init__(
         self,

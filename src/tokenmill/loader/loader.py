@@ -28,7 +28,7 @@ from tokenmill.dataset.windows import Windows, check_seq_len
 from tokenmill.errors import RecipeError, StateError
 from tokenmill.formats import open as datasets
 from tokenmill.loader.batches import Batch, BatchSpec, Numbers, SampleStream, WindowStream
-from tokenmill.loader.mixture import Mixture, MixtureStream, check_steps, limit_of
+from tokenmill.loader.mixture import Mixture, MixtureStream
 from tokenmill.loader.packing import open_packed
 from tokenmill.loader.page_cache import release
 from tokenmill.permutation import Order
@@ -124,7 +124,7 @@ class DataLoader:
         )
         self.samples_seen = 0
         if self.epochs is not None:
-            check_steps(self.stream, self.epochs * self.num_samples)
+            self._check_limit(self.epochs * self.num_samples)
 
     @property
     def num_samples(self) -> int:
@@ -176,7 +176,7 @@ class DataLoader:
         step = self.batch_size * self.world_size
         mine = self.batch_size * self.rank + np.arange(self.batch_size)
         last = None if self.epochs is None else self.epochs * self.num_samples
-        ends = [end for end in (last, limit_of(self.stream)) if end is not None]
+        ends = [end for end in (last, self.stream.limit) if end is not None]
         left = max(0, min(ends) - seen) // step if ends else None
         chunks = self._locate_chunks(seen + mine, step, left)
         following = next(chunks, None)
@@ -194,11 +194,17 @@ class DataLoader:
                 seen += step
                 yield seen, batch
         if last is None or seen + step <= last:
-            check_steps(self.stream, seen + step)
+            self._check_limit(seen + step)
         elif seen < last and not self.drop_last:
             rest = seen + mine[seen + mine < last]
             if len(rest):
                 yield last, self.stream.batch(self.stream.locate(rest))
+
+    def _check_limit(self, stop: int) -> None:
+        """Raise `RecipeError` if the stream ends before position `stop`."""
+        limit = self.stream.limit
+        if limit is not None and stop > limit:
+            self.stream.locate(np.array([limit]))
 
     def _prefetch_chunk(self, located: Numbers | None) -> Iterator[None]:
         return iter(()) if located is None else self.stream.prefetch(list(located))

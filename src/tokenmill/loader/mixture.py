@@ -127,7 +127,7 @@ class MixtureStream:
 
     def locate(self, positions: Numbers) -> Numbers:
         """Two columns: the component, and the sample of its own stream."""
-        self.check_limit(int(positions.max(initial=-1)) + 1)
+        self._check_limit(int(positions.max(initial=-1)) + 1)
         located = np.empty((len(positions), 2), np.int64)
         numbers = np.searchsorted(self._begins, positions, side="right") - 1
         for number in np.unique(numbers).tolist():
@@ -161,7 +161,7 @@ class MixtureStream:
     def batches(self, located: Numbers) -> Iterator[Batch]:
         return map(self.batch, located)
 
-    def check_limit(self, stop: int) -> None:
+    def _check_limit(self, stop: int) -> None:
         """Raise `RecipeError` if a component is exhausted before position `stop`."""
         if self.limit is None or stop <= self.limit:
             return
@@ -184,17 +184,6 @@ class MixtureStream:
                 if position is not None:
                     found.append((position, name))
         return min(found) if found else (None, "")
-
-
-def limit_of(stream: SampleStream) -> int | None:
-    """The position at which a stream ends for good, or None."""
-    return stream.limit if isinstance(stream, MixtureStream) else None
-
-
-def check_steps(stream: SampleStream, stop: int) -> None:
-    """Raise `RecipeError` if a stream ends before position `stop`."""
-    if isinstance(stream, MixtureStream):
-        stream.check_limit(stop)
 
 
 def _make_phases(mixture: Mixture) -> list[Phase]:

@@ -291,6 +291,8 @@ def open_packed(
 class PackedStream:
     """The rows of a packing, in some order. `packing` has their number and the fraction of padding."""
 
+    limit: int | None = None
+
     def __init__(
         self,
         split: TokenSplit,
