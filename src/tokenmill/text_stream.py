@@ -38,7 +38,8 @@ from tokenmill.dataset.windows import check_seq_len, check_tokens
 from tokenmill.errors import DatasetError, RecipeError, StateError
 from tokenmill.executors.in_process import InProcessProber
 from tokenmill.loader.batches import Batch, BatchSpec, WindowLayout
-from tokenmill.loader.loader import STATE_VERSION, check_content, check_share, check_state, run_ahead
+from tokenmill.loader.loader import check_share, run_ahead
+from tokenmill.loader.state import STATE_VERSION, check_content, check_state
 from tokenmill.loader.mixture import merge
 from tokenmill.permutation import make_key, permute
 from tokenmill.recipe import load_filter, make_recipe

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Generator, Iterator
 from dataclasses import replace
 from itertools import count
 from typing import Any, Literal, NamedTuple, TypedDict, TypeVar
@@ -21,7 +21,6 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill import arguments
-from tokenmill.arguments import MAX_INT
 from tokenmill.dataset.bin_idx import numpy_dtype
 from tokenmill.dataset.dataset import Dataset
 from tokenmill.dataset.windows import Windows, check_seq_len
@@ -31,6 +30,7 @@ from tokenmill.loader.batches import Batch, BatchSpec, Numbers, SampleStream, Wi
 from tokenmill.loader.mixture import Mixture, MixtureStream
 from tokenmill.loader.packing import open_packed
 from tokenmill.loader.page_cache import release
+from tokenmill.loader.state import STATE_VERSION, check_content, check_state
 from tokenmill.permutation import Order
 
 PackingKind = Literal["concat", "best_fit", "padded"]
@@ -62,7 +62,6 @@ class LoaderOptions(SampleOptions, total=False):
     prefetch: int
 
 
-STATE_VERSION = 1
 # Steps whose samples are computed at once, at most: permuting many positions takes little longer than a few.
 _MAX_STEPS = 256
 # Tokens that are located and prefetched at once.
@@ -278,51 +277,6 @@ def _open_component(
         windows, content = Windows(dataset[split], seq_len), dataset.content(split)
         return WindowStream(windows, identity, content, order=order, seed=seed, batch_spec=batch_spec)
     return open_packed(dataset, split, packing, seq_len, identity, order=order, seed=seed, batch_spec=batch_spec)
-
-
-def check_content(state: dict[str, Any], name: str, mine: Any) -> None:
-    """Refuse a state that was written for other text. Older states do not record it, and are accepted."""
-    theirs = state.get(name)
-    if theirs in (None, mine):
-        return
-    of = ""
-    if isinstance(mine, list) and isinstance(theirs, list) and len(mine) == len(theirs):
-        components = zip(state["stream"]["parts"], theirs, mine, strict=True)
-        of = f" of component {', '.join(repr(one.get('part')) for one, was, now in components if was != now)}"
-    raise StateError(
-        f"the state was written before the {name}{of} changed: it has {_short(theirs)}, this loader {_short(mine)}",
-        hint="prepare the previous text again, or start without the state",
-    )
-
-
-def _short(digests: Any) -> str:
-    return ", ".join(str(one)[:12] for one in (digests if isinstance(digests, list) else [digests]))
-
-
-def check_state(state: dict[str, Any], mine: dict[str, Any], *, hint: str) -> int:
-    """The samples seen, if the state belongs to the stream with this identity. Otherwise `StateError`."""
-    if not isinstance(state, Mapping):
-        raise StateError(
-            f"a state is a mapping, not of type {type(state).__name__}", hint="pass the result of state_dict"
-        )
-    if state.get("version") != STATE_VERSION:
-        raise StateError(
-            f"the state has version {state.get('version')!r}, this loader {STATE_VERSION}",
-            hint="use the version of tokenmill that wrote it",
-        )
-    found = state.get("stream")
-    if found != mine:
-        theirs = found if isinstance(found, dict) else {}
-        pairs = [(name, theirs.get(name), mine.get(name)) for name in sorted({*mine, *theirs})]
-        raise StateError(
-            "the state belongs to another stream:\n  "
-            + "\n  ".join(f"{name}: the state has {a!r}, this loader {b!r}" for name, a, b in pairs if a != b),
-            hint=hint,
-        )
-    seen = state.get("samples_seen")
-    if type(seen) is not int or not 0 <= seen < MAX_INT:
-        raise StateError(f"samples_seen is {seen!r}", hint="the state is damaged")
-    return seen
 
 
 class Share(NamedTuple):
