@@ -67,9 +67,13 @@ def test_tensors_hold_what_the_arrays_hold(dataset: Dataset) -> None:
 
 
 @pytest.mark.parametrize("masked", [False, True])
-def test_tensors_can_be_viewed_and_written_each_for_itself(dataset: Dataset, masked: bool) -> None:
+@pytest.mark.parametrize("labels", ["shifted", "aligned"])
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_tensors_can_be_viewed_and_written_each_for_itself(
+    dataset: Dataset, masked: bool, labels: Any, batch_size: int
+) -> None:
     """nanoGPT's model takes `targets.view(-1)`, which torch refuses for rows that do not lie end to end."""
-    batch = next(iter(adapters.DataLoader(dataset, 32, 4, mask_boundaries=masked)))
+    batch = next(iter(adapters.DataLoader(dataset, 32, batch_size, labels=labels, mask_boundaries=masked)))
     x, y = batch["input_ids"], batch["labels"]
     before = y.view(-1).tolist()
     x.view(-1).fill_(-1)

@@ -58,6 +58,7 @@ class StreamOptions(TextOptions, total=False):
     shuffle: int | None
     epochs: int | None
     drop_last: bool
+    labels: Literal["shifted", "aligned"]
     fields: tuple[str, ...]
     mask_boundaries: bool
     prefetch: int

@@ -37,7 +37,7 @@ from tokenmill.dataset.bin_idx import Tokens, numpy_dtype
 from tokenmill.dataset.windows import check_seq_len, check_tokens
 from tokenmill.errors import DatasetError, RecipeError, StateError
 from tokenmill.executors.in_process import InProcessProber
-from tokenmill.loader.batches import Batch, BatchSpec, WindowLayout
+from tokenmill.loader.batches import Batch, BatchSpec, Labels, WindowLayout
 from tokenmill.loader.loader import check_share, run_ahead
 from tokenmill.loader.state import STATE_VERSION, check_content, check_state
 from tokenmill.loader.mixture import merge
@@ -85,7 +85,8 @@ class TextStream:
         batch["input_ids"], batch["labels"]
 
     The batches equal those of `DataLoader(order="sequential")` on the dataset that `prepare` makes of the same
-    sources, and `epochs`, `drop_last`, `fields`, `mask_boundaries`, `dtype` and `prefetch` have the same meaning.
+    sources, and `epochs`, `drop_last`, `labels`, `fields`, `mask_boundaries`, `dtype` and `prefetch` have the same
+    meaning.
     `shuffle` shuffles among neighbours: that many samples are buffered, and given out in a seeded order.
 
     `split` is the split to read. `held_out` gives other splits a share of the documents, like {"val": 0.01}. All
@@ -108,6 +109,7 @@ class TextStream:
         world_size: int = 1,
         epochs: int | None = None,
         drop_last: bool = True,
+        labels: Labels = "shifted",
         fields: tuple[str, ...] = (),
         mask_boundaries: bool = False,
         dtype: npt.DTypeLike | None = np.int64,
@@ -118,7 +120,7 @@ class TextStream:
         self.batch_size, self.rank, self.world_size, self.prefetch, self.epochs = share
         self.seq_len = seq_len = check_seq_len(seq_len)
         self.drop_last = arguments.flag("drop_last", drop_last)
-        batch_spec = BatchSpec(fields=fields, mask_boundaries=mask_boundaries, dtype=dtype)
+        batch_spec = BatchSpec(labels=labels, fields=fields, mask_boundaries=mask_boundaries, dtype=dtype)
         hint = "give the number of samples to shuffle at a time, or None"
         shuffle = arguments.whole_or_none("shuffle", shuffle, least=2, hint=hint)
         arguments.text("tokenizer", tokenizer, hint="name a tokenizer, like gpt2")

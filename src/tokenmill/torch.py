@@ -383,5 +383,8 @@ class DataModule:
 
 
 def as_tensors(batch: Batch) -> Tensors:
-    """The batch as contiguous tensors, which models can `view`. Inputs and labels that overlap are copied."""
-    return {name: torch.from_numpy(np.ascontiguousarray(array)) for name, array in batch.items()}
+    """The batch as contiguous tensors, which models can `view`, without shared memory."""
+    arrays = {name: np.ascontiguousarray(array) for name, array in batch.items()}
+    if np.may_share_memory(arrays["input_ids"], arrays["labels"]):  # a batch of one row is contiguous as it is
+        arrays["labels"] = arrays["labels"].copy()
+    return {name: torch.from_numpy(array) for name, array in arrays.items()}

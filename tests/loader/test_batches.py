@@ -171,3 +171,40 @@ def test_the_order_is_that_of_0_1() -> None:
     assert samples_in_order(np.arange(12), 10, "shuffled", identity).tolist() == ORDER_OF_0_1
     with pytest.raises(RecipeError, match="unknown order 'random '"):
         batches.check_order("random ")
+
+
+@given(case=cases, seq_len=st.integers(1, 8), masked=st.booleans())
+@settings(max_examples=150, deadline=None, database=None)
+def test_aligned_labels_are_the_inputs_but_for_what_is_not_a_target(case: Any, seq_len: int, masked: bool) -> None:
+    lengths, eot, chance = case
+    split = Documents(lengths, eot)
+    last = len(split.tokens) - seq_len - 1
+    if last < 0:
+        return
+    starts = np.array([chance.randint(0, last) for _ in range(3)])
+    spec = BatchSpec(labels="aligned", mask_boundaries=masked, fields=("attention_mask",))
+    layout = WindowLayout(spec, np.dtype(np.uint16))
+    batch = layout.batch(split, starts, split.rows(starts, seq_len + 1), split.document_at(starts))
+    for row, start in enumerate(starts.tolist()):
+        for column in range(seq_len):
+            at = start + column
+            begins = column == 0 or split.owners[at] != split.owners[at - 1]
+            assert batch["input_ids"][row, column] == split.tokens[at]
+            assert batch["labels"][row, column] == (IGNORED if masked and begins else split.tokens[at])
+    assert batch["attention_mask"].tolist() == [[1] * seq_len] * 3
+
+
+@pytest.mark.parametrize("labels", ["Shifted", "none", None, 1])
+def test_unknown_labels_are_refused(labels: Any) -> None:
+    with pytest.raises(RecipeError, match="labels is") as caught:
+        BatchSpec(labels=labels)
+    assert "'aligned'" in caught.value.hint
+
+
+def test_position_ids_are_the_positions_under_another_name() -> None:
+    split = Documents([3, 1, 4, 2, 5], "append")
+    starts = np.array([0, 2, 5])
+    layout = WindowLayout(BatchSpec(fields=("positions", "position_ids")), np.dtype(np.uint16))
+    batch = layout.batch(split, starts, split.rows(starts, 6), split.document_at(starts))
+    assert batch["position_ids"].tolist() == batch["positions"].tolist() != []
+    assert not np.shares_memory(batch["position_ids"], batch["positions"])

@@ -232,6 +232,20 @@ def test_masked_labels_do_not_touch_the_inputs(dataset: Dataset) -> None:
     assert any((batch["labels"] == IGNORED).any() for batch in masked)
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_labels_do_not_change_the_order_or_the_states(dataset: Dataset, masked: bool) -> None:
+    options: dict[str, Any] = {"mask_boundaries": masked, "fields": ("sample_index", "positions")}
+    shifted = DataLoader(dataset, 45, 5, **options)
+    begun = take(shifted, 4)
+    aligned = DataLoader(dataset, 45, 5, labels="aligned", **options)
+    for one, other in zip(begun, take(aligned, 4), strict=True):
+        assert one["sample_index"].tolist() == other["sample_index"].tolist()
+        assert one["labels"][:, :-1].tolist() == other["labels"][:, 1:].tolist()
+        kept = other["positions"] > 0 if masked else np.ones((5, 45), np.bool_)
+        assert (other["labels"][kept] == other["input_ids"][kept]).all() and (other["labels"][~kept] == IGNORED).all()
+    assert aligned.state_dict() == shifted.state_dict()
+
+
 def test_ids_may_stay_as_they_are_stored(dataset: Dataset) -> None:
     assert next(iter(DataLoader(dataset, 32, 4, dtype=None)))["input_ids"].dtype == np.uint16
     with pytest.raises(RecipeError, match="masked"):

@@ -157,17 +157,19 @@ def test_no_sample_of_a_component_comes_twice_within_its_epoch(datasets: dict[st
             assert one != other
 
 
+@pytest.mark.parametrize("labels", ["shifted", "aligned"])
 @pytest.mark.parametrize("packing", ["concat", "best_fit", "padded"])
-def test_rows_are_those_of_the_components(datasets: dict[str, Dataset], packing: Any) -> None:
+def test_rows_are_those_of_the_components(datasets: dict[str, Dataset], packing: Any, labels: Any) -> None:
     """Each row of a mixture, with all its fields, is the row that the component's own stream has there."""
-    fields = ("positions", "document_ids", "cu_seqlens", "sample_index")
-    options: dict[str, Any] = {"packing": packing, "prefetch": 0, "mask_boundaries": True}
+    token_fields = ("positions", "position_ids", "document_ids", "attention_mask")
+    fields = (*token_fields, "cu_seqlens", "sample_index")
+    options: dict[str, Any] = {"packing": packing, "labels": labels, "prefetch": 0, "mask_boundaries": True}
     loader = DataLoader(mix(datasets), 40, 7, fields=("component", *fields), **options)
     single = [
         {
             int(number): {
                 "cu_seqlens": batch["cu_seqlens"].tolist(),
-                **{name: batch[name][0].tolist() for name in ("input_ids", "labels", "positions", "document_ids")},
+                **{name: batch[name][0].tolist() for name in ("input_ids", "labels", *token_fields)},
             }
             for batch in DataLoader(dataset, 40, 1, fields=fields, epochs=1, **options)
             for number in batch["sample_index"]
@@ -179,7 +181,7 @@ def test_rows_are_those_of_the_components(datasets: dict[str, Dataset], packing:
         edges = [0]
         for row, (component, number) in enumerate(zip(batch["component"], batch["sample_index"], strict=True)):
             expected = single[int(component)][int(number)]
-            for name in ("input_ids", "labels", "positions", "document_ids"):
+            for name in ("input_ids", "labels", *token_fields):
                 assert batch[name][row].tolist() == expected[name]
             edges += [40 * row + edge for edge in expected["cu_seqlens"][1:]]
         assert batch["cu_seqlens"].tolist() == edges

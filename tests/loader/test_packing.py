@@ -535,3 +535,25 @@ def test_a_plan_of_before_content_was_recorded_is_made_again(copy: Path) -> None
     about.write_bytes(records.seal(record))
     assert open_packing(dataset, "train", "padded", 32).digest == made.digest
     assert json.loads(about.read_bytes())["spec"]["content"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("eot", EOTS)
+def test_aligned_labels_of_packed_rows_are_the_shifted_ones_under_the_inputs(
+    datasets: dict[str, Dataset], kind: Any, eot: str
+) -> None:
+    options: dict[str, Any] = {"packing": kind, "epochs": 1, "fields": ("document_ids", "positions", "attention_mask")}
+    shifted, aligned = (DataLoader(datasets[eot], 64, 5, labels=labels, **options) for labels in ("shifted", "aligned"))
+    assert shifted.state_dict() == aligned.state_dict()
+    padding = 0
+    for one, other in zip(shifted, aligned, strict=True):
+        assert one["input_ids"].tolist() == other["input_ids"].tolist()
+        assert one["labels"][:, :-1].tolist() == other["labels"][:, 1:].tolist()
+        assert (other["labels"][:, 0] == IGNORED).all()  # a row begins a run
+        for batch in (one, other):
+            is_token = batch["document_ids"] >= 0
+            assert (batch["attention_mask"] == is_token).all() and (batch["labels"][~is_token] == IGNORED).all()
+        allowed = is_token & (other["positions"] > 0)
+        assert (other["labels"][allowed] == other["input_ids"][allowed]).all()
+        padding += (~is_token).sum()
+    assert padding, "no row has padding: this shows nothing"

@@ -6,16 +6,17 @@ Both steps are pure functions of any positions. Which rank takes which positions
 
 Document boundaries inside the rows of a batch give positions, document ids, cu_seqlens and masked labels:
 
-    tokens        a a E b b b E c c         E ends a document; a row is cut anywhere
-    positions     0 1 2 0 1 2 3 0           they restart at each boundary, and at the start of a row
-    masked label  a E - b b E - c           the first token of the next document is not a target
+    tokens         a a E b b b E c c        E ends a document; a row is cut anywhere
+    positions      0 1 2 0 1 2 3 0          they restart at each boundary, and at the start of a row
+    masked labels  a E - b b E - c          the first token of the next document is not a target
+      "aligned"    - a E - b b E -          the same targets under the inputs, for models that shift: the last c is lost
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -30,8 +31,12 @@ from tokenmill.permutation import ORDERS, Order, make_key, permute, sample_with_
 Batch = dict[str, npt.NDArray[Any]]
 Numbers = npt.NDArray[np.int64]
 
-FIELDS = ("positions", "document_ids", "cu_seqlens", "sample_index", "component")
-RUN_FIELDS = frozenset({"positions", "document_ids", "cu_seqlens"})
+Labels = Literal["shifted", "aligned"]
+
+FIELDS = ("positions", "position_ids", "document_ids", "cu_seqlens", "attention_mask", "sample_index", "component")
+# One number for each token. `position_ids` are the positions under the name that transformers has for them.
+_TOKEN_FIELDS = ("positions", "position_ids", "document_ids")
+RUN_FIELDS = frozenset({*_TOKEN_FIELDS, "cu_seqlens"})
 IGNORED = -100
 
 
@@ -74,8 +79,9 @@ class SampleStream(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchSpec:
-    """What batches contain: extra `fields`, labels masked at document boundaries, the dtype of ids."""
+    """What batches contain: which `labels`, extra `fields`, labels masked at document boundaries, the dtype of ids."""
 
+    labels: Labels = "shifted"
     fields: tuple[str, ...] = ()
     mask_boundaries: bool = False
     dtype: npt.DTypeLike | None = np.int64
@@ -83,6 +89,8 @@ class BatchSpec:
     def __post_init__(self) -> None:
         arguments.texts("fields", self.fields, hint=f"choose from {', '.join(FIELDS)}")
         arguments.flag("mask_boundaries", self.mask_boundaries)
+        if self.labels not in get_args(Labels):
+            raise RecipeError(f"labels is {arguments.show(self.labels)}", hint="use 'shifted' or 'aligned'")
         if unknown := sorted(set(self.fields) - set(FIELDS)):
             raise RecipeError(f"unknown fields {unknown}", hint=f"choose from {', '.join(FIELDS)}")
 
@@ -162,38 +170,51 @@ class WindowLayout:
     """Turns rows of windows into batches as a `BatchSpec` asks for them. `stored` is the dtype of the rows."""
 
     def __init__(self, batch_spec: BatchSpec, stored: np.dtype[Any]) -> None:
+        self._batch_spec = batch_spec
         self._dtype = batch_spec.label_dtype(stored)
         self._masked = batch_spec.mask_boundaries
         self._run_fields = RUN_FIELDS & set(batch_spec.fields)
 
     def batch(self, split: DocumentIndex, starts: Numbers, rows: Tokens, documents: Numbers) -> Batch:
         """The batch of rows that begin at these tokens of a split, in these documents."""
-        if not self._masked and not self._run_fields:
-            return lay_out(rows, self._dtype)
-        width = rows.shape[1]
-        boundaries = find_boundaries(split, rows, starts)
-        batch = lay_out(rows, self._dtype, self._run_fields, masked=self._masked)
-        if self._masked:
-            # A boundary is the target of the column before it, and rows of labels are one column shorter.
-            batch["labels"].reshape(-1)[boundaries - boundaries // width - 1] = IGNORED
-        if self._run_fields:
-            fill_fields(batch, self._run_fields, find_runs(boundaries, documents, width - 1))
+        labels = self._batch_spec.labels
+        batch = lay_out(rows, self._dtype, self._run_fields, labels=labels, masked=self._masked)
+        if self._masked or self._run_fields:
+            seq_len = rows.shape[1] - 1
+            boundaries = find_boundaries(split, rows, starts)
+            if self._masked and labels == "shifted":
+                # A boundary is the target of the column before it, and rows of labels are one column shorter.
+                batch["labels"].reshape(-1)[boundaries - boundaries // (seq_len + 1) - 1] = IGNORED
+            elif self._masked:
+                batch["labels"].reshape(-1)[find_runs(boundaries, documents, seq_len).edges[:-1]] = IGNORED
+            if self._run_fields:
+                fill_fields(batch, self._run_fields, find_runs(boundaries, documents, seq_len))
+        if "attention_mask" in self._batch_spec.fields:
+            batch["attention_mask"] = np.ones(batch["labels"].shape, np.int64)
         return batch
 
 
-def lay_out(rows: Tokens, dtype: np.dtype[Any], run_fields: Collection[str] = (), *, masked: bool = False) -> Batch:
+def lay_out(
+    rows: Tokens,
+    dtype: np.dtype[Any],
+    run_fields: Collection[str] = (),
+    *,
+    labels: Labels = "shifted",
+    masked: bool = False,
+) -> Batch:
     """Ids, labels, and uninitialized arrays for further per-token fields. Rows have one token more than inputs.
 
     Labels that are not masked share the memory of the inputs. Otherwise everything is one allocation: several
     large ones would be returned to the system and zeroed by it for every batch.
     """
-    numbers = [field for field in ("positions", "document_ids") if field in run_fields]
+    numbers = [field for field in _TOKEN_FIELDS if field in run_fields]
+    targets = slice(1, None) if labels == "shifted" else slice(-1)
     if not masked and not numbers:
         cast = rows.astype(dtype, copy=False)
-        return {"input_ids": cast[:, :-1], "labels": cast[:, 1:]}
+        return {"input_ids": cast[:, :-1], "labels": cast[:, targets]}
     shape = (len(rows), rows.shape[1] - 1)
     planes = np.empty((2 + (len(numbers) if dtype == np.int64 else 0), *shape), dtype)
-    planes[0], planes[1] = rows[:, :-1], rows[:, 1:]
+    planes[0], planes[1] = rows[:, :-1], rows[:, targets]
     batch = {"input_ids": planes[0], "labels": planes[1]}
     if numbers:
         batch |= zip(
@@ -287,9 +308,9 @@ def fill_fields(batch: dict[str, npt.NDArray[Any]], wanted: Collection[str], run
     edges, lengths = runs.edges, np.diff(runs.edges)
     shape = batch["labels"].shape
     seq_len = shape[1]
-    if "positions" in wanted:
+    for name in {"positions", "position_ids"}.intersection(wanted):
         columns = np.repeat((edges[:-1] % seq_len).astype(np.int32), lengths)
-        np.subtract(np.arange(seq_len, dtype=np.int32), columns.reshape(shape), out=batch["positions"])
+        np.subtract(np.arange(seq_len, dtype=np.int32), columns.reshape(shape), out=batch[name])
     if "document_ids" in wanted:
         batch["document_ids"].reshape(-1)[:] = np.repeat(runs.documents, lengths)
     if "cu_seqlens" in wanted:

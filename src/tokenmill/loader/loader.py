@@ -26,7 +26,7 @@ from tokenmill.dataset.dataset import Dataset
 from tokenmill.dataset.windows import Windows, check_seq_len
 from tokenmill.errors import RecipeError, StateError
 from tokenmill.formats import open as datasets
-from tokenmill.loader.batches import Batch, BatchSpec, Numbers, SampleStream, WindowStream
+from tokenmill.loader.batches import Batch, BatchSpec, Labels, Numbers, SampleStream, WindowStream
 from tokenmill.loader.mixture import Mixture, MixtureStream
 from tokenmill.loader.packing import open_packed
 from tokenmill.loader.page_cache import release
@@ -42,6 +42,7 @@ class RowOptions(TypedDict, total=False):
     """The contents of rows: options of the loaders of all frameworks."""
 
     packing: PackingKind
+    labels: Labels
     fields: tuple[str, ...]
     mask_boundaries: bool
 
@@ -79,10 +80,17 @@ class DataLoader:
         batch["input_ids"], batch["labels"]
 
     Repeats endlessly unless `epochs` is set. An incomplete last step is dropped, or with `drop_last=False` divided
-    among the ranks. `fields` adds "positions", "document_ids", "cu_seqlens" or "sample_index" to the batches. With
-    `mask_boundaries`, labels that are the first token of the next document are -100. `dtype` is the dtype of ids and
-    labels; None keeps the stored one. Inputs and unmasked labels are views of the same rows: copy one of them before
-    you write into it.
+    among the ranks.
+
+    With `labels="shifted"`, labels[i] is the token after input_ids[i], from rows of one token more, as most training
+    code expects. With "aligned", labels are the inputs, for models that shift them themselves, as those of
+    transformers do; the last target of each row is lost by that. With `mask_boundaries`, labels that are the first
+    token of a document are -100. Labels do not change the order, so states fit both.
+
+    `fields` adds to the batches: "positions", which restart at documents, or the same as "position_ids";
+    "document_ids"; "cu_seqlens"; "attention_mask", which is 0 for padding; "sample_index". `dtype` is the dtype of
+    ids and labels; None keeps the stored one. Inputs and unmasked labels are views of the same rows: copy one of them
+    before you write into it.
 
     `packing` decides how documents are put into rows. "concat": end to end, cut wherever a row ends. "best_fit":
     whole documents, several in a row. "padded": one document in a row. The last two cut only documents longer than a
@@ -106,12 +114,13 @@ class DataLoader:
         world_size: int = 1,
         epochs: int | None = None,
         drop_last: bool = True,
+        labels: Labels = "shifted",
         fields: tuple[str, ...] = (),
         mask_boundaries: bool = False,
         dtype: npt.DTypeLike | None = np.int64,
         prefetch: int = 2,
     ) -> None:
-        batch_spec = BatchSpec(fields=fields, mask_boundaries=mask_boundaries, dtype=dtype)
+        batch_spec = BatchSpec(labels=labels, fields=fields, mask_boundaries=mask_boundaries, dtype=dtype)
         share = check_share(batch_size=batch_size, rank=rank, world_size=world_size, prefetch=prefetch, epochs=epochs)
         self.batch_size, self.rank, self.world_size, self.prefetch, self.epochs = share
         self.seq_len, seed = check_seq_len(seq_len), arguments.seed_number(seed)

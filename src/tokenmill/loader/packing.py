@@ -314,6 +314,7 @@ class PackedStream:
         self.packing = packing
         self._order = order
         self._split = split
+        self._labels = batch_spec.labels
         self._fields = set(batch_spec.fields)
         self._run_fields = self._fields & RUN_FIELDS
         self._stored = numpy_dtype(split.dtype)
@@ -354,11 +355,16 @@ class PackedStream:
 
     def _make_batch(self, located: Numbers, tokens: Tokens, ignored: IgnoredLabels, runs: Runs | None) -> Batch:
         """The batch of these rows, from their tokens as stored."""
-        batch = lay_out(tokens.reshape(-1, self.packing.spec.seq_len + 1), self._dtype, self._run_fields, masked=True)
+        rows = tokens.reshape(-1, self.packing.spec.seq_len + 1)
+        batch = lay_out(rows, self._dtype, self._run_fields, labels=self._labels, masked=True)
         labels = batch["labels"]
         labels.reshape(-1)[ignored.indices] = IGNORED
         for row, filled in ignored.padded:
             labels[row, filled:] = IGNORED
+        if "attention_mask" in self._fields:
+            batch["attention_mask"] = np.ones(labels.shape, np.int64)
+            for row, filled in ignored.padded:
+                batch["attention_mask"][row, filled:] = 0
         if runs is not None:
             fill_fields(batch, self._run_fields, runs)
         if "sample_index" in self._fields:
@@ -366,9 +372,10 @@ class PackedStream:
         return batch
 
     def _find_ignored(self, full: FullRows, edges: Numbers) -> Iterator[IgnoredLabels]:
-        """The ignored labels of each batch: those behind the end of a document, and padding. All have as many rows."""
+        """The ignored labels of each batch: the first token of every segment, and padding. All have as many rows."""
         num_rows, seq_len = int(edges[1]), self.packing.spec.seq_len
-        indices = (full.begins + full.sizes)[full.ends] - 1
+        # Shifted, the first token is the label of the last input before it.
+        indices = full.begins.copy() if self._labels == "aligned" else (full.begins + full.sizes)[full.ends] - 1
         rows, columns = np.divmod(full.begins[full.starts == self._split.num_tokens], seq_len)
         limits = indices.searchsorted(edges * seq_len).tolist(), rows.searchsorted(edges).tolist()
         indices %= num_rows * seq_len
