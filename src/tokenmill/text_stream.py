@@ -39,8 +39,8 @@ from tokenmill.errors import DatasetError, RecipeError, StateError
 from tokenmill.executors.in_process import InProcessProber
 from tokenmill.loader.batches import Batch, BatchSpec, Labels, WindowLayout
 from tokenmill.loader.loader import check_share, run_ahead
-from tokenmill.loader.state import STATE_VERSION, check_content, check_state
 from tokenmill.loader.mixture import merge
+from tokenmill.loader.state import STATE_VERSION, check_content, check_state
 from tokenmill.permutation import make_key, permute
 from tokenmill.recipe import load_filter, make_recipe
 from tokenmill.sizes import counted
