@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
-from collections.abc import Generator, Iterator
+from collections.abc import Collection, Generator, Iterator
 from dataclasses import replace
 from itertools import count
 from typing import Any, Literal, NamedTuple, TypedDict, TypeVar
@@ -30,7 +30,7 @@ from tokenmill.loader.batches import Batch, BatchSpec, Labels, Numbers, SampleSt
 from tokenmill.loader.mixture import Mixture, MixtureStream
 from tokenmill.loader.packing import open_packed
 from tokenmill.loader.page_cache import release
-from tokenmill.loader.state import STATE_VERSION, check_content, check_state
+from tokenmill.loader.state import STATE_VERSION, check_content, check_ignore, check_state
 from tokenmill.permutation import Order
 
 PackingKind = Literal["concat", "best_fit", "padded"]
@@ -172,11 +172,16 @@ class DataLoader:
             "samples_seen": self.samples_seen,
         }
 
-    def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue at the position of another loader of the same stream, with any ranks and batch size."""
-        hint = "open the same dataset with the same seed, order, packing and seq_len"
-        seen = check_state(state, self.stream.identity, hint=hint)
-        check_content(state, "content", self.stream.content)
+    def load_state_dict(self, state: dict[str, Any], *, ignore: Collection[str] = ()) -> None:
+        """Continue at the position of another loader of the same stream, with any ranks and batch size.
+
+        A mixture may have other weights from there on, and more components. A state that differs in anything else is
+        refused, unless `ignore` names the fields: "seed", "order", "packing", "plan", "fingerprint" or "content". Then
+        only the count of samples continues: until the next epoch, samples may come twice or not at all.
+        """
+        hint, ignored = "open the same dataset with the same seed, order, packing and seq_len", check_ignore(ignore)
+        seen = check_state(state, self.stream.identity, hint=hint, ignore=ignored)
+        check_content(state, "content", self.stream.content, ignore=ignored)
         self.samples_seen = seen
 
     def _batches(self, seen: int) -> Iterator[tuple[int, Batch]]:
@@ -265,7 +270,7 @@ def open_stream(
         )
         for name, component in dataset.datasets.items()
     ]
-    return MixtureStream(dataset, streams, fields=batch_spec.fields)
+    return MixtureStream(dataset, streams, seq_len=seq_len, fields=batch_spec.fields)
 
 
 def _open_component(

@@ -30,6 +30,7 @@ from tokenmill.dataset.dataset import Dataset
 from tokenmill.errors import RecipeError
 from tokenmill.formats.open import open as open_dataset
 from tokenmill.loader.batches import Batch, SampleStream
+from tokenmill.sizes import counted, parse_size
 
 Source = str | os.PathLike[str] | Dataset
 Numbers = npt.NDArray[np.int64]
@@ -51,14 +52,20 @@ class Mixture:
 
     `schedule` changes the weights from a sample of the stream on: {1_000_000: {"web": 0.5, "code": 0.5}}. It counts
     samples of all ranks, not steps, so that the stream is the same for any number of ranks. Each component continues
-    where it was.
+    where it was. A state loads into a mixture with other weights after the samples that it has seen, and with more
+    components behind the old ones: those had weight 0 before.
 
     An epoch has as many samples as all components together.
+
+    Mixture({"web": ("data/web", "10G"), "code": ("data/code", "2.5G")})
+
+    Budgets of tokens, written as text, in place of weights: they give the proportions, and an epoch has their sum. So
+    a loader with `epochs=1` ends when they are spent, each within a sample, if their shares are exact.
     """
 
     def __init__(
         self,
-        components: Mapping[str, tuple[Source, float]],
+        components: Mapping[str, tuple[Source, float | str]],
         *,
         schedule: Mapping[int, Mapping[str, float]] | None = None,
         max_repeats: int | Mapping[str, int] | None = None,
@@ -72,7 +79,8 @@ class Mixture:
             if not isinstance(component, tuple | list) or len(component) != 2:
                 raise RecipeError(f"component {name!r} is {component!r}", hint="give a dataset and its weight")
         self.names = tuple(components)
-        self.weights = {0: {name: weight for name, (_, weight) in components.items()}}
+        self.num_tokens = _check_budgets(components, schedule)
+        self.weights = {0: {name: _to_weight(name, weight) for name, (_, weight) in components.items()}}
         for begin, weights in sorted(_check_schedule(schedule).items()):
             self.weights[begin] = weights
         self.shares = {begin: _check_weights(weights, self.names) for begin, weights in self.weights.items()}
@@ -84,7 +92,10 @@ class Mixture:
         _check_tokenizers(self.datasets)
 
     def __repr__(self) -> str:
-        weights = self.weights[0]
+        weights = {
+            name: weight if self.num_tokens is None else counted(weight, "token")
+            for name, weight in self.weights[0].items()
+        }
         components = ", ".join(f"{name}: {weights[name]} of {self.datasets[name].path!r}" for name in self.names)
         changes = ", ".join(f"{begin:,}" for begin in self.weights if begin)
         return f"Mixture({components}{f'; weights change at sample {changes}' if changes else ''})"
@@ -107,8 +118,11 @@ class Phase:
 class MixtureStream:
     """The streams of the components, interleaved by their shares."""
 
-    def __init__(self, mixture: Mixture, streams: Sequence[SampleStream], *, fields: Sequence[str] = ()) -> None:
+    def __init__(
+        self, mixture: Mixture, streams: Sequence[SampleStream], *, seq_len: int, fields: Sequence[str] = ()
+    ) -> None:
         self.mixture = mixture
+        self._seq_len = seq_len
         self.streams = tuple(streams)
         # Lists, not dictionaries: the order of the components matters. Keys are those that states of 0.1 have.
         self.identity: dict[str, Any] = {
@@ -123,6 +137,9 @@ class MixtureStream:
 
     @property
     def num_samples(self) -> int:
+        """Samples in an epoch: of all components, or of the budgets, where an incomplete one counts."""
+        if self.mixture.num_tokens is not None:
+            return -(-self.mixture.num_tokens // self._seq_len)
         return sum(stream.num_samples for stream in self.streams)
 
     def locate(self, positions: Numbers) -> Numbers:
@@ -239,6 +256,31 @@ def _check_schedule(schedule: Any) -> dict[int, dict[str, float]]:
         raise RecipeError(f"schedule is {arguments.show(schedule)}", hint=hint)
     hint = "weights change at a positive number of samples"
     return {arguments.whole("a key of schedule", at, least=1, hint=hint): dict(new) for at, new in found.items()}
+
+
+def _check_budgets(components: Mapping[str, tuple[Any, Any]], schedule: Any) -> int | None:
+    """The sum of the budgets, or None if the components have weights."""
+    budgets = [name for name, (_, weight) in components.items() if isinstance(weight, str)]
+    if not budgets:
+        return None
+    if len(budgets) < len(components):
+        others = ", ".join(repr(name) for name in components if name not in budgets)
+        raise RecipeError(
+            f"component {budgets[0]!r} has a budget of tokens, and {others} a weight",
+            hint="give all components budgets, or all of them weights",
+        )
+    if schedule:
+        raise RecipeError(
+            "a schedule of a mixture whose components have budgets of tokens",
+            hint="give weights, which are numbers: the budgets of the first stage do as well",
+        )
+    return sum(int(_to_weight(name, weight)) for name, (_, weight) in components.items())
+
+
+def _to_weight(name: str, weight: Any) -> Any:
+    """The tokens of a budget, such as "10G", and a weight as it is."""
+    what = f"the budget of component {name!r}"
+    return parse_size(weight, of="tokens", name=what) if isinstance(weight, str) else weight
 
 
 def _check_weights(weights: Mapping[str, Any], names: Sequence[str]) -> dict[str, int]:

@@ -2,42 +2,44 @@
 
     {"version": 1, "stream": {"fingerprint": ..., "seed": 1, ...}, "content": "6e51...", "samples_seen": 4096}
 
-A state that is of another stream, of other text, or damaged is refused with what differs.
+A state fits a loader if both have the same samples up to there. So the weights of a mixture may differ from there on,
+and components may be added whose weight was 0. Anything else is refused with what differs. Some of it may be ignored:
+then the count of samples continues, in another order or text.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from itertools import zip_longest
+from typing import Any, NamedTuple
 
 from tokenmill import arguments
 from tokenmill.arguments import MAX_INT
-from tokenmill.errors import StateError
+from tokenmill.errors import RecipeError, StateError
 
 STATE_VERSION = 1
+# What `ignore` may name: with another value, positions are still positions.
+IGNORABLE = ("content", "fingerprint", "order", "packing", "plan", "seed")
+_DAMAGED = "the state is damaged"
 
 
-def check_content(state: dict[str, Any], name: str, mine: Any) -> None:
-    """Refuse a state that was written for other text. Older states do not record it, and are accepted."""
-    theirs = state.get(name)
-    if theirs in (None, mine):
-        return
-    of = ""
-    if isinstance(mine, list) and isinstance(theirs, list) and len(mine) == len(theirs):
-        components = zip(state["stream"]["parts"], theirs, mine, strict=True)
-        of = f" of component {', '.join(repr(one.get('part')) for one, was, now in components if was != now)}"
-    raise StateError(
-        f"the state was written before the {name}{of} changed: it has {_short(theirs)}, this loader {_short(mine)}",
-        hint="prepare the previous text again, or start without the state",
-    )
+class Difference(NamedTuple):
+    """A field in which a state and a loader differ. `where` names the component of a mixture."""
+
+    field: str
+    theirs: Any
+    mine: Any
+    where: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.where}{self.field}: the state has {_show(self.theirs)}, this loader {_show(self.mine)}"
 
 
-def _short(digests: Any) -> str:
-    return ", ".join(str(one)[:12] for one in (digests if isinstance(digests, list) else [digests]))
+def check_state(state: Any, mine: dict[str, Any], *, hint: str, ignore: Collection[str] | None = None) -> int:
+    """The samples seen, if the state belongs to the stream with this identity. Otherwise `StateError`.
 
-
-def check_state(state: dict[str, Any], mine: dict[str, Any], *, hint: str) -> int:
-    """The samples seen, if the state belongs to the stream with this identity. Otherwise `StateError`."""
+    None for `ignore` means that the caller cannot ignore anything.
+    """
     if not isinstance(state, Mapping):
         raise StateError(
             f"a state is a mapping, not of type {type(state).__name__}", hint="pass the result of state_dict"
@@ -47,16 +49,128 @@ def check_state(state: dict[str, Any], mine: dict[str, Any], *, hint: str) -> in
             f"the state has version {state.get('version')!r}, this loader {STATE_VERSION}",
             hint="use the version of tokenmill that wrote it",
         )
-    found = state.get("stream")
-    if found != mine:
-        theirs = found if isinstance(found, dict) else {}
-        pairs = [(name, theirs.get(name), mine.get(name)) for name in sorted({*mine, *theirs})]
-        raise StateError(
-            "the state belongs to another stream:\n  "
-            + "\n  ".join(f"{name}: the state has {a!r}, this loader {b!r}" for name, a, b in pairs if a != b),
-            hint=hint,
-        )
     seen = arguments.as_int(state.get("samples_seen"))
     if seen is None or not 0 <= seen < MAX_INT:
-        raise StateError(f"samples_seen is {state.get('samples_seen')!r}", hint="the state is damaged")
+        raise StateError(f"samples_seen is {arguments.show(state.get('samples_seen'))}", hint=_DAMAGED)
+    found = [one for one in find_differences(state.get("stream"), mine, seen) if one.field not in (ignore or ())]
+    if found:
+        lines = "\n  ".join(map(str, found))
+        raise StateError(f"the state belongs to another stream:\n  {lines}", hint=_make_hint(found, hint, seen, ignore))
     return seen
+
+
+def check_ignore(ignore: Any) -> frozenset[str]:
+    """The fields that a caller wants to ignore. A `RecipeError` names those that cannot be ignored."""
+    hint = f"choose from {', '.join(IGNORABLE)}"
+    found = frozenset(arguments.texts("ignore", ignore, hint=hint))
+    if others := sorted(found - set(IGNORABLE)):
+        raise RecipeError(f"ignore: {', '.join(map(repr, others))} of a state cannot be ignored", hint=hint)
+    return found
+
+
+def check_content(state: Mapping[str, Any], name: str, mine: Any, *, ignore: Collection[str] | None = None) -> None:
+    """Refuse a state that was written for other text. Older states do not record it, and are accepted.
+
+    A mixture may have more components than its state.
+    """
+    theirs = state.get(name)
+    pairs = [(theirs, mine)]
+    if isinstance(mine, list) and isinstance(theirs, list) and len(theirs) <= len(mine):
+        pairs = list(zip(theirs, mine, strict=False))
+    if theirs is None or name in (ignore or ()) or all(was == now for was, now in pairs):
+        return
+    of = ""
+    if isinstance(mine, list):
+        parts = _parts(state.get("stream"))
+        changed = [repr(part.get("part")) for part, (was, now) in zip(parts, pairs, strict=False) if was != now]
+        of = f" of component {', '.join(changed)}"
+    hint = "prepare the previous text again, or start without the state"
+    raise StateError(
+        f"the state was written before the {name}{of} changed: it has {_short(theirs)}, this loader {_short(mine)}",
+        hint=hint if ignore is None else f"{hint}; {_to_ignore({name})}",
+    )
+
+
+def find_differences(theirs: Any, mine: dict[str, Any], seen: int) -> Iterator[Difference]:
+    """The fields in which two streams differ, as far as samples before `seen` depend on them."""
+    theirs = theirs if isinstance(theirs, Mapping) else {}
+    if "parts" not in mine or "parts" not in theirs:
+        yield from _of_fields(theirs, mine)
+        return
+    parts = _parts(theirs)
+    before, now = ([part.get("part") for part in found] for found in (parts, mine["parts"]))
+    if before != now[: len(before)] or not before:
+        yield Difference("components", before, now)
+        return
+    for part, name, ours in zip(parts, before, mine["parts"], strict=False):
+        yield from _of_fields(part, ours, where=f"component {name!r}, ")
+    later = (0,) * (len(now) - len(before))  # components that were added had no weight
+    phases = (
+        _phases_before(theirs.get("shares"), seen, len(before), later),
+        _phases_before(mine["shares"], seen, len(now)),
+    )
+    for one, other in zip_longest(*phases, fillvalue=None):
+        if one != other:
+            begin = (one or other or (0,))[0]
+            was, ours = (None if phase is None else dict(zip(now, phase[1], strict=True)) for phase in (one, other))
+            yield Difference(f"weights from sample {begin} on", was, ours)
+
+
+def _of_fields(theirs: Mapping[str, Any], mine: Mapping[str, Any], where: str = "") -> Iterator[Difference]:
+    for name in sorted({*map(str, theirs), *mine}):
+        if theirs.get(name) != mine.get(name):
+            yield Difference(name, theirs.get(name), mine.get(name), where)
+
+
+def _parts(stream: Any) -> list[Mapping[str, Any]]:
+    """The components of a mixture's stream; none if it is damaged."""
+    found = stream.get("parts") if isinstance(stream, Mapping) else None
+    return found if isinstance(found, list) and all(isinstance(part, Mapping) for part in found) else []
+
+
+def _phases_before(
+    shares: Any, seen: int, num_components: int, later: tuple[int, ...] = ()
+) -> list[tuple[int, tuple[int, ...]]]:
+    """When the shares changed before a sample, and to what. `later` is added to each of them."""
+    found = []
+    try:
+        for begin, numbers in shares:
+            if len(numbers) != num_components:
+                raise ValueError(numbers)
+            if begin < seen:
+                found.append((begin, (*numbers, *later)))
+    except (TypeError, ValueError):
+        raise StateError(f"shares is {arguments.show(shares)}", hint=_DAMAGED) from None
+    return found
+
+
+def _make_hint(found: Sequence[Difference], hint: str, seen: int, ignore: Collection[str] | None) -> str:
+    fields = {one.field for one in found}
+    if "components" in fields:
+        return "keep the components of the state, in their order, and add others behind them with weight 0"
+    if any(field.startswith("weights") for field in fields):
+        return (
+            f"keep the weights before sample {seen}, which are used; other weights from there on are an entry of the "
+            f"schedule: {seen} or more"
+        )
+    return hint if ignore is None or not fields <= set(IGNORABLE) else f"{hint}; {_to_ignore(fields)}"
+
+
+def _to_ignore(fields: Collection[str]) -> str:
+    names = ", ".join(map(repr, sorted(fields)))
+    return (
+        f"or pass ignore={{{names}}} to load_state_dict: the count of samples continues, but samples may come twice "
+        f"or not at all until the next epoch"
+    )
+
+
+def _show(value: Any) -> str:
+    try:
+        shown = repr(value)
+    except RecursionError:
+        return arguments.show(value)
+    return shown if len(shown) <= 500 else f"{shown[:500]}..."
+
+
+def _short(digests: Any) -> str:
+    return ", ".join(str(one)[:12] for one in (digests if isinstance(digests, list) else [digests]))
