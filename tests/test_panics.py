@@ -26,8 +26,7 @@ from tokenmill.storage import hub_client
 from tokenmill.storage.base import parse_url
 from tokenmill.storage.object_store import Store
 from tokenmill.tokenizers.base import Encoded
-from tokenmill.tokenizers.engine import open_engine
-from tokenmill.tokenizers.native_errors import culprit, native_errors
+from tokenmill.tokenizers.engine import culprit, native_errors, open_engine
 from tokenmill.tokenizers.parity import PATTERNS, open_reference, try_engine
 from tokenmill.tokenizers.spec import resolve
 from tokenmill.units import run as units

@@ -14,9 +14,10 @@ import pytest
 
 import tokenmill
 from conftest import tree
+from tokenmill.build.api import open_executor
 from tokenmill.build.pipeline import BuildOptions, build
 from tokenmill.errors import BuildError, Interrupted, SilentStoreError, SourceError
-from tokenmill.executors.base import Executor, Listener, UnitFailure, judge, open_executor
+from tokenmill.executors.base import Executor, Listener, UnitFailure, judge
 from tokenmill.executors.in_process import InProcess
 from tokenmill.recipe import make_recipe
 from tokenmill.sources import reader as reading

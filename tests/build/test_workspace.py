@@ -14,7 +14,7 @@ import tokenmill
 from conftest import Command, leftovers, tree
 from tokenmill import records
 from tokenmill.build import workspace
-from tokenmill.build.wait import NOTE
+from tokenmill.build.workspace import FAILURE
 from tokenmill.errors import SourceChangedError
 from tokenmill.storage.filesystem import LocalFileSystem
 from tokenmill.storage.local import Folder
@@ -119,8 +119,8 @@ def test_a_receipt_stays_when_another_build_finished_and_cleaned_up(corpus: Path
 def test_a_note_of_a_failure_is_removed_when_the_dataset_stands(corpus: Path, tmp_path: Path) -> None:
     for _ in range(2):
         tokenmill.prepare(str(corpus), tmp_path / "out", tokenizer="byte", workers=1)
-        assert not (tmp_path / "out" / NOTE).exists()
-        (tmp_path / "out" / NOTE).write_bytes(b"an older failure")
+        assert not (tmp_path / "out" / FAILURE).exists()
+        (tmp_path / "out" / FAILURE).write_bytes(b"an older failure")
 
 
 @pytest.mark.parametrize("workers", [1, 2])

@@ -17,7 +17,7 @@ from conftest import make_texts, tree, write_jsonl
 from tokenmill.build import pipeline, wait
 from tokenmill.build.resolve import ResolvedBuild
 from tokenmill.build.resolve import resolve_build as setting_up
-from tokenmill.build.wait import NOTE, recording_failure
+from tokenmill.build.workspace import FAILURE, recording_failure
 from tokenmill.errors import BadDocumentError, LockedError, RecipeError
 from tokenmill.recipe import Recipe
 from tokenmill.storage import locks
@@ -150,10 +150,10 @@ def test_a_note_of_an_earlier_failure_stops_nobody(tmp_path: Path, source: Path)
     source.write_text(good + "{not json\n")
     with pytest.raises(BadDocumentError):
         tokenmill.prepare(str(source), tmp_path / "out", tokenizer="byte", workers=1, on_bad="fail")
-    assert Folder(str(tmp_path / "out")).exists(NOTE)
+    assert Folder(str(tmp_path / "out")).exists(FAILURE)
     found = tokenmill.prepare(str(source), tmp_path / "out", tokenizer="byte", workers=1, wait=True)
     assert found.manifest.quarantined == 1
-    assert not Folder(str(tmp_path / "out")).exists(NOTE)
+    assert not Folder(str(tmp_path / "out")).exists(FAILURE)
 
 
 def test_waiting_has_an_end_if_one_is_given(tmp_path: Path, source: Path) -> None:

@@ -25,6 +25,9 @@ from tokenmill.storage.base import Storage, is_url, local_folder, open_folder
 
 if TYPE_CHECKING:
     from tokenmill.build.pipeline import ExecutorFactory
+    from tokenmill.executors.base import Executor
+    from tokenmill.tokenizers.spec import TokenizerSpec
+    from tokenmill.units.task import BuildConfig
 
 
 EXECUTORS = ("local", "ray")
@@ -138,7 +141,6 @@ def prepare(
     try:
         from tokenmill.build.pipeline import BuildOptions, build
         from tokenmill.build.wait import wait_for
-        from tokenmill.executors.base import open_executor
         from tokenmill.recipe import make_recipe
 
         wanted = make_recipe(fields, config=config)
@@ -269,3 +271,18 @@ def check_executor(executor: str, ray_address: str | None = None, placement: str
         raise RecipeError("`placement='node-local'` is for the nodes of a cluster", hint="add `executor='ray'`")
     if ray_address is not None and executor != "ray":
         raise RecipeError("`ray_address` is given without Ray", hint="add `executor='ray'`")
+
+
+def open_executor(
+    workers: int, processes: WorkerProcesses | None, folder: Storage, config: BuildConfig, spec: TokenizerSpec
+) -> Executor:
+    """The executor for units of this machine. `processes` are workers that were started early, if there are any."""
+    if needs_processes(workers, folder):
+        from tokenmill.executors.process_pool import ProcessPool
+
+        return ProcessPool(processes or WorkerProcesses(workers), folder, config, spec)
+    # In a pool, only the workers load the engine.
+    from tokenmill.executors.in_process import InProcess
+    from tokenmill.tokenizers.engine import open_engine
+
+    return InProcess(folder, config, spec, open_engine(spec))

@@ -27,6 +27,7 @@ from functools import partial
 
 from tokenmill import errors, records
 from tokenmill.build import workspace
+from tokenmill.build.api import open_executor
 from tokenmill.build.pipeline import BuildOptions, run_build
 from tokenmill.build.plan import Plan
 from tokenmill.build.progress import LOG_SECONDS
@@ -35,7 +36,6 @@ from tokenmill.build.wait import wait_for
 from tokenmill.dataset import manifest
 from tokenmill.dataset.manifest import NODES_IDENTITY, Manifest, NodePart, SourceTotal, Split
 from tokenmill.errors import BuildError, LockedError, OutputError, RecipeError
-from tokenmill.executors.base import open_executor
 from tokenmill.executors.forkserver import Message
 from tokenmill.executors.ray_cluster import check_versions, own_version
 from tokenmill.recipe import make_recipe

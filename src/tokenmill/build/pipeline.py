@@ -24,7 +24,6 @@ from tokenmill.build.preflight import Estimate, ParityResult, check_parity_of_pl
 from tokenmill.build.progress import Progress, Tally
 from tokenmill.build.resolve import ResolvedBuild, make_config, resolve_build
 from tokenmill.build.update import finish_update, start_update
-from tokenmill.build.wait import recording_failure
 from tokenmill.dataset.manifest import Manifest
 from tokenmill.errors import (
     BuildError,
@@ -35,11 +34,12 @@ from tokenmill.errors import (
     SilentStoreError,
     TokenmillError,
 )
-from tokenmill.executors.base import Executor, UnitFailure
+from tokenmill.executors.base import Executor, Listener, UnitFailure
 from tokenmill.recipe import Recipe
 from tokenmill.sizes import counted, few, format_bytes
+from tokenmill.sources.base import Unit
 from tokenmill.sources.files import ask
-from tokenmill.storage.base import Storage
+from tokenmill.storage.base import Storage, is_hub
 from tokenmill.storage.locks import locked
 from tokenmill.storage.scratch import Fallback, make_corner, scratch_corner
 from tokenmill.tokenizers.spec import TokenizerSpec
@@ -79,6 +79,18 @@ class BuildOptions:
     extra_bytes: Callable[[str, Estimate, float], int] = lambda _dtype, _estimate, _share: 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildRun:
+    """What the steps of a build share while it holds its lock."""
+
+    resolved: ResolvedBuild
+    config: BuildConfig
+    folder: Storage
+    scratch: Storage | None
+    executor: Executor
+    progress: Progress
+
+
 def build(recipe: Recipe, folder: Storage, options: BuildOptions) -> tuple[Manifest, bool]:
     """The dataset of a recipe, and whether it was complete already."""
     workspace.check_ours(folder)
@@ -111,12 +123,12 @@ def run_build(resolved: ResolvedBuild, folder: Storage, options: BuildOptions) -
             return complete, True
         options.on_lock()
         scratch = make_corner(scratch) if scratch else None
-        if not options.restart:
+        if not options.restart and folder.exists(workspace.KEPT_PLAN):
             finish_update(folder)
         if options.update:
             start_update(folder, resolved.plan)
         workspace.enter(folder, resolved, restart=options.restart)
-        with recording_failure(folder):
+        with workspace.recording_failure(folder):
             try:
                 return _build(resolved, folder, scratch, options, progress), False
             except TokenmillError:
@@ -171,16 +183,19 @@ def _build(
     config = make_config(resolved, scratch=scratch.path if scratch else None)
     tokenizer_file = workspace.keep_tokenizer(folder, resolved.spec)
     executor = options.start_executor(folder, config, resolved.spec)
+    run = BuildRun(
+        resolved=resolved, config=config, folder=folder, scratch=scratch, executor=executor, progress=progress
+    )
     try:
-        found = _preflight(resolved, config, folder, executor, options, progress)
+        found = _preflight(run, options)
         record = workspace.BuildRecord(work=config, tokenizer=resolved.spec.describe(), parity=found.parity)
         workspace.save_job(folder, record)
         linked: set[str] = set()
         with _reporting_missing_bytes(folder, _output_bytes(resolved, found)):
-            receipts = _run_units(resolved, folder, scratch, executor, progress, linked, found.estimate)
+            receipts = _run_units(run, found.estimate, linked)
         _tell_of_damage(folder, progress)
         if found.unread:  # the sources were unreadable for a moment only, and the manifest must not depend on that
-            record = replace(record, parity=_repeat_parity(resolved, config, executor, len(receipts)))
+            record = replace(record, parity=_repeat_parity(run, len(receipts)))
             workspace.save_job(folder, record)
         executor.release()
         progress.tell("commit", units=len(receipts))
@@ -206,16 +221,10 @@ def _build(
     return manifest
 
 
-def _preflight(
-    resolved: ResolvedBuild,
-    config: BuildConfig,
-    folder: Storage,
-    executor: Executor,
-    options: BuildOptions,
-    progress: Progress,
-) -> ParityResult:
+def _preflight(run: BuildRun, options: BuildOptions) -> ParityResult:
     """Before any unit: the engine against its reference, and the free space against the estimate."""
-    found = check_parity_of_plan(make_request(resolved.plan), config, resolved.spec, executor)
+    resolved, folder, progress = run.resolved, run.folder, run.progress
+    found = check_parity_of_plan(make_request(resolved.plan), run.config, resolved.spec, run.executor)
     progress.tell("parity", **found.parity)
     if resolved.spec.engine in _SLOW and found.survey.seconds:
         speed = found.survey.encoded_bytes / found.survey.seconds / 1e6
@@ -233,114 +242,29 @@ def _preflight(
     return found
 
 
-def _tell_of_damage(folder: Storage, progress: Progress) -> None:
-    """Damaged units were replayed by now, but the user should know of a drive that loses data."""
-    units, files = workspace.quarantined(folder)
-    if units:
-        done = f"{counted(units, 'unit')} {'was' if units == 1 else 'were'} damaged and done again"
-        kept = f"{counted(files, 'file')} of {'it' if units == 1 else 'them'} as found"
-        progress.tell("note", message=f"{done}; {folder.at(workspace.QUARANTINE)} keeps {kept}")
-
-
 def _output_bytes(resolved: ResolvedBuild, found: ParityResult) -> int:
-    """How large the dataset will be, about."""
+    """The size of the dataset, about."""
     return round(found.estimate.output_bytes * found.estimate.share(resolved.recipe.max_tokens))
 
 
-def _repeat_parity(resolved: ResolvedBuild, config: BuildConfig, executor: Executor, num_units: int) -> dict[str, Any]:
-    """The comparison with the reference again, now with the units that could not be read at first."""
-    found = check_parity_of_plan(make_request(resolved.plan), config, resolved.spec, executor)
-    if left_out := [unit for unit in found.unread if unit < num_units]:
-        source = resolved.plan.sources[resolved.plan.units[left_out[0]].source].name
-        raise BuildError(
-            f"{source} is only intermittently readable", hint="check the drive, then run the same command again"
-        )
-    return found.parity
-
-
-@contextlib.contextmanager
-def _reporting_missing_bytes(folder: Storage, whole: int) -> Iterator[None]:
-    """Add to an error of a full disk how much is still to be written."""
+def _run_units(run: BuildRun, expected: Estimate, linked: set[str]) -> Sequence[Receipt]:
+    """Receipts of all units of the dataset, in order. Adds the shards that have their final names to `linked`."""
+    plan, folder, executor = run.resolved.plan, run.folder, run.executor
+    known = _begin_units(run, expected)
+    budget = Budget(run.resolved.recipe.max_tokens, known)
     try:
-        yield
-    except DiskFullError as error:
-        left = max(0, whole - workspace.bytes_done(folder))
-        raise DiskFullError(
-            f"{error.message}: about {format_bytes(left)} of {format_bytes(whole)} are still to be written",
-            hint=error.hint,
-        ) from None
-
-
-def _run_units(
-    resolved: ResolvedBuild,
-    folder: Storage,
-    scratch: Storage | None,
-    executor: Executor,
-    progress: Progress,
-    linked: set[str],
-    expected: Estimate,
-) -> Sequence[Receipt]:
-    """Receipts of all units of the dataset, in order. Shards that are in their place already are added to `linked`."""
-    plan = resolved.plan
-    known: dict[int, int] = {}  # tokens of the units that are done: a million receipts would be gigabytes
-    documents = 0
-    for receipt in workspace.trusted_receipts(folder, plan):
-        known[receipt.unit] = receipt.tokens
-        documents += receipt.documents_read
-    budget = Budget(resolved.recipe.max_tokens, known)
-    if before := workspace.num_receipts(folder):
-        progress.tell("resume", units=before, total_units=len(plan.units), trusted=len(known))
-    progress.start(
-        Tally(
-            total_bytes=round(plan.text_bytes() * expected.share(resolved.recipe.max_tokens)),
-            total_units=len(plan.units),
-            workers=executor.workers,
-            done_bytes=sum(plan.units[index].text_bytes for index in known),
-            done_units=len(known),
-            documents=documents,
-            done_tokens=sum(known.values()),
-        )
-    )
-
-    def tasks() -> Iterator[UnitTask]:
-        for unit in plan.units:
-            if budget.is_spent():
-                return
-            if unit.index not in known:
-                yield make_task(plan, unit.index)
-
-    fallback = Fallback(scratch, lambda message: progress.tell("note", message=message)) if scratch else None
-
-    def listen(message: dict[str, Any]) -> None:
-        if message.pop("silent", False):
-            # These raise if this process gets no answer either: then no other unit would.
-            folder.exists(units_receipts.PLAN)
-            ask(resolved.listing.root)
-        if message["kind"] == "done":  # a hint: the receipts themselves are read at the end
-            known[message["unit"]] = _num_tokens(folder, message["unit"]) if resolved.recipe.max_tokens else 0
-            copy_eagerly()
-            pack(message["unit"])
-            release(message["unit"])
-            if fallback:
-                fallback.look()
-        progress.hear(message)
-
-    try:
-        with (
-            prefetching(folder, resolved.listing.root, tasks()) as (prefetched, release),
-            copying_eagerly(folder, plan, resolved.recipe.splits, known, linked) as copy_eagerly,
-            packing(folder, known) as pack,
-            _stopping(executor, folder),
-        ):
-            failures = executor.run(prefetched, listen)
-        _raise_failures(failures, resolved)
+        with contextlib.ExitStack() as stack:
+            tasks, after_unit = _begin_beside(run, known, budget, linked, stack)
+            stack.enter_context(_stopping(executor, folder))
+            failures = executor.run(tasks, _listener(run, known, after_unit))
+        _raise_failures(failures, run.resolved)
         cut = budget.cut(plan)
         if budget.is_spent():
-            progress.settle([cut.unit] if cut else [])
+            run.progress.settle([cut.unit] if cut else [])
         if cut is not None:
             with _stopping(executor, folder):
-                failures = executor.run(iter([cut]), progress.hear)
-            _raise_failures(failures, resolved)
+                failures = executor.run(iter([cut]), run.progress.hear)
+            _raise_failures(failures, run.resolved)
     except KeyboardInterrupt:
         raise Interrupted(
             f"{len(known):,} of {counted(len(plan.units), 'unit')} are saved",
@@ -349,7 +273,77 @@ def _run_units(
     finally:
         with contextlib.suppress(KeyboardInterrupt):
             workspace.note_clean_stop(folder, plan, known)
-    return _in_order(folder, resolved, known, budget, cut)
+    return _in_order(run, known, budget, cut)
+
+
+def _begin_units(run: BuildRun, expected: Estimate) -> dict[int, int]:
+    """The tokens of each unit that an earlier run has done. Starts the totals from them."""
+    plan, executor = run.resolved.plan, run.executor
+    known: dict[int, int] = {}  # not the receipts themselves: a million of them would be gigabytes
+    documents = 0
+    for receipt in workspace.trusted_receipts(run.folder, plan):
+        known[receipt.unit] = receipt.tokens
+        documents += receipt.documents_read
+    if before := workspace.num_receipts(run.folder):
+        run.progress.tell("resume", units=before, total_units=len(plan.units), trusted=len(known))
+    run.progress.start(
+        Tally(
+            total_bytes=round(plan.text_bytes() * expected.share(run.resolved.recipe.max_tokens)),
+            total_units=len(plan.units),
+            workers=executor.workers,
+            done_bytes=sum(plan.units[index].text_bytes for index in known),
+            done_units=len(known),
+            documents=documents,
+            done_tokens=sum(known.values()),
+        )
+    )
+    return known
+
+
+def _begin_beside(
+    run: BuildRun, known: dict[int, int], budget: Budget, linked: set[str], stack: contextlib.ExitStack
+) -> tuple[Iterator[UnitTask], list[Callable[[int], None]]]:
+    """Start what goes on while units run. Returns the tasks, and what to call with each unit that is done."""
+    folder, plan, root = run.folder, run.resolved.plan, run.resolved.listing.root
+    tasks: Iterator[UnitTask] = (make_task(plan, unit.index) for unit in _units_left(plan, known, budget))
+    release: list[Callable[[int], None]] = []
+    if is_hub(root):
+        tasks, done_with = stack.enter_context(prefetching(folder, root, tasks))
+        release.append(done_with)
+    copy_eagerly = stack.enter_context(copying_eagerly(folder, plan, run.resolved.recipe.splits, known, linked))
+    pack = stack.enter_context(packing(folder, known))
+    after_unit = [lambda _: copy_eagerly(), pack, *release]
+    if run.scratch:
+        fallback = Fallback(run.scratch, lambda message: run.progress.tell("note", message=message))
+        after_unit.append(lambda _: fallback.look())
+    return tasks, after_unit
+
+
+def _units_left(plan: Plan, known: dict[int, int], budget: Budget) -> Iterator[Unit]:
+    """Units that are not done, until the token budget is spent."""
+    for unit in plan.units:
+        if budget.is_spent():
+            return
+        if unit.index not in known:
+            yield unit
+
+
+def _listener(run: BuildRun, known: dict[int, int], after_unit: Sequence[Callable[[int], None]]) -> Listener:
+    """Counts the messages of an executor, and adds each unit that is done to `known`."""
+
+    def listen(message: dict[str, Any]) -> None:
+        if message.pop("silent", False):
+            # These raise if this process gets no answer either: then no other unit would.
+            run.folder.exists(units_receipts.PLAN)
+            ask(run.resolved.listing.root)
+        if message["kind"] == "done":  # a hint: the receipts themselves are read at the end
+            unit = message["unit"]
+            known[unit] = _num_tokens(run.folder, unit) if run.resolved.recipe.max_tokens else 0
+            for call in after_unit:
+                call(unit)
+        run.progress.hear(message)
+
+    return listen
 
 
 @contextlib.contextmanager
@@ -372,11 +366,10 @@ def _num_tokens(folder: Storage, unit: int) -> int:
         return 0
 
 
-def _in_order(
-    folder: Storage, resolved: ResolvedBuild, known: dict[int, int], budget: Budget, cut: UnitTask | None
-) -> Sequence[Receipt]:
+def _in_order(run: BuildRun, known: dict[int, int], budget: Budget, cut: UnitTask | None) -> Sequence[Receipt]:
     """The receipts of all units in plan order, each checked again. The dataset must have a token."""
-    last, fingerprint = budget.num_units(len(resolved.plan.units)), resolved.plan.fingerprint
+    folder, plan = run.folder, run.resolved.plan
+    last, fingerprint = budget.num_units(len(plan.units)), plan.fingerprint
 
     def found() -> Iterator[Receipt]:
         # In an object store the commit itself asks for each file, and once is enough.
@@ -423,3 +416,37 @@ def _place(task: UnitTask) -> str:
     names = [source.name for source in task.sources]
     where = f"{names[0]} from {task.unit.start} on" if len(names) == 1 else f"{len(names)} files from {names[0]} on"
     return f"unit {task.unit.index} ({where})"
+
+
+def _tell_of_damage(folder: Storage, progress: Progress) -> None:
+    """Damaged units were replayed by now, but the user should know of a drive that loses data."""
+    units, files = workspace.quarantined(folder)
+    if units:
+        done = f"{counted(units, 'unit')} {'was' if units == 1 else 'were'} damaged and done again"
+        kept = f"{counted(files, 'file')} of {'it' if units == 1 else 'them'} as found"
+        progress.tell("note", message=f"{done}; {folder.at(workspace.QUARANTINE)} keeps {kept}")
+
+
+def _repeat_parity(run: BuildRun, num_units: int) -> dict[str, Any]:
+    """The comparison with the reference again, now with the units that could not be read at first."""
+    resolved = run.resolved
+    found = check_parity_of_plan(make_request(resolved.plan), run.config, resolved.spec, run.executor)
+    if left_out := [unit for unit in found.unread if unit < num_units]:
+        source = resolved.plan.sources[resolved.plan.units[left_out[0]].source].name
+        raise BuildError(
+            f"{source} is only intermittently readable", hint="check the drive, then run the same command again"
+        )
+    return found.parity
+
+
+@contextlib.contextmanager
+def _reporting_missing_bytes(folder: Storage, whole: int) -> Iterator[None]:
+    """Add to an error of a full disk how much is still to be written."""
+    try:
+        yield
+    except DiskFullError as error:
+        left = max(0, whole - workspace.bytes_done(folder))
+        raise DiskFullError(
+            f"{error.message}: about {format_bytes(left)} of {format_bytes(whole)} are still to be written",
+            hint=error.hint,
+        ) from None

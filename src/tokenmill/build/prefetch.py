@@ -20,7 +20,7 @@ from tokenmill import records
 from tokenmill.errors import DatasetError, TokenmillError
 from tokenmill.resources import positive_from_environment
 from tokenmill.storage import hub
-from tokenmill.storage.base import Storage, is_hub
+from tokenmill.storage.base import Storage
 from tokenmill.units.task import UnitTask
 
 FETCHED = ".build/fetched.json"
@@ -123,11 +123,8 @@ def _noted(folder: Storage) -> tuple[str, ...]:
 def prefetching(
     folder: Storage, root: str, tasks: Iterator[UnitTask]
 ) -> Iterator[tuple[Iterator[UnitTask], Callable[[int], None]]]:
-    """Tasks whose files are fetched ahead if they are on the hub, and a function to call with each unit that is
+    """The tasks of sources on the hub, whose files are fetched ahead, and a function to call with each unit that is
     done."""
-    if not is_hub(root):
-        yield tasks, lambda unit: None
-        return
     prefetcher = Prefetcher(folder, root)
     try:
         yield prefetcher.prefetch(tasks), prefetcher.release

@@ -38,8 +38,8 @@ _CLEAN = f"{KEPT}/clean.json"
 
 
 def start_update(folder: Storage, plan: Plan) -> None:
-    """Turn the unfinished build in a folder into one of this plan, if the recipe is the same. The lock is held."""
-    finish_update(folder)
+    """Turn the unfinished build in a folder into one of this plan, if the recipe is the same. The lock is held, and
+    no earlier update is unfinished."""
     if not folder.exists(receipts.PLAN) or workspace.is_stored(folder, plan):
         return
     old = workspace.load_plan(folder)
@@ -60,9 +60,7 @@ def start_update(folder: Storage, plan: Plan) -> None:
 
 
 def finish_update(folder: Storage) -> None:
-    """Complete an update that was decided, if there is one."""
-    if not folder.exists(KEPT_PLAN):
-        return
+    """Complete an update that was decided: `KEPT_PLAN` exists. The lock is held."""
     workspace.start_over(folder, but=(KEPT,))
     for parent in (PIECES, RECEIPTS, REJECTS):
         folder.make(parent)

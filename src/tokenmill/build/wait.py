@@ -10,45 +10,20 @@ nothing, and the next process breaks its lock.
 
 from __future__ import annotations
 
-import contextlib
-import secrets
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import TypeVar
 
-from tokenmill import errors, records
+from tokenmill import errors
+from tokenmill.build.workspace import read_failure
 from tokenmill.dataset import manifest
-from tokenmill.errors import DatasetError, Interrupted, LockedError, StorageError, TokenmillError
+from tokenmill.errors import LockedError
 from tokenmill.storage.base import Storage
 from tokenmill.storage.locks import is_held
 
 T = TypeVar("T")
 
-NOTE = ".build/failure.json"
 POLL_SECONDS = 0.5
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class BuildFailure:
-    """Why a build failed. `token` distinguishes one failure from the next."""
-
-    token: str
-    error: dict[str, str]
-
-
-@contextlib.contextmanager
-def recording_failure(folder: Storage) -> Iterator[None]:
-    """Record an error of this build for the processes that wait for it. They do not stop for an interruption."""
-    folder.remove(NOTE)
-    try:
-        yield
-    except Interrupted:
-        raise
-    except TokenmillError as error:
-        with contextlib.suppress(StorageError):  # on a full disk they will see for themselves
-            folder.replace(NOTE, records.seal(BuildFailure(token=secrets.token_hex(8), error=errors.to_record(error))))
-        raise
 
 
 def wait_for(
@@ -61,11 +36,11 @@ def wait_for(
     anew, which may read every source.
     """
     begin = time.monotonic()
-    before = _note(folder)
+    before = read_failure(folder)
     told = False
 
     def on_lock() -> None:
-        now = _note(folder)
+        now = read_failure(folder)
         if now is not None and now != before:
             raise errors.from_record(now.error)
 
@@ -89,10 +64,3 @@ def wait_for(
                 tell(f"{error.message}; waiting for it")
                 told = True
             wait(error)
-
-
-def _note(folder: Storage) -> BuildFailure | None:
-    try:
-        return records.unseal(BuildFailure, folder.read(NOTE, max_bytes=1 << 20), where=NOTE)
-    except (DatasetError, StorageError):
-        return None

@@ -3,6 +3,7 @@
 OUT/.build/plan.json      the plan; its fingerprint must match
     .build/job.json       how its units were done, for repair and verify --source
     .build/clean.json     units that were done at the last clean stop: they need no rehash
+    .build/failure.json   why the last build failed, for the processes that wait for it
     .build/compared.json  that the sources of a dataset without a plan were compared by content
     .build/receipts       one a unit           .build/packs    the same, many in a file
     .build/pieces         what units wrote
@@ -17,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import re
+import secrets
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -26,11 +28,20 @@ from tokenmill import records
 from tokenmill.build.plan import Budget, Plan, check_plan, counts_files, differences
 from tokenmill.build.prefetch import FETCHED
 from tokenmill.build.resolve import ResolvedBuild
-from tokenmill.build.wait import NOTE
 from tokenmill.dataset import manifest
 from tokenmill.dataset.bin_idx import wrong_structure
 from tokenmill.dataset.manifest import Manifest
-from tokenmill.errors import BuildError, DatasetError, LockedError, OutputError, SourceChangedError, StorageError
+from tokenmill.errors import (
+    BuildError,
+    DatasetError,
+    Interrupted,
+    LockedError,
+    OutputError,
+    SourceChangedError,
+    StorageError,
+    TokenmillError,
+    to_record,
+)
 from tokenmill.formats.resumable import REQUEST
 from tokenmill.recipe import check_filter
 from tokenmill.sizes import few
@@ -65,6 +76,7 @@ EVENTS = ".build/events.jsonl"
 JOB = ".build/job.json"
 CLEAN = ".build/clean.json"
 COMPARED = ".build/compared.json"
+FAILURE = ".build/failure.json"
 KEPT = ".build/kept"
 KEPT_PLAN = f"{KEPT}/plan.json"
 TOKENIZER_COPY = ".build/tokenizer"
@@ -77,7 +89,7 @@ REMOVED_AT_ONCE = 1 << 16
 SWEPT = ("", ".build", PIECES, RECEIPTS, PACKS, REJECTS, "provenance")
 # What there is before the plan, and what is left without it when a build that is started over is killed.
 _BEGUN = (
-    LOCK, EVENTS, PIECES, RECEIPTS, PACKS, REJECTS, QUARANTINE, JOB, CLEAN, NOTE, FETCHED, TOKENIZER_COPY, KEPT,
+    LOCK, EVENTS, PIECES, RECEIPTS, PACKS, REJECTS, QUARANTINE, JOB, CLEAN, FAILURE, FETCHED, TOKENIZER_COPY, KEPT,
 )  # fmt: skip
 _OF_A_UNIT = re.compile(r"\.build-(?:receipts|pieces|rejects)-(\d+)\..*")
 _SHARD_FILE = re.compile(r"\d{5,}\.(bin|idx|parquet)|.*\.tmp")
@@ -108,6 +120,36 @@ class Compared:
 
     plan: str
     manifest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildFailure:
+    """Why a build failed, for the processes that wait for it. `token` distinguishes one failure from the next."""
+
+    token: str
+    error: dict[str, str]
+
+
+@contextlib.contextmanager
+def recording_failure(folder: Storage) -> Iterator[None]:
+    """Record an error of this build for the processes that wait for it. They do not stop for an interruption."""
+    folder.remove(FAILURE)
+    try:
+        yield
+    except Interrupted:
+        raise
+    except TokenmillError as error:
+        with contextlib.suppress(StorageError):  # on a full disk they will see for themselves
+            folder.replace(FAILURE, records.seal(BuildFailure(token=secrets.token_hex(8), error=to_record(error))))
+        raise
+
+
+def read_failure(folder: Storage) -> BuildFailure | None:
+    """The last failure of a build in this folder; None if there is none."""
+    try:
+        return records.unseal(BuildFailure, folder.read(FAILURE, max_bytes=1 << 20), where=FAILURE)
+    except (DatasetError, StorageError):
+        return None
 
 
 def check_ours(folder: Storage) -> None:
@@ -246,10 +288,12 @@ def start_over(folder: Storage, *, but: Sequence[str] = ()) -> None:
 def known_splits(folder: Storage) -> set[str]:
     """The splits that the manifest or the job of a folder names."""
     splits: set[str] = set()
-    with contextlib.suppress(DatasetError):
-        splits |= set(manifest.load_manifest(folder).splits)
-    with contextlib.suppress(DatasetError):
-        splits |= set(load_job(folder).work.split_names)
+    if folder.exists(manifest.MANIFEST):
+        with contextlib.suppress(DatasetError):
+            splits |= set(manifest.load_manifest(folder).splits)
+    if folder.exists(JOB):
+        with contextlib.suppress(DatasetError):
+            splits |= set(load_job(folder).work.split_names)
     return splits
 
 
@@ -284,6 +328,8 @@ def load_job(folder: Storage) -> BuildRecord:
 
 def as_before(folder: Storage, recipe: Recipe) -> Recipe:
     """The recipe with datasets of the hub at the commit that the build in this folder began with: branches move on."""
+    if not folder.exists(JOB):
+        return recipe
     try:
         root = load_job(folder).work.root
     except DatasetError:
@@ -334,6 +380,8 @@ def trusted_receipts(folder: Storage, plan: Plan) -> Iterator[Receipt]:
 
 def clean_units(folder: Storage, plan: Plan) -> list[int]:
     """Units that were done at the last clean stop."""
+    if not folder.exists(CLEAN):
+        return []
     try:
         clean = records.unseal(Clean, folder.read(CLEAN), where=CLEAN)
     except DatasetError:
@@ -401,14 +449,14 @@ def tidy(folder: Storage, splits: Iterable[str], local: Storage | None) -> None:
     if not folder.exists(".build") or not (
         any(is_temp(name) for place in places for name in folder.names(place))
         or any(not name.endswith(PROVENANCE_SUFFIX) for name in folder.names(PIECES))
-        or any(folder.exists(name) for name in (PACKS, CLEAN, KEPT, NOTE, LOCK))
+        or any(folder.exists(name) for name in (PACKS, CLEAN, KEPT, FAILURE, LOCK))
         or (local is not None and local.exists(""))
     ):
         return
     with contextlib.suppress(LockedError, StorageError, OSError), locked(folder, patience=None):
         sweep(folder, splits)
         clean_up(folder, local)
-        folder.remove(NOTE)
+        folder.remove(FAILURE)
 
 
 def _differences(found: Manifest, plan: Plan) -> list[str]:

@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from tokenmill import errors
-from tokenmill.executors.forkserver import Message, WorkerProcesses, needs_processes
-from tokenmill.storage.base import Storage
+from tokenmill.executors.forkserver import Message
 from tokenmill.tokenizers.parity import Trial
-from tokenmill.tokenizers.spec import TokenizerSpec
 from tokenmill.units.probe import ProbeResult
-from tokenmill.units.task import BuildConfig, ProbeRequest, UnitTask
+from tokenmill.units.task import ProbeRequest, UnitTask
 
 MAX_TRIES = 3
 # Errors that concern the whole build. Any other one concerns a unit.
@@ -98,18 +96,3 @@ def is_final(error: errors.TokenmillError, tries: int) -> bool:
     if isinstance(error, FATAL):
         raise error
     return isinstance(error, errors.SourceError) or tries >= MAX_TRIES
-
-
-def open_executor(
-    workers: int, processes: WorkerProcesses | None, folder: Storage, config: BuildConfig, spec: TokenizerSpec
-) -> Executor:
-    """The executor for units of this machine. `processes` are workers that were started early, if there are any."""
-    if needs_processes(workers, folder):
-        from tokenmill.executors.process_pool import ProcessPool
-
-        return ProcessPool(processes or WorkerProcesses(workers), folder, config, spec)
-    # In a pool, only the workers load the engine.
-    from tokenmill.executors.in_process import InProcess
-    from tokenmill.tokenizers.engine import open_engine
-
-    return InProcess(folder, config, spec, open_engine(spec))

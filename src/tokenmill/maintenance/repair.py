@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from tokenmill import arguments
 from tokenmill.arguments import Watcher
 from tokenmill.build import workspace
+from tokenmill.build.api import open_executor
 from tokenmill.build.commit import commit, group_pieces, group_provenance
 from tokenmill.build.plan import Budget, Plan, make_task
 from tokenmill.build.workspace import (
@@ -28,7 +29,7 @@ from tokenmill.build.workspace import (
 from tokenmill.dataset import manifest
 from tokenmill.dataset.manifest import Manifest
 from tokenmill.errors import BuildError, DatasetError, DeterminismError, SourceChangedError, StorageError
-from tokenmill.executors.base import Executor, open_executor
+from tokenmill.executors.base import Executor
 from tokenmill.maintenance.verify import Problem, strays, verify_folder
 from tokenmill.resources import resolve_workers
 from tokenmill.sizes import counted

@@ -3,7 +3,8 @@
 gigatoken gets the Arrow buffers as they are, one call a batch, on the calling thread. Special
 tokens are taken out of the tokenizer first, so that their strings inside a text are text.
 The other engines are each tokenizer's own implementation. They also encode the few texts with characters
-that gigatoken is known to class in another way (see `unicode_versions`).
+that gigatoken is known to class in another way (see `unicode_versions`). What the native code of any of them dies
+of becomes a `TokenizerError`, which names the library and the document.
 
 Ragged arrays, as gigatoken takes text and gives ids: through awkward, or through what stands in for it.
 
@@ -15,11 +16,12 @@ a module of those five stands in awkward's place. A gigatoken that asks it for m
 from __future__ import annotations
 
 import binascii
+import contextlib
 import functools
 import gc
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -30,17 +32,18 @@ import pyarrow as pa
 from gigatoken import Tokenizer as _Gigatoken
 from gigatoken import gigatoken_rs as _rs
 
-from tokenmill.errors import TokenizerError, TokenmillError, is_failure
+from tokenmill.errors import TokenizerError, TokenmillError, is_failure, is_panic
 from tokenmill.resources import MEMORY_BUDGET, _trim, resident_bytes
 from tokenmill.sources.base import text_array, text_buffers
 from tokenmill.storage.output import temporary_file
 from tokenmill.tokenizers.base import Encoded, Engine, Ids, Memory
-from tokenmill.tokenizers.native_errors import CHECK, native_errors
-from tokenmill.tokenizers.sentencepiece import SentencePieceEngine
 from tokenmill.tokenizers.spec import TokenizerSpec
-from tokenmill.tokenizers.unicode_versions import Characters, classed_differently
+from tokenmill.tokenizers.unicode_versions import classed_differently
 
 _RELOAD_ABOVE = MEMORY_BUDGET * 5 // 7
+_CHECK = "check the tokenizer's file, or use another form of it, such as a tokenizer.json"
+# What libraries raise of their own. Whatever else is raised while they work is not about the text.
+_ERRORS = (Exception, KeyError, RuntimeError, ValueError)
 
 
 class EngineHolder:
@@ -62,6 +65,7 @@ class EngineHolder:
         return self._engine
 
 
+_FIRST_NOT_ASCII = 0x80
 # Schemes that gigatoken has under another name: those of models that cut text by the same pattern.
 _SAME_SCHEME = {"llama3": "olmo3", "tekken": "nemotron"}
 
@@ -73,6 +77,8 @@ def open_engine(spec: TokenizerSpec) -> Engine:
     if spec.kind == "char":
         return _CharEngine(spec)
     if spec.kind == "sentencepiece":
+        from tokenmill.tokenizers.sentencepiece import SentencePieceEngine
+
         return SentencePieceEngine(spec.content, name=spec.name)
     engine = _open(spec)
     _check_specials(engine, spec)
@@ -82,8 +88,7 @@ def open_engine(spec: TokenizerSpec) -> Engine:
 def _open(spec: TokenizerSpec) -> Engine:
     if spec.engine != "gigatoken":
         return _open_own(spec)
-    engine, characters = _GigatokenEngine(spec), classed_differently(spec)
-    return _GuardedEngine(engine, lambda: _open_own(spec), characters) if characters.count else engine
+    return _GuardedEngine(_GigatokenEngine(spec), spec)
 
 
 def _open_own(spec: TokenizerSpec) -> Engine:
@@ -105,7 +110,7 @@ class _GigatokenEngine:
             if not is_failure(error) or isinstance(error, TokenmillError):
                 raise
             reason = str(error).partition("\n")[0]
-            raise TokenizerError(f"gigatoken cannot encode {spec.name}: {reason}", hint=CHECK) from None
+            raise TokenizerError(f"gigatoken cannot encode {spec.name}: {reason}", hint=_CHECK) from None
 
     def _load(self, spec: TokenizerSpec) -> Any:
         if spec.kind == "tiktoken":
@@ -169,12 +174,19 @@ class _TiktokenEngine:
 class _GuardedEngine:
     """gigatoken, but for texts with characters that it classes in another way: those are for the reference."""
 
-    def __init__(self, engine: Engine, open_own: Callable[[], Engine], characters: Characters) -> None:
-        self._engine, self._characters = engine, characters
-        self._own = functools.cache(open_own)  # as a rule, there is no such text
+    def __init__(self, engine: Engine, spec: TokenizerSpec) -> None:
+        self._engine = engine
+        # Many texts have no such character, so both are made when they are needed.
+        self._characters = functools.cache(lambda: classed_differently(spec))
+        self._own = functools.cache(lambda: _open_own(spec))
+
+    def _rows(self, text: pa.Array) -> npt.NDArray[np.int64]:
+        """The texts that are for the reference."""
+        is_ascii = text_buffers(text)[1].max(initial=0) < _FIRST_NOT_ASCII
+        return np.zeros(0, np.int64) if is_ascii else self._characters().rows(text)
 
     def encode(self, text: pa.Array) -> Encoded:
-        rows = self._characters.rows(text)
+        rows = self._rows(text)
         found = self._engine.encode(text)
         if not len(rows):
             return found
@@ -189,7 +201,7 @@ class _GuardedEngine:
 
     def memory(self, text: pa.Array) -> Memory:
         engine = self._engine.memory(text)
-        if not len(self._characters.rows(text)):
+        if not len(self._rows(text)):
             return engine
         own = self._own().memory(text)
         return Memory(max(engine.times_text, own.times_text), max(engine.times_run, own.times_run))
@@ -210,6 +222,9 @@ class _ByteEngine:
         return ids.astype(np.uint8).tobytes().decode(errors="replace")
 
 
+_CONTINUES = 0x80  # the first two bits of a byte that continues a character
+
+
 class _CharEngine:
     def __init__(self, spec: TokenizerSpec) -> None:
         self._characters = np.array(json.loads(spec.content), np.uint32)
@@ -220,7 +235,7 @@ class _CharEngine:
         offsets, data = text_buffers(text)
         points = np.frombuffer(data.tobytes().decode().encode("utf-32-le"), np.uint32)
         # A character begins at every byte that does not continue one.
-        begun = np.concatenate(([0], np.cumsum((data & 0xC0) != 0x80)))
+        begun = np.concatenate(([0], np.cumsum((data & 0xC0) != _CONTINUES)))
         return Encoded(self._ids[points], np.diff(begun[offsets]))
 
     def memory(self, text: pa.Array) -> Memory:
@@ -312,6 +327,33 @@ def open_tokenizers(spec: TokenizerSpec) -> Any:
     found.no_padding()
     found.no_truncation()
     return found
+
+
+@contextlib.contextmanager
+def native_errors(library: str, what: str = "encode a text") -> Iterator[None]:
+    """What native code dies of while it encodes or decodes, as a typed error."""
+    try:
+        yield
+    except BaseException as error:
+        if type(error) not in _ERRORS and not is_panic(error):
+            raise
+        reason = str(error).partition("\n")[0]
+        raise TokenizerError(f"{library} cannot {what}: {reason}", hint=_CHECK) from None
+
+
+def culprit(engine: Engine, text: pa.Array) -> int | None:
+    """The first of some documents that an engine cannot encode; None if it can encode each, or nothing any more."""
+    if not _encodes(engine, text_array(["a"])):
+        return None
+    return next((number for number in range(len(text)) if not _encodes(engine, text[number : number + 1])), None)
+
+
+def _encodes(engine: Engine, text: pa.Array) -> bool:
+    try:
+        engine.encode(text)
+    except TokenizerError:
+        return False
+    return True
 
 
 _NAME = "awkward"

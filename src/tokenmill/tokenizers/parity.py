@@ -23,7 +23,6 @@ from tokenmill.errors import ParityError, TokenizerError
 from tokenmill.sources.base import text_array
 from tokenmill.tokenizers.base import Encoded, Engine, Ids
 from tokenmill.tokenizers.hard_texts import HARD_TEXTS, texts_around
-from tokenmill.tokenizers.native_errors import culprit, native_errors
 from tokenmill.tokenizers.spec import TokenizerSpec
 
 _CONTRACTIONS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -184,6 +183,8 @@ def compare(spec: TokenizerSpec, reference: Reference, texts: Sequence[str], enc
 
 def try_engine(engine: Engine, texts: Sequence[str]) -> Trial:
     """Encode `texts`, and once more to see how quickly: the first pass fills a cache that a long run has full."""
+    from tokenmill.tokenizers.engine import culprit
+
     if not texts:
         return Trial(packed_ids="", lengths=(), seconds=0.0)
     array = text_array(texts)
@@ -248,6 +249,8 @@ def open_reference(spec: TokenizerSpec) -> Reference:
     if spec.kind == "char":
         ids = {chr(point): i for i, point in enumerate(json.loads(spec.content))}
         return "python", lambda text: [ids[char] for char in text]
+    from tokenmill.tokenizers.engine import native_errors, open_tiktoken, open_tokenizers
+
     if spec.kind == "sentencepiece":
         from tokenmill.tokenizers.sentencepiece import open_model
 
@@ -258,8 +261,6 @@ def open_reference(spec: TokenizerSpec) -> Reference:
                 return list(model.encode(text))
 
         return "sentencepiece", by_sentencepiece
-    from tokenmill.tokenizers.engine import open_tiktoken, open_tokenizers
-
     if spec.kind == "tiktoken":
         encoding = open_tiktoken(spec)
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from tokenmill.errors import TokenizerError
 from tokenmill.tokenizers.base import Encoded, Ids, Memory
-from tokenmill.tokenizers.native_errors import native_errors
+from tokenmill.tokenizers.engine import native_errors
 
 
 def open_model(content: bytes, *, name: str) -> Any:

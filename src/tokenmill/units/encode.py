@@ -24,7 +24,6 @@ from tokenmill.sources.base import Batch, Skip, text_buffers
 from tokenmill.sources.files import bring
 from tokenmill.sources.reader import read_unit
 from tokenmill.tokenizers.base import Encoded, Engine
-from tokenmill.tokenizers.native_errors import culprit
 from tokenmill.units.task import BuildConfig, UnitTask
 
 Filter = Callable[[str], bool]
@@ -99,6 +98,8 @@ def _encode(kept: Kept, task: UnitTask, engine: Engine) -> Encoded:
     try:
         return engine.encode(kept.text)
     except TokenizerError as error:
+        from tokenmill.tokenizers.engine import culprit  # here the engine is loaded already
+
         place = culprit(engine, kept.text)
         at = place or 0
         where = f"{_name(int(kept.sources[at]), task)} at {kept.positions[at]}"

@@ -175,6 +175,8 @@ def parse_sums(texts: Iterable[str]) -> npt.NDArray[np.uint64]:
 
 def load_receipt(folder: Storage, unit: int, token_limit: int, fingerprint: str, *, rehash: bool) -> Receipt | None:
     """The receipt of a unit, if the sizes (or with `rehash` the digests) of its files are right; else None."""
+    if folder.stat_is_cheap and not folder.exists(receipt_name(unit, token_limit)):
+        return None
     receipt = _read(folder, (unit, token_limit), fingerprint)
     if receipt is None or not _are_intact(folder, receipt, receipt.all_files(), folder.size_of, rehash=rehash):
         return None

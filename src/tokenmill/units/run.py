@@ -10,6 +10,7 @@ build's own process, in a pool and on a cluster.
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -32,7 +33,7 @@ from tokenmill.storage.output import Output
 from tokenmill.storage.scratch import ScratchOutput
 from tokenmill.tokenizers.base import Engine
 from tokenmill.units.encode import Documents, encode_batch, name_of, num_eot, read_batches, tokens_of_split
-from tokenmill.units.memory import room_for
+from tokenmill.units.memory import LARGE_BYTES, room_for
 from tokenmill.units.receipts import (
     NO_LIMIT,
     PIECES,
@@ -191,7 +192,9 @@ class UnitRun:
         """Encode a batch and write it to the pieces. Returns its number of tokens."""
         before = sum(writer.tokens for writer in self.pieces.values())
         room = None if self.task.token_limit == NO_LIMIT else self.task.token_limit - before
-        with room_for(batch.text, engine, self.folder, where=self._where(batch)):
+        is_small = batch.text.nbytes < LARGE_BYTES  # and with it each document
+        where = self._where(batch)
+        with contextlib.nullcontext() if is_small else room_for(batch.text, engine, self.folder, where=where):
             documents = encode_batch(batch, self.config, self.task, engine, keep=self.keep, room=room)
         total = 0
         for split, writer in enumerate(self.pieces.values()):

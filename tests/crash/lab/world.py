@@ -20,9 +20,9 @@ from unittest.mock import patch
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from tokenmill.build.api import open_executor
 from tokenmill.build.pipeline import BuildOptions, build
 from tokenmill.dataset.manifest import Manifest
-from tokenmill.executors.base import open_executor
 from tokenmill.maintenance.repair import repair_folder
 from tokenmill.maintenance.verify import Problem, VerifyReport, verify_folder
 from tokenmill.recipe import make_recipe

@@ -36,6 +36,7 @@ from tokenmill.errors import TokenizerError
 from tokenmill.sources.base import text_array
 from tokenmill.tokenizers import engine as tokenizers_engine
 from tokenmill.tokenizers import parity
+from tokenmill.tokenizers import sentencepiece as tokenizers_sentencepiece
 from tokenmill.tokenizers.base import Engine
 from tokenmill.tokenizers.files import format_ranks, parse_ranks
 from tokenmill.tokenizers.hard_texts import HARD_TEXTS
@@ -362,7 +363,7 @@ def _forgetful(spec: TokenizerSpec, *, keep: bool = False) -> str:
 BUGS: list[Bug] = [
     Bug(
         name="a SentencePiece model is converted",
-        plant=replaced(tokenizers_engine, "SentencePieceEngine", _Converted),
+        plant=replaced(tokenizers_sentencepiece, "SentencePieceEngine", _Converted),
         trial=functools.partial(model_of, "bpe identity", 0),
         says="[] against [",
     ),

@@ -8,8 +8,7 @@ import pytest
 from tokenmill.errors import TokenizerError
 from tokenmill.sources.base import text_array
 from tokenmill.tokenizers.base import Encoded
-from tokenmill.tokenizers.engine import open_engine
-from tokenmill.tokenizers.native_errors import culprit, native_errors
+from tokenmill.tokenizers.engine import culprit, native_errors, open_engine
 from tokenmill.tokenizers.spec import resolve
 
 
