@@ -27,8 +27,9 @@ def test_a_command_that_still_loads_says_that_it_is_stopped(tmp_path: Path, numb
         stderr=subprocess.PIPE,
         text=True,
         cwd=tmp_path,
+        preexec_fn=lambda: signal.signal(number, signal.SIG_DFL),  # the tests themselves may run under nohup
     )
-    while not _catches(process.pid, number):
+    while process.poll() is None and not _catches(process.pid, number):
         time.sleep(0.001)
     process.send_signal(number)
     _, said = process.communicate(timeout=60)
