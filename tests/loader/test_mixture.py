@@ -158,7 +158,7 @@ def test_no_sample_of_a_component_comes_twice_within_its_epoch(datasets: dict[st
 
 
 @pytest.mark.parametrize("labels", ["shifted", "aligned"])
-@pytest.mark.parametrize("packing", ["concat", "best_fit", "padded"])
+@pytest.mark.parametrize("packing", ["concat", "best_fit", "padded", "truncated", "document_start"])
 def test_rows_are_those_of_the_components(datasets: dict[str, Dataset], packing: Any, labels: Any) -> None:
     """Each row of a mixture, with all its fields, is the row that the component's own stream has there."""
     token_fields = ("positions", "position_ids", "document_ids", "attention_mask")

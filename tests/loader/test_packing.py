@@ -26,20 +26,25 @@ from tokenmill.errors import DatasetError, RecipeError, StateError
 from tokenmill.loader.batches import IGNORED
 from tokenmill.loader.loader import DataLoader
 from tokenmill.loader.packing import (
+    DOCUMENT_PACKERS,
     PACKERS,
+    DocumentStartStream,
     PackedRows,
     PackedStream,
     Packing,
     PackingRecord,
     best_fit,
     cut,
+    document_start,
     open_packing,
     padded,
+    truncated,
 )
 from tokenmill.storage.local import Folder
 
 EOTS = ("append", "prepend", "none")
 KINDS = tuple(PACKERS)
+ALL_KINDS = (*PACKERS, *DOCUMENT_PACKERS)
 BYTE_EOT = 256
 ALL_FIELDS = ("positions", "document_ids", "cu_seqlens", "sample_index")
 
@@ -237,7 +242,7 @@ def test_waste_is_the_share_of_padding(dataset: Dataset, kind: Any) -> None:
     assert packing.waste < (0.05 if kind == "best_fit" else 0.6)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
 @pytest.mark.parametrize("order", ["sequential", "shuffled"])
 def test_an_epoch_has_every_row_once_and_epochs_differ(dataset: Dataset, kind: Any, order: Any) -> None:
     loader = DataLoader(
@@ -271,7 +276,7 @@ def global_stream(dataset: Dataset, history: list[tuple[int, int, int, int]], ki
     return stream
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
 def test_two_hundred_histories_of_ranks_and_batch_sizes_are_one_stream(dataset: Dataset, kind: Any) -> None:
     chance = random.Random(7)
     whole = {order: global_stream(dataset, [(1, 1, 500, 0)], kind, order) for order in ("sequential", "shuffled")}
@@ -284,6 +289,137 @@ def test_two_hundred_histories_of_ranks_and_batch_sizes_are_one_stream(dataset: 
         order = chance.choice(list(whole))
         stream = global_stream(dataset, history, kind, order)
         assert stream == whole[order][: len(stream)], (history, order)
+
+
+def documents_of(dataset: Dataset) -> list[list[int]]:
+    return [document.tolist() for document in dataset["train"]]
+
+
+def naive_truncated(documents: list[list[int]], seq_len: int, labels: str) -> list[dict[str, list[int]]]:
+    """The rows as lists, from the documents alone; -2 stands for padding."""
+    rows = []
+    for number, document in enumerate(documents):
+        if document:
+            inputs = document[:seq_len]
+            rest = seq_len - len(inputs)
+            targets = document[1 : seq_len + 1] if labels == "shifted" else [IGNORED, *inputs[1:]]
+            rows.append(
+                {
+                    "input_ids": inputs + [-2] * rest,
+                    "labels": targets + [IGNORED] * (seq_len - len(targets)),
+                    "positions": [*range(len(inputs)), *range(rest)],
+                    "document_ids": [number] * len(inputs) + [-1] * rest,
+                    "attention_mask": [1] * len(inputs) + [0] * rest,
+                }
+            )
+    return rows
+
+
+def naive_document_start(
+    documents: list[list[int]], seq_len: int, labels: str, masked: bool
+) -> list[dict[str, list[int]]]:
+    """The same: documents are put into a row until it is full. What is left of the last one is dropped."""
+    flat = [(token, number, place) for number, document in enumerate(documents) for place, token in enumerate(document)]
+    rows = []
+    at = 0
+    while at + seq_len < len(flat):
+        if flat[at][2]:
+            at += 1
+            continue
+        row, target = flat[at : at + seq_len], flat[at + 1 : at + seq_len + 1]
+        aligned = [(token, place) for token, _, place in (row if labels == "aligned" else target)]
+        first = [labels == "aligned" and masked] + [False] * (seq_len - 1)  # each row begins a run
+        positions = [0]
+        for _, _, place in row[1:]:
+            positions.append(positions[-1] + 1 if place else 0)
+        rows.append(
+            {
+                "input_ids": [token for token, _, _ in row],
+                "labels": [
+                    IGNORED if (masked and not place) or begins else token
+                    for (token, place), begins in zip(aligned, first, strict=True)
+                ],
+                "positions": positions,
+                "document_ids": [number for _, number, _ in row],
+                "attention_mask": [1] * seq_len,
+            }
+        )
+        at += seq_len
+    return rows
+
+
+@pytest.mark.parametrize("eot", EOTS)
+@pytest.mark.parametrize("kind", DOCUMENT_PACKERS)
+@pytest.mark.parametrize("labels", ["shifted", "aligned"])
+@pytest.mark.parametrize("masked", [True, False])
+@pytest.mark.parametrize("seq_len", [1, 37, 200])
+def test_rows_of_documents_are_those_of_plain_lists(
+    datasets: dict[str, Dataset], eot: str, kind: Any, labels: Any, masked: bool, seq_len: int
+) -> None:
+    dataset = datasets[eot]
+    documents = documents_of(dataset)
+    padding = BYTE_EOT if dataset["train"].eot_id is not None else 0
+    expected = (
+        naive_truncated(documents, seq_len, labels)
+        if kind == "truncated"
+        else naive_document_start(documents, seq_len, labels, masked)
+    )
+    fields = ("positions", "document_ids", "attention_mask", "cu_seqlens", "sample_index")
+    loader = DataLoader(
+        dataset, seq_len, 5, packing=kind, labels=labels, mask_boundaries=masked, epochs=1, drop_last=False,
+        fields=fields, prefetch=0,
+    )  # fmt: skip
+    assert loader.num_samples == len(expected)
+    seen = []
+    for batch in loader:
+        edges = [0]
+        for row, number in enumerate(batch["sample_index"].tolist()):
+            wanted = expected[number]
+            inputs = [padding if token == -2 else token for token in wanted["input_ids"]]
+            assert batch["input_ids"][row].tolist() == inputs
+            for name in ("labels", "positions", "document_ids", "attention_mask"):
+                assert batch[name][row].tolist() == wanted[name], name
+            starts = [at for at, position in enumerate(wanted["positions"]) if position == 0]
+            edges += [row * seq_len + at for at in [*starts[1:], seq_len]]
+            seen.append(number)
+        assert batch["cu_seqlens"].tolist() == edges
+    assert sorted(seen) == list(range(len(expected)))
+
+
+@pytest.mark.parametrize("kind", DOCUMENT_PACKERS)
+@pytest.mark.parametrize("seq_len", [16, 37, 60])
+def test_dropped_tokens_are_counted(dataset: Dataset, kind: Any, seq_len: int) -> None:
+    loader = DataLoader(dataset, seq_len, 3, packing=kind, epochs=1, drop_last=False, fields=("attention_mask",))
+    assert isinstance(loader.stream, PackedStream | DocumentStartStream)
+    packing = loader.stream.packing
+    mask = np.concatenate([batch["attention_mask"] for batch in loader])
+    assert packing.num_dropped == dataset["train"].num_tokens - int(mask.sum()) > 0
+    assert packing.waste == pytest.approx(1 - mask.mean())
+    assert f"{packing.num_dropped:,} of {dataset['train'].num_tokens:,} tokens dropped)" in repr(packing)
+
+
+@given(lengths_and_seq_len)
+@settings(max_examples=300, deadline=None)
+def test_plans_of_documents_are_those_of_the_definition(case: tuple[list[int], int]) -> None:
+    lengths, seq_len = case
+    starts = [0, *itertools.accumulate(lengths)][:-1]
+    found = segments_of(truncated(np.array(lengths, np.int32), seq_len))
+    wanted = [(start, min(length, seq_len + 1)) for start, length in zip(starts, lengths, strict=True) if length]
+    assert found == [[piece] for piece in wanted]
+    behind, rows = 0, []
+    for start, length in zip(starts, lengths, strict=True):
+        if length and start >= behind and start + seq_len < sum(lengths):
+            rows.append([(start, seq_len + 1)])
+            behind = start + seq_len
+    assert segments_of(document_start(np.array(lengths, np.int32), seq_len)) == rows
+
+
+@pytest.mark.parametrize("kind", DOCUMENT_PACKERS)
+def test_streams_of_documents_go_to_another_process(dataset: Dataset, kind: Any) -> None:
+    stream = DataLoader(dataset, 16, 4, packing=kind).stream
+    located = stream.locate(np.arange(50))
+    again = pickle.loads(pickle.dumps(stream))
+    assert again.batch(located)["labels"].tolist() == stream.batch(located)["labels"].tolist()
 
 
 def files_of(path: Path) -> dict[str, str]:
@@ -303,7 +439,7 @@ def same_rows(one: Packing, other: Packing) -> bool:
     return one.digest == other.digest and all(np.array_equal(a, b) for a, b in pairs)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ALL_KINDS)
 def test_a_plan_is_stored_once_and_mapped_from_then_on(copy: Path, kind: str) -> None:
     first, files = pack_and_list(copy, kind)
     assert sorted(files) == [f"train-{kind}-50.bin", f"train-{kind}-50.json"]
@@ -472,7 +608,9 @@ def test_a_signed_dtype_of_another_width_will_do(dataset: Dataset) -> None:
     assert narrow["labels"].tolist() == wide["labels"].tolist()
 
 
-@pytest.mark.parametrize(("mine", "theirs"), [*itertools.permutations(["concat", "best_fit", "padded"], 2)])
+@pytest.mark.parametrize(
+    ("mine", "theirs"), [*itertools.permutations(["concat", "best_fit", "padded", "truncated", "document_start"], 2)]
+)
 def test_a_state_of_another_packing_is_refused(dataset: Dataset, mine: Any, theirs: Any) -> None:
     state = DataLoader(dataset, 50, 4, packing=theirs).state_dict()
     with pytest.raises(StateError, match=f"packing: the state has '{theirs}', this loader '{mine}'"):

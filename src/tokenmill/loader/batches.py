@@ -162,8 +162,11 @@ class WindowStream:
         """The batch of rows as stored that begin at these tokens, in these documents."""
         batch = self._layout.batch(self.windows.split, starts, rows, documents)
         if "sample_index" in self._batch_spec.fields:
-            batch["sample_index"] = starts if self._order == "random" else starts // self.windows.seq_len
+            batch["sample_index"] = self._sample_index(starts)
         return batch
+
+    def _sample_index(self, starts: Numbers) -> Numbers:
+        return starts if self._order == "random" else starts // self.windows.seq_len
 
 
 class WindowLayout:

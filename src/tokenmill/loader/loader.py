@@ -33,7 +33,7 @@ from tokenmill.loader.page_cache import release
 from tokenmill.loader.state import STATE_VERSION, check_content, check_ignore, check_state
 from tokenmill.permutation import Order
 
-PackingKind = Literal["concat", "best_fit", "padded"]
+PackingKind = Literal["concat", "document_start", "best_fit", "padded", "truncated"]
 # What a loader reads.
 DatasetLike = str | os.PathLike[str] | Dataset | Mixture
 
@@ -93,8 +93,11 @@ class DataLoader:
     before you write into it.
 
     `packing` decides how documents are put into rows. "concat": end to end, cut wherever a row ends. "best_fit":
-    whole documents, several in a row. "padded": one document in a row. The last two cut only documents longer than a
-    row, mask boundaries, and fill rows with padding, whose labels are -100.
+    whole documents, several in a row. "padded": one document in a row. These two cut only documents longer than a
+    row. "truncated": the same as "padded", but what is longer than a row is dropped. These three mask boundaries, and
+    fill rows with padding: the end of text, or 0 without one, whose labels are -100. "document_start": as "concat",
+    but each row begins with a document, and what is left of the one before is dropped. `stream.packing` says how many
+    tokens are padding and how many are dropped.
 
     `dataset` is a path, a URL, an open dataset, or a `Mixture` of several. The field "component" then tells which
     component of the mixture each row is from.

@@ -1,9 +1,11 @@
 """Packing: documents are put into rows of `seq_len` tokens. The plan is stored beside the dataset.
 
-    documents   aaaa bb ccccccc ddd e                  seq_len 5
-    pieces      aaaa bb ccccc cc ddd e                 documents longer than a row are cut
-    padded      aaaa. bb... ccccc cc... ddd.. e....    one piece in a row
-    best_fit    aaaae ccccc cc... dddbb                the largest first, each where it leaves the least room
+    documents       aaaa bb ccccccc ddd e                  seq_len 5
+    pieces          aaaa bb ccccc cc ddd e                 documents longer than a row are cut
+    padded          aaaa. bb... ccccc cc... ddd.. e....    one piece in a row
+    best_fit        aaaae ccccc cc... dddbb                the largest first, each where it leaves the least room
+    truncated       aaaa. bb... ccccc ddd.. e....          one document in a row, what is longer is dropped
+    document_start  aaaab ccccc                            a row begins with a document; no padding; the rest is dropped
 
 A plan follows from document lengths alone; no token is read. It is stored and mapped:
 
@@ -13,7 +15,8 @@ A plan follows from document lengths alone; no token is read. It is stored and m
 Ranks that pack at the same time write the same bytes. A plan that is damaged, or belongs to other content, is made
 again. If nothing can be written, the plan is used from memory.
 
-Every token of a split is an input exactly once, and labels stay within their document:
+With pieces, every token of a split is an input exactly once. Labels stay within their document, except those of
+`document_start`, which are those of windows:
 
     inputs     a a a a E b b E . .      E is an end of text, . is padding (the same id)
     labels     a a a E - b E - - -      - is ignored
@@ -40,7 +43,7 @@ import numpy.typing as npt
 from tokenmill import arguments, records
 from tokenmill.dataset.bin_idx import Tokens, numpy_dtype
 from tokenmill.dataset.dataset import Dataset, TokenSplit
-from tokenmill.dataset.windows import TokenRanges, read_ranges
+from tokenmill.dataset.windows import TokenRanges, Windows, read_ranges
 from tokenmill.errors import DatasetError, RecipeError, StorageError
 from tokenmill.loader.batches import (
     IGNORED,
@@ -48,6 +51,7 @@ from tokenmill.loader.batches import (
     Batch,
     BatchSpec,
     Runs,
+    WindowStream,
     check_order,
     fill_fields,
     lay_out,
@@ -134,9 +138,23 @@ class Packing:
         return len(self.rows.boundaries) - 1
 
     @property
+    def num_dropped(self) -> int:
+        """Tokens of the split that are not an input of any row."""
+        if self.spec.kind in PACKERS:
+            return 0
+        return self.spec.num_tokens - int(np.minimum(self.rows.spans, self.spec.seq_len).sum(dtype=np.int64))
+
+    @property
     def waste(self) -> float:
         """The fraction of inputs that are padding."""
-        return 1 - self.spec.num_tokens / (self.num_rows * self.spec.seq_len)
+        return 1 - (self.spec.num_tokens - self.num_dropped) / (self.num_rows * self.spec.seq_len)
+
+    def __repr__(self) -> str:
+        spec = self.spec
+        return (
+            f"Packing({spec.kind!r}, {self.num_rows:,} rows of {spec.seq_len:,} tokens, {self.waste:.1%} padding, "
+            f"{self.num_dropped:,} of {spec.num_tokens:,} tokens dropped)"
+        )
 
 
 def open_packing(dataset: Dataset, split: str, kind: str, seq_len: int) -> Packing:
@@ -166,14 +184,16 @@ def open_packing(dataset: Dataset, split: str, kind: str, seq_len: int) -> Packi
 
 def pack(split: TokenSplit, kind: str, seq_len: int) -> PackedRows:
     """The rows of a split, from its document lengths."""
+    if kind in DOCUMENT_PACKERS:
+        return DOCUMENT_PACKERS[kind](np.concatenate([*split.document_lengths()]), seq_len)
     spans = np.concatenate([cut(lengths, seq_len) for lengths in split.document_lengths()])
     return PACKERS[kind](spans, seq_len)
 
 
 def check_packing(kind: str, seq_len: int) -> int:
     """Refuse an unknown packing, and a seq_len that it cannot have."""
-    known = f"choose from concat, {', '.join(PACKERS)}"
-    if arguments.text("packing", kind, hint=known) not in PACKERS:
+    known = f"choose from concat, {', '.join((*PACKERS, *DOCUMENT_PACKERS))}"
+    if arguments.text("packing", kind, hint=known) not in {**PACKERS, **DOCUMENT_PACKERS}:
         raise RecipeError(f"unknown packing {kind!r}", hint=known)
     most = f"give a number of tokens, from 1 to {_MAX_SEQ_LEN}"
     return arguments.whole("seq_len", seq_len, least=1, most=_MAX_SEQ_LEN, hint=most)
@@ -273,7 +293,7 @@ def open_packed(
     order: Order,
     seed: int,
     batch_spec: BatchSpec,
-) -> PackedStream:
+) -> PackedStream | DocumentStartStream:
     """The stream of a packed split. Bad arguments are refused before a plan is made."""
     seq_len = check_packing(kind, seq_len)
     if check_order(order) == "random":
@@ -281,11 +301,59 @@ def open_packed(
             f"order 'random' takes windows that begin anywhere, but the rows of packing {kind!r} are fixed",
             hint="use order 'shuffled', or packing 'concat'",
         )
+    content = dataset.content(split)
+    if kind == "document_start":
+        windows = Windows(dataset[split], seq_len)
+        batch_spec.label_dtype(windows.dtype)
+        packing = open_packing(dataset, split, kind, seq_len)
+        return DocumentStartStream(windows, packing, identity, content, order=order, seed=seed, batch_spec=batch_spec)
     masked = replace(batch_spec, mask_boundaries=True)
     masked.label_dtype(numpy_dtype(dataset[split].dtype))
     packing = open_packing(dataset, split, kind, seq_len)
-    content = dataset.content(split)
     return PackedStream(dataset[split], packing, identity, content, order=order, seed=seed, batch_spec=masked)
+
+
+def _identity(identity: dict[str, Any], packing: Packing, order: Order, seed: int) -> dict[str, Any]:
+    """Hashed for the order, and stored in states: keys and their order never change."""
+    return {
+        **identity, "packing": packing.spec.kind, "plan": packing.digest.sha256,
+        "seq_len": packing.spec.seq_len, "order": order, "seed": seed,
+    }  # fmt: skip
+
+
+class DocumentStartStream(WindowStream):
+    """Windows that begin where a plan says, in some order. `packing` has their number and that of dropped tokens."""
+
+    def __init__(
+        self,
+        windows: Windows,
+        packing: Packing,
+        identity: dict[str, Any],
+        content: str,
+        *,
+        order: Order,
+        seed: int,
+        batch_spec: BatchSpec,
+    ) -> None:
+        super().__init__(windows, identity, content, order=order, seed=seed, batch_spec=batch_spec)
+        self.identity = _identity(identity, packing, order, seed)
+        self.packing = packing
+
+    @property
+    def num_samples(self) -> int:
+        return self.packing.num_rows
+
+    def locate(self, positions: Numbers) -> Numbers:
+        """The first tokens of the rows."""
+        rows = samples_in_order(positions, self.num_samples, self._order, self.identity)
+        found: Numbers = self.packing.rows.starts.take(rows)
+        return found
+
+    def maps(self) -> Iterable[npt.NDArray[Any]]:
+        return (*super().maps(), self.packing.rows.starts)
+
+    def _sample_index(self, starts: Numbers) -> Numbers:
+        return self.packing.rows.starts.searchsorted(starts)
 
 
 class PackedStream:
@@ -305,11 +373,7 @@ class PackedStream:
         batch_spec: BatchSpec,
     ) -> None:
         spec = packing.spec
-        # Hashed for the order, and stored in states: keys and their order never change.
-        self.identity = {
-            **identity, "packing": spec.kind, "plan": packing.digest.sha256,
-            "seq_len": spec.seq_len, "order": order, "seed": seed,
-        }  # fmt: skip
+        self.identity = _identity(identity, packing, order, seed)
         self.content = content
         self.packing = packing
         self._order = order
@@ -471,7 +535,31 @@ def padded(spans: Spans, seq_len: int) -> PackedRows:
     return PackedRows(np.arange(len(spans) + 1), _starts(np.minimum(spans, seq_len)), spans)
 
 
+def truncated(lengths: Spans, seq_len: int) -> PackedRows:
+    """One row for each document, of its first tokens. Empty documents have none."""
+    starts = _starts(lengths)[lengths > 0]
+    return PackedRows(np.arange(len(starts) + 1), starts, np.minimum(lengths[lengths > 0], seq_len + 1))
+
+
+def document_start(lengths: Spans, seq_len: int) -> PackedRows:
+    """Full rows that begin with a document: the first one that begins behind the previous row."""
+    starts = _starts(lengths)[lengths > 0]
+    num_tokens = int(lengths.sum(dtype=np.int64))
+    following = starts.searchsorted(starts + seq_len).data
+    found, document = [], 0
+    while document < len(following):
+        found.append(document)
+        document = following[document]
+    firsts = starts[found]
+    firsts = firsts[firsts + seq_len < num_tokens]  # the last row may lack tokens
+    return PackedRows(np.arange(len(firsts) + 1), firsts, np.full(len(firsts), seq_len + 1, np.int32))
+
+
+# Those of pieces keep every token. Those of documents drop some.
 PACKERS: dict[str, Callable[[Spans, int], PackedRows]] = {"best_fit": best_fit, "padded": padded}
+DOCUMENT_PACKERS: dict[str, Callable[[Spans, int], PackedRows]] = {
+    "truncated": truncated, "document_start": document_start,
+}  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
