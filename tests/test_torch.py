@@ -182,6 +182,7 @@ def test_workers_make_the_stream_of_the_plain_loader(dataset: Dataset, workers: 
 
 
 @FEW_CORES
+@pytest.mark.filterwarnings("ignore:epoch 0 has no batch left")
 @pytest.mark.parametrize("workers", [1, 2, 3])
 def test_no_step_is_lost_when_the_workers_cannot_share_them_evenly(dataset: Dataset, workers: int) -> None:
     for steps in (0, 1, 4, 5):

@@ -100,8 +100,8 @@ class DataLoader(loaders.DataLoader):
         )
         self._pin = pin_memory and torch.cuda.is_available()
 
-    def _batches(self, seen: int) -> Iterator[tuple[int, Batch]]:
-        for total, batch in super()._batches(seen):
+    def _batches(self, seen: int, last: int | None) -> Iterator[tuple[int, Batch]]:
+        for total, batch in super()._batches(seen, last):
             tensors = as_tensors(batch)
             yield total, {name: tensor.pin_memory() for name, tensor in tensors.items()} if self._pin else tensors
 

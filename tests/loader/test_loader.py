@@ -2,10 +2,12 @@ from __future__ import annotations
 
 import itertools
 import json
+import operator
 import os
 import random
 import signal
 import threading
+import warnings
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -280,7 +282,6 @@ def test_the_last_partial_step_is_dropped_or_shared_out(dataset: Dataset) -> Non
     seen = [index for loader in shared for found in loader for index in found["sample_index"].tolist()]
     assert sorted(seen) == list(range(count))
     assert [loader.samples_seen for loader in shared] == [count, count]
-    assert take(shared[0]) == []
 
 
 @pytest.mark.parametrize(
@@ -293,6 +294,7 @@ def test_the_last_partial_step_is_dropped_or_shared_out(dataset: Dataset) -> Non
         ({"order": "chaos"}, "chaos"),
         ({"fields": ("colour",)}, "colour"),
         ({"prefetch": -1}, "prefetch is -1"),
+        ({"epochs": 0}, "epochs is 0"),
     ],
 )
 def test_what_makes_no_sense_is_refused_at_once(dataset: Dataset, options: dict[str, Any], told: str) -> None:
@@ -428,8 +430,126 @@ def test_the_number_of_steps_is_that_of_the_batches(
         loader = DataLoader(
             dataset, 40, batch_size, rank=rank, world_size=world_size, epochs=2, drop_last=drop_last, prefetch=0
         )
-        assert loader.num_steps == sum(1 for _ in loader)
+        if drop_last and batch_size == 10_000:
+            with pytest.warns(UserWarning, match="has no batch: a step of all ranks takes 20,000 samples"):
+                assert loader.num_steps == len(loader) == len(list(loader)) == 0
+        else:
+            assert loader.num_steps == len(loader) == len(list(loader)) == len(list(loader))
     assert DataLoader(dataset, 40, batch_size).num_steps is None
+
+
+def test_an_endless_loader_behaves_as_if_it_had_no_length(dataset: Dataset) -> None:
+    loader = DataLoader(dataset, 32, 4)
+    with pytest.raises(TypeError, match="set `epochs`"):
+        len(loader)
+    assert loader
+    assert operator.length_hint(loader, 7) == 7  # what list() asks
+
+
+def epochs_of(dataset: Dataset, numbers: range, **options: Any) -> list[list[int]]:
+    """The samples of some epochs of one rank, from loaders of one epoch that know nothing of each other."""
+    found = []
+    for number in numbers:
+        loader = DataLoader(dataset, 32, 4, epochs=1, fields=("sample_index",), prefetch=0, **options)
+        loader.load_state_dict({**loader.state_dict(), "samples_seen": number * loader.num_samples})
+        found.append(indices(loader))
+    return found
+
+
+def indices(loader: Any) -> list[int]:
+    return [index for batch in loader for index in batch["sample_index"].tolist()]
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+@pytest.mark.parametrize("drop_last", [True, False])
+@pytest.mark.parametrize("sets_epoch", [True, False])
+def test_each_iteration_is_the_next_epoch_in_its_own_order(
+    dataset: Dataset, prefetch: int, drop_last: bool, sets_epoch: bool
+) -> None:
+    expected = epochs_of(dataset, range(3), drop_last=drop_last)
+    assert len({tuple(epoch) for epoch in expected}) == 3
+    loader = DataLoader(dataset, 32, 4, epochs=1, drop_last=drop_last, fields=("sample_index",), prefetch=prefetch)
+    assert loader.num_samples % 4, "no step is a partial one: this shows nothing of it"
+    for number in range(3):
+        if sets_epoch:
+            loader.set_epoch(number)
+        assert indices(loader) == expected[number]
+        assert loader.samples_seen == (number + 1) * loader.num_samples
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+@pytest.mark.parametrize("batch_size", [1, 4])
+@pytest.mark.parametrize("drop_last", [True, False])
+@pytest.mark.parametrize("sets_epoch", [True, False])
+def test_a_resumed_loop_over_epochs_gives_each_epoch_once(
+    dataset: Dataset, world_size: int, batch_size: int, drop_last: bool, sets_epoch: bool
+) -> None:
+    """Stopped behind any batch: also behind the last of an epoch, before its loop has ended, and between epochs."""
+
+    def run(loader: DataLoader, epochs: range, stop: int | None = None) -> tuple[list[list[int]], Any]:
+        found = []
+        for epoch in epochs:
+            if sets_epoch:
+                loader.set_epoch(epoch)
+            for batch in loader:
+                found.append(batch["sample_index"].tolist())
+                if len(found) == stop:
+                    return found, (epoch, json.loads(json.dumps(loader.state_dict())))
+        return found, (epochs.stop, json.loads(json.dumps(loader.state_dict())))
+
+    options: dict[str, Any] = {"epochs": 1, "drop_last": drop_last, "fields": ("sample_index",), "prefetch": 0}
+    options |= {"split": "val", "rank": world_size - 1, "world_size": world_size}
+    whole, at_end = run(DataLoader(dataset, 32, batch_size, **options), range(3))
+    assert at_end[1]["samples_seen"] == 3 * DataLoader(dataset, 32, batch_size, **options).num_samples
+    for stop in range(1, len(whole) + 1):
+        begun, (epoch, state) = run(DataLoader(dataset, 32, batch_size, **options), range(3), stop)
+        resumed = DataLoader(dataset, 32, batch_size, **options)
+        resumed.load_state_dict(state)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "epoch . has no batch left")
+            rest, ended = run(resumed, range(epoch, 3))
+        assert begun + rest == whole
+        assert ended == at_end
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_an_iteration_that_has_nothing_left_says_so(dataset: Dataset, batch_size: int) -> None:
+    loader = DataLoader(dataset, 32, batch_size, epochs=1, prefetch=0)
+    batches = iter(loader)
+    for _ in range(len(loader)):
+        next(batches)
+    resumed = DataLoader(dataset, 32, batch_size, epochs=1, prefetch=0)
+    resumed.load_state_dict(loader.state_dict())
+    with pytest.warns(UserWarning, match="epoch 0 has no batch left .* the next one is epoch 1"):
+        assert list(resumed) == []
+    assert resumed.samples_seen == resumed.num_samples
+    assert len(list(resumed)) == len(resumed)
+
+
+def test_setting_the_epoch_moves_to_its_start_unless_it_has_begun(dataset: Dataset) -> None:
+    loader = DataLoader(dataset, 32, 4, epochs=2, prefetch=0)
+    size = 2 * loader.num_samples
+    take(loader, 3)
+    loader.set_epoch(0)
+    assert loader.samples_seen == 12
+    for epoch in (2, 0, 1):
+        loader.set_epoch(epoch)
+        assert loader.samples_seen == epoch * size
+    endless = DataLoader(dataset, 32, 4, prefetch=0)
+    take(endless, 3)
+    endless.set_epoch(0)
+    assert endless.samples_seen == 12
+    endless.set_epoch(1)
+    assert endless.samples_seen == endless.num_samples
+    with pytest.raises(RecipeError, match="epoch is -1"):
+        loader.set_epoch(-1)
+
+
+def test_a_state_without_the_end_of_a_pass_is_the_start_of_the_next_one(dataset: Dataset) -> None:
+    """States of 0.1 do not have it."""
+    loader = DataLoader(dataset, 32, 1, epochs=1, fields=("sample_index",), prefetch=0)
+    loader.load_state_dict({**loader.state_dict(), "samples_seen": loader.num_samples})
+    assert sorted(indices(loader)) == list(range(loader.num_samples))
 
 
 @pytest.mark.parametrize("name", ["mask_borders", "changes"])

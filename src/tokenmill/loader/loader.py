@@ -12,6 +12,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
+import warnings
 from collections.abc import Collection, Generator, Iterator
 from dataclasses import replace
 from itertools import count
@@ -79,8 +80,9 @@ class DataLoader:
     for batch in DataLoader("data/owt", seq_len=1024, batch_size=64):
         batch["input_ids"], batch["labels"]
 
-    Repeats endlessly unless `epochs` is set. An incomplete last step is dropped, or with `drop_last=False` divided
-    among the ranks.
+    Repeats endlessly unless `epochs` is set. Then an iteration is one pass of that many epochs, from the current
+    position to its end; the next iteration is the next pass, in its own order. An incomplete last step of a pass is
+    dropped, or with `drop_last=False` divided among the ranks.
 
     With `labels="shifted"`, labels[i] is the token after input_ids[i], from rows of one token more, as most training
     code expects. With "aligned", labels are the inputs, for models that shift them themselves, as those of
@@ -134,8 +136,10 @@ class DataLoader:
             opened, self.seq_len, split=split, order=order, seed=seed, batch_spec=batch_spec, packing=packing
         )
         self.samples_seen = 0
+        # The end of the pass whose last samples were taken, until its iteration ends.
+        self._open_end: int | None = None
         if self.epochs is not None:
-            self._check_limit(self.epochs * self.num_samples)
+            self._check_limit(self._pass_samples)
 
     @property
     def num_samples(self) -> int:
@@ -144,10 +148,10 @@ class DataLoader:
 
     @property
     def num_steps(self) -> int | None:
-        """Batches of a rank in all epochs, or None if the loader repeats endlessly."""
+        """Batches of a rank in a pass, or None if the loader repeats endlessly."""
         if self.epochs is None:
             return None
-        steps, rest = divmod(self.epochs * self.num_samples, self.batch_size * self.world_size)
+        steps, rest = divmod(self._pass_samples, self.batch_size * self.world_size)
         return steps + (not self.drop_last and rest > self.batch_size * self.rank)
 
     @property
@@ -160,20 +164,48 @@ class DataLoader:
         steps = "endless" if self.num_steps is None else f"{self.num_steps:,} steps"
         return f"{type(self).__name__}({source}, {shape}, {steps}, {self.samples_seen:,} samples seen)"
 
+    def __len__(self) -> int:
+        """Batches of a rank in a pass. A `TypeError` if the loader repeats endlessly, as if it had no length."""
+        if self.num_steps is None:
+            raise TypeError("a loader that repeats endlessly has no length; set `epochs`")
+        return self.num_steps
+
+    def __bool__(self) -> bool:
+        return True
+
     def __iter__(self) -> Iterator[Batch]:
-        """Batches from the current position. A second iterator continues where the first one was left."""
-        for seen, batch in run_ahead(self._batches(self.samples_seen), self.prefetch):
-            self.samples_seen = seen
+        """Batches from the current position to the end of the pass.
+
+        A second iterator continues where the first one was left, or with the next pass if that one had ended.
+        """
+        begin, end = self.samples_seen, self._pass_end()
+        if end is not None:
+            self._warn_if_empty(begin, end)
+        for seen, batch in run_ahead(self._batches(begin, end), self.prefetch):
+            self.samples_seen, self._open_end = seen, end
             yield batch
+        if end is not None:
+            self.samples_seen, self._open_end = end, None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Move to the start of pass number `epoch`, which counts from 0, unless the position is inside of it.
+
+        So a resumed epoch is not restarted. Without `epochs`, passes are counted as if `epochs` were 1.
+        """
+        epoch = arguments.whole("epoch", epoch, hint="epochs count from 0")
+        if epoch != self._current_pass():
+            self.samples_seen, self._open_end = epoch * self._pass_samples, None
 
     def state_dict(self) -> dict[str, Any]:
         """The position in the stream, as plain JSON. It is the same on all ranks."""
-        return {
+        state = {
             "version": STATE_VERSION,
             "stream": self.stream.identity,
             "content": self.stream.content,
             "samples_seen": self.samples_seen,
         }
+        # The end of a pass is the start of the next one: an iteration that was interrupted there has to end first.
+        return {**state, "at_pass_end": True} if self._open_end == self.samples_seen else state
 
     def load_state_dict(self, state: dict[str, Any], *, ignore: Collection[str] = ()) -> None:
         """Continue at the position of another loader of the same stream, with any ranks and batch size.
@@ -186,12 +218,37 @@ class DataLoader:
         seen = check_state(state, self.stream.identity, hint=hint, ignore=ignored)
         check_content(state, "content", self.stream.content, ignore=ignored)
         self.samples_seen = seen
+        self._open_end = seen if seen and state.get("at_pass_end") else None
 
-    def _batches(self, seen: int) -> Iterator[tuple[int, Batch]]:
-        """Batches from a sample on, each with the number of samples that all ranks have seen after it."""
+    @property
+    def _pass_samples(self) -> int:
+        return (self.epochs or 1) * self.num_samples
+
+    def _current_pass(self) -> int:
+        number, within = divmod(self.samples_seen, self._pass_samples)
+        return number - (within == 0 and self._open_end == self.samples_seen)
+
+    def _pass_end(self) -> int | None:
+        """Where the pass of the current position ends; None if the loader repeats endlessly."""
+        return None if self.epochs is None else (self._current_pass() + 1) * self._pass_samples
+
+    def _warn_if_empty(self, begin: int, end: int) -> None:
+        step = self.batch_size * self.world_size
+        if end - begin >= (step if self.drop_last else 1):
+            return
+        number, count = end // self._pass_samples - 1, self._pass_samples
+        message = (
+            f"epoch {number} has no batch left after sample {begin:,}: the state was saved behind its last batch. "
+            f"This iteration is empty, and the next one is epoch {number + 1}."
+        )
+        if count < step:
+            message = f"an epoch of {count:,} samples has no batch: a step of all ranks takes {step:,} samples"
+        warnings.warn(message, UserWarning, stacklevel=3)
+
+    def _batches(self, seen: int, last: int | None) -> Iterator[tuple[int, Batch]]:
+        """Batches from a sample on up to `last`, each with the number of samples that all ranks have seen after it."""
         step = self.batch_size * self.world_size
         mine = self.batch_size * self.rank + np.arange(self.batch_size)
-        last = None if self.epochs is None else self.epochs * self.num_samples
         ends = [end for end in (last, self.stream.limit) if end is not None]
         left = max(0, min(ends) - seen) // step if ends else None
         chunks = self._locate_chunks(seen + mine, step, left)
@@ -313,7 +370,9 @@ def check_share(*, batch_size: int, rank: int, world_size: int, prefetch: int, e
         rank=arguments.whole("rank", rank, hint="ranks count from 0"),
         world_size=arguments.whole("world_size", world_size, least=1, hint="give the number of ranks"),
         prefetch=arguments.whole("prefetch", prefetch, hint="give the number of batches to keep ready, or 0"),
-        epochs=arguments.whole_or_none("epochs", epochs, hint="give a number of epochs, or None to repeat endlessly"),
+        epochs=arguments.whole_or_none(
+            "epochs", epochs, least=1, hint="give a number of epochs, or None to repeat endlessly"
+        ),
     )
     if share.rank >= share.world_size:
         raise RecipeError(f"rank {share.rank} of {share.world_size} ranks", hint="ranks count from 0")
