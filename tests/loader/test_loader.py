@@ -440,7 +440,7 @@ def test_the_number_of_steps_is_that_of_the_batches(
 
 def test_an_endless_loader_behaves_as_if_it_had_no_length(dataset: Dataset) -> None:
     loader = DataLoader(dataset, 32, 4)
-    with pytest.raises(TypeError, match="set `epochs`"):
+    with pytest.raises(TypeError, match="give it epochs=1"):
         len(loader)
     assert loader
     assert operator.length_hint(loader, 7) == 7  # what list() asks

@@ -167,7 +167,7 @@ class DataLoader:
     def __len__(self) -> int:
         """Batches of a rank in a pass. A `TypeError` if the loader repeats endlessly, as if it had no length."""
         if self.num_steps is None:
-            raise TypeError("a loader that repeats endlessly has no length; set `epochs`")
+            raise TypeError("a loader that repeats endlessly has no length; give it epochs=1")
         return self.num_steps
 
     def __bool__(self) -> bool:
