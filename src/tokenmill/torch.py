@@ -13,6 +13,7 @@ Only this module imports torch.
 from __future__ import annotations
 
 import copy
+import inspect
 import itertools
 import os
 from collections.abc import Callable, Iterator, Sequence
@@ -29,7 +30,7 @@ from tokenmill.dataset import dataset as datasets
 from tokenmill.errors import RecipeError
 from tokenmill.formats import open as formats
 from tokenmill.loader import loader as loaders
-from tokenmill.loader.batches import Batch
+from tokenmill.loader.batches import Batch, Labels, Numbers
 from tokenmill.loader.loader import DatasetLike, LoaderOptions, RowOptions, SampleOptions
 from tokenmill.loader.mixture import Mixture
 
@@ -99,6 +100,19 @@ class DataLoader(loaders.DataLoader):
             **options,
         )
         self._pin = pin_memory and torch.cuda.is_available()
+        self._labels = options.get("labels", "shifted")
+
+    @property
+    def dataset(self) -> Any:
+        """There is none. Accelerate asks for it when it skips batches, which would be the wrong ones."""
+        raise AttributeError(
+            "tokenmill.torch.DataLoader has no dataset whose batches could be skipped: resume with its state_dict and "
+            "load_state_dict, or give tokenmill.transformers.Dataset to the Trainer or to Accelerate"
+        )
+
+    def __iter__(self) -> Iterator[Batch]:
+        check_caller(self._labels)
+        return super().__iter__()
 
     def _batches(self, seen: int, last: int | None) -> Iterator[tuple[int, Batch]]:
         for total, batch in super()._batches(seen, last):
@@ -130,6 +144,7 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]  # torc
         **options: Unpack[LoaderOptions],
     ) -> None:
         options = {"prefetch": 0, **options}  # torch's workers prefetch themselves
+        self._labels = options.get("labels", "shifted")
         self._loader = DataLoader(
             dataset,
             seq_len,
@@ -144,7 +159,12 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]  # torc
     def __repr__(self) -> str:
         return f"IterableDataset({self._loader!r})"
 
+    def __getstate__(self) -> Any:
+        check_caller(self._labels, self._loader.world_size)
+        return super().__getstate__()
+
     def __iter__(self) -> Iterator[Tensors]:
+        check_caller(self._labels, self._loader.world_size)
         info = torch_data.get_worker_info()
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
         # W steps of R ranks are one step of W * R ranks, of which the first R are the first worker's.
@@ -192,6 +212,7 @@ class Dataset(torch_data.Dataset):  # type: ignore[misc]  # torch is not type-ch
         options = {"order": "sequential", **options}
         loader = loaders.DataLoader(dataset, seq_len, batch_size=1, dtype=dtype, **options)
         self._stream, self._path = loader.stream, loader.path
+        self._labels = options.get("labels", "shifted")
 
     def __repr__(self) -> str:
         source = "Mixture" if self._path is None else repr(self._path)
@@ -205,12 +226,21 @@ class Dataset(torch_data.Dataset):  # type: ignore[misc]  # torch is not type-ch
 
     def __getitems__(self, indices: Sequence[int]) -> list[Tensors]:
         """Several samples at once, which torch prefers and which is faster."""
+        check_caller(self._labels)
+        batch = as_tensors(self._stream.batch(self._stream.locate(self._positions(indices))))
+        return [{name: rows[row] for name, rows in batch.items()} for row in range(len(indices))]
+
+    def __getstate__(self) -> Any:
+        check_caller(self._labels)
+        return super().__getstate__()
+
+    def _positions(self, indices: Sequence[int]) -> Numbers:
+        """Where these samples are in the global order."""
         count = len(self)
         positions = np.asarray(indices, np.int64)
         if len(positions) and not -count <= positions.min() <= positions.max() < count:
             raise IndexError(f"samples {positions.min()} to {positions.max()} of {count}")
-        batch = as_tensors(self._stream.batch(self._stream.locate(positions % count)))
-        return [{name: rows[row] for name, rows in batch.items()} for row in range(len(positions))]
+        return positions % count
 
 
 class TextDataset(torch_data.IterableDataset):  # type: ignore[misc]  # torch is not type-checked here
@@ -237,6 +267,7 @@ class TextDataset(torch_data.IterableDataset):  # type: ignore[misc]  # torch is
         from tokenmill.text_stream import TextStream  # loads modules that a prepared dataset does not need
 
         found = find_rank() if rank is None or world_size is None else (rank, world_size)
+        self._labels = options.get("labels", "shifted")
         self._stream = TextStream(
             sources,
             tokenizer,
@@ -251,7 +282,12 @@ class TextDataset(torch_data.IterableDataset):  # type: ignore[misc]  # torch is
     def __repr__(self) -> str:
         return f"TextDataset({self._stream!r})"
 
+    def __getstate__(self) -> Any:
+        check_caller(self._labels, self._stream.world_size)
+        return super().__getstate__()
+
     def __iter__(self) -> Iterator[Tensors]:
+        check_caller(self._labels, self._stream.world_size)
         info = torch_data.get_worker_info()
         worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
         return map(as_tensors, self._stream.share(worker, workers))
@@ -388,3 +424,26 @@ def as_tensors(batch: Batch) -> Tensors:
     if np.may_share_memory(arrays["input_ids"], arrays["labels"]):  # a batch of one row is contiguous as it is
         arrays["labels"] = arrays["labels"].copy()
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def check_caller(labels: Labels, world_size: int = 1) -> None:
+    """Raise `RecipeError` if transformers or Accelerate asks for what they would shift, or shard, a second time.
+
+    They say nothing about it, so this looks at the stack. A forked worker has that of its parent below its own.
+    Others do not, so datasets check their caller when they are pickled, too.
+    """
+    callers = set()
+    frame = inspect.currentframe()
+    while frame is not None:
+        callers.add(frame.f_globals.get("__name__"))
+        frame = frame.f_back
+    if labels == "shifted" and "transformers.trainer" in callers:
+        raise RecipeError(
+            "the labels are shifted, and models of transformers shift them again: they would train on token t + 2",
+            hint="give the Trainer a tokenmill.transformers.Dataset, or this one labels='aligned'",
+        )
+    if world_size > 1 and "accelerate.data_loader" in callers:
+        raise RecipeError(
+            f"this is one rank's share of {world_size}, and Accelerate shards it again: most samples would be lost",
+            hint="give Accelerate or the Trainer a tokenmill.transformers.Dataset, or do not prepare this DataLoader",
+        )
