@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import tokenmill
 from conftest import write_jsonl
-from tokenmill.build.resolve import resolve_build
+from tokenmill.build import resolve
+from tokenmill.build.resolve import held_out, resolve_build
 from tokenmill.errors import RecipeError
 from tokenmill.recipe import make_recipe
 
@@ -49,3 +52,23 @@ def test_another_seed_where_nothing_is_drawn_is_the_same_dataset(sources: Path, 
     for seed in (0, 5):
         found = tokenmill.prepare(sources, tmp_path / "out", tokenizer="byte", seed=seed, workers=1)
     assert found.already_complete
+
+
+def test_what_nanogpt_holds_out_is_known_from_the_number_of_rows_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = pa.table({"text": [f"text {number}" if number % 7 else None for number in range(5000)]})
+    pq.write_table(table, tmp_path / "a.parquet", row_group_size=1500)
+    with pa.OSFile(str(tmp_path / "a.arrow"), "wb") as sink, pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table, max_chunksize=1500)
+    write_jsonl(tmp_path / "a.jsonl", ["x"] * 5000)
+    plans = {
+        name: resolve_build(make_recipe({"sources": tmp_path / name, "tokenizer": "byte"})).plan
+        for name in ("a.parquet", "a.arrow", "a.jsonl")
+    }
+    line_bytes = (tmp_path / "a.jsonl").stat().st_size // 5000
+    (lines,) = held_out(plans["a.jsonl"], str(tmp_path), documents="lines", limit=1000).values()
+    monkeypatch.setattr(resolve, "read_unit", None)
+    for name in ("a.parquet", "a.arrow"):
+        (rows,) = held_out(plans[name], str(tmp_path), documents="lines", limit=1000).values()
+        assert rows == tuple(position // line_bytes for position in lines)

@@ -16,8 +16,9 @@ import tokenmill
 from conftest import make_texts, tree, write_jsonl, write_parquet
 from tokenmill.errors import BuildError, OutputError, RecipeError, SourceChangedError, SourceError, TokenmillError
 from tokenmill.sources import files as streams
-from tokenmill.sources import jsonl, parquet, small_files
-from tokenmill.sources.files import Pin
+from tokenmill.sources import jsonl, small_files
+from tokenmill.sources.base import Source
+from tokenmill.sources.parquet import ParquetFormat
 
 OPTIONS: dict[str, Any] = {"tokenizer": "byte", "unit_bytes": 20_000, "workers": 1, "split": "val=0.1"}
 
@@ -128,16 +129,16 @@ def test_a_table_that_could_not_be_read_for_a_moment_fails_its_unit_and_makes_no
 ) -> None:
     out, tries = tmp_path / "out", []
 
-    def columns(path: str, pin: Pin | None = None) -> list[str]:
+    def columns(format: ParquetFormat, path: str, source: Source) -> list[str]:
         tries.append(path)
         if len(tries) <= fails:
             raise SourceError("cannot read it: Input/output error")
-        return read_columns(path, pin)
+        return read_columns(format, path, source)
 
-    read_columns = parquet.columns
+    read_columns = ParquetFormat.columns
     mend(sources)
     tokenmill.prepare(sources, tmp_path / "right", **OPTIONS)
-    monkeypatch.setattr(parquet, "columns", columns)
+    monkeypatch.setattr(ParquetFormat, "columns", columns)
     fails = 2
     tokenmill.prepare(sources, tmp_path / "soon", **OPTIONS)
     assert tree(tmp_path / "soon") == tree(tmp_path / "right"), "it is tried again at once"

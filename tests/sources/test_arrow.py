@@ -12,23 +12,27 @@ import pytest
 from tokenmill.build.plan import make_plan
 from tokenmill.errors import RecipeError, SourceError
 from tokenmill.recipe import make_recipe
-from tokenmill.sources import arrow
-from tokenmill.sources.base import Source
+from tokenmill.sources.arrow import ArrowFormat
+from tokenmill.sources.base import Rule, Source
 from tokenmill.sources.discover import list_sources
 from tokenmill.sources.reader import read_unit
-from tokenmill.sources.text_columns import Rule
 
 Found = tuple[list[tuple[int, bytes]], list[tuple[int, str]]]
 FORMATS: list[Callable[..., Any]] = [pa.ipc.new_stream, pa.ipc.new_file]
 both_formats = pytest.mark.parametrize("new", FORMATS, ids=["stream", "file"])
 
 
+FORMAT = ArrowFormat()
+
+
+def source_of(path: Path, rule: Rule | None = None) -> Source:
+    text = rule or {"column": "text"}
+    return Source(name=path.name, kind="arrow", compression="", bytes=0, modified=0, split="", text=text)
+
+
 def read(path: Path, rule: Rule | None = None, start: int = 0, stop: int = -1) -> Found:
-    source = Source(
-        name=path.name, kind="arrow", compression="", bytes=0, modified=0, split="", text=rule or {"column": "text"}
-    )
     documents, skips = [], []
-    for batch in arrow.read(str(path), 2, source, start, stop):
+    for batch in FORMAT.read(str(path), 2, source_of(path, rule), start, stop, limit=1 << 30):
         assert set(batch.sources.tolist()) <= {2}
         binary = batch.text.view(pa.binary() if batch.text.type == pa.string() else pa.large_binary())
         documents += list(zip(batch.positions.tolist(), binary.to_pylist(), strict=True))
@@ -68,14 +72,14 @@ def test_an_empty_record_batch_is_passed_over(tmp_path: Path, new: Callable[...,
     write(tmp_path / "f.arrow", new, [{"text": ["a"]}, {"text": []}, {"text": ["b"]}], schema)
     assert read(tmp_path / "f.arrow") == ([(0, b"a"), (1, b"b")], [])
     assert read(tmp_path / "f.arrow", None, 1, 2) == ([], [])
-    assert len(arrow.extent(str(tmp_path / "f.arrow"), {"column": "text"}).sections) == 3
+    assert len(FORMAT.extent(str(tmp_path / "f.arrow"), source_of(tmp_path / "f.arrow")).sections) == 3
 
 
 @both_formats
 def test_a_file_without_record_batches_has_no_documents(tmp_path: Path, new: Callable[..., Any]) -> None:
     with pa.OSFile(str(tmp_path / "f.arrow"), "wb") as sink, new(sink, pa.schema([("text", pa.string())])):
         pass
-    assert arrow.columns(str(tmp_path / "f.arrow")) == ["text"]
+    assert FORMAT.columns(str(tmp_path / "f.arrow"), source_of(tmp_path / "f.arrow")) == ["text"]
     assert read(tmp_path / "f.arrow") == ([], [])
 
 
@@ -113,7 +117,7 @@ def test_messages_and_templates_are_read(tmp_path: Path, new: Callable[..., Any]
 @both_formats
 def test_the_extent_counts_the_text_of_every_record_batch(tmp_path: Path, new: Callable[..., Any]) -> None:
     write(tmp_path / "f.arrow", new, [{"text": ["x" * 1000] * 3, "n": ["n" * 9000] * 3}, {"text": ["y"], "n": ["n"]}])
-    extent = arrow.extent(str(tmp_path / "f.arrow"), {"column": "text"})
+    extent = FORMAT.extent(str(tmp_path / "f.arrow"), source_of(tmp_path / "f.arrow"))
     assert 3000 <= extent.sections[0] < 3100
     assert 1 <= extent.sections[1] < 100
     assert extent.text_bytes == sum(extent.sections)
@@ -122,8 +126,8 @@ def test_the_extent_counts_the_text_of_every_record_batch(tmp_path: Path, new: C
 @both_formats
 def test_a_column_that_holds_no_text_is_refused(tmp_path: Path, new: Callable[..., Any]) -> None:
     write(tmp_path / "f.arrow", new, [{"text": [1, 2]}])
-    with pytest.raises(RecipeError, match=r"f\.arrow: column 'text' holds int64, not text"):
-        arrow.extent(str(tmp_path / "f.arrow"), {"column": "text"})
+    with pytest.raises(RecipeError, match=r"f\.arrow: column 'text' contains int64, not text"):
+        FORMAT.extent(str(tmp_path / "f.arrow"), source_of(tmp_path / "f.arrow"))
 
 
 @both_formats
@@ -152,7 +156,7 @@ def test_a_stream_without_its_end_mark_is_whole_as_the_format_allows(tmp_path: P
 def test_a_file_of_something_else_is_an_error_that_names_it(tmp_path: Path) -> None:
     (tmp_path / "f.arrow").write_bytes(b"this is no arrow file at all, but a longer text" * 10)
     with pytest.raises(SourceError, match=r"cannot read .*f\.arrow"):
-        arrow.columns(str(tmp_path / "f.arrow"))
+        FORMAT.columns(str(tmp_path / "f.arrow"), source_of(tmp_path / "f.arrow"))
 
 
 def test_offsets_that_point_outside_the_text_are_an_error(tmp_path: Path) -> None:
@@ -174,9 +178,9 @@ def test_offsets_that_go_backwards_are_an_error_and_no_crash(tmp_path: Path) -> 
     path.write_bytes(data.replace(offsets, offsets[:4] + (1 << 30).to_bytes(4, "little") + offsets[8:]))
     script = f"""
 from tokenmill.sources.base import Source
-from tokenmill.sources import arrow
+from tokenmill.sources.arrow import ArrowFormat
 source = Source(name="f", kind="arrow", compression="", bytes=0, modified=0, split="", text={{"column": "text"}})
-for batch in arrow.read({str(path)!r}, 0, source, 0, -1):
+for batch in ArrowFormat().read({str(path)!r}, 0, source, 0, -1, limit=1000):
     batch.text.to_pylist()
 """
     # In a process of its own: what goes wrong here takes the whole process down.
@@ -214,9 +218,9 @@ def test_invalid_text_does_not_hide_offsets_that_lead_out_of_the_file(tmp_path: 
     change(path, old, new)
     script = f"""
 from tokenmill.sources.base import Source
-from tokenmill.sources import arrow
+from tokenmill.sources.arrow import ArrowFormat
 source = Source(name="f", kind="arrow", compression="", bytes=0, modified=0, split="", text={{"turns": "messages"}})
-list(arrow.read({str(path)!r}, 0, source, 0, -1))
+list(ArrowFormat().read({str(path)!r}, 0, source, 0, -1, limit=1000))
 """
     # In a process of its own: what goes wrong here takes the whole process down.
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)

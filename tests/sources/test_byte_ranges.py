@@ -14,11 +14,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from tokenmill.sources import byte_ranges, jsonl, text
-from tokenmill.sources.base import Batch, Source, Unit
+from tokenmill.sources import byte_ranges
+from tokenmill.sources.base import Batch, Source, SourceFormat, Unit
 from tokenmill.sources.byte_ranges import read_runs
 from tokenmill.sources.files import _Checked
+from tokenmill.sources.jsonl import JsonLinesFormat
 from tokenmill.sources.reader import read_unit
+from tokenmill.sources.text import SeparatedText, TextLines
 
 NO_LIMIT = 1 << 40
 BOM = b"\xef\xbb\xbf"
@@ -50,6 +52,12 @@ def reading_by(chunk: int, look_back: int = 64, most: int = 3) -> Iterator[None]
         mock.patch.object(byte_ranges, "MAX_DOCUMENTS", most),
     ):
         yield
+
+
+def read(
+    format: SourceFormat, path: Path, source: Source, start: int = 0, stop: int = -1, *, limit: int
+) -> Iterator[Batch]:
+    return format.read(str(path), 0, source, start, stop, limit=limit, batch_bytes=byte_ranges.CHUNK)
 
 
 def source_of(path: Path, *, kind: str = "text", rule: dict[str, str] | None = None) -> Source:
@@ -224,9 +232,7 @@ def test_lines_lose_their_ends_and_blank_ones_vanish(path: Path, case: Case) -> 
     path.write_bytes(case.data)
     source = source_of(path)
     with reading_by(case.chunk, case.look_back):
-        found = [
-            documents_of(text.read_lines(str(path), 0, source, *bounds, limit=NO_LIMIT)) for bounds in ranges(case.cuts)
-        ]
+        found = [documents_of(read(TextLines(), path, source, *bounds, limit=NO_LIMIT)) for bounds in ranges(case.cuts)]
     assert list(chain.from_iterable(found)) == split_lines(case.data)
 
 
@@ -240,7 +246,7 @@ def test_texts_between_separators_have_the_positions_of_their_first_bytes(path: 
         expected[0] = (len(BOM), expected[0][1].removeprefix(BOM))
     with reading_by(case.chunk, case.look_back):
         found = [
-            documents_of(text.read_separated(str(path), 0, source, *bounds, separator=case.separator, limit=NO_LIMIT))
+            documents_of(read(SeparatedText(case.separator), path, source, *bounds, limit=NO_LIMIT))
             for bounds in ranges(case.cuts)
         ]
     assert list(chain.from_iterable(found)) == expected
@@ -266,7 +272,7 @@ def test_json_lines_of_all_ranges_are_those_of_the_whole_file(
     source = source_of(path, kind="jsonl", rule={"column": "text"})
     with reading_by(chunk):
         found = [
-            documents_of(jsonl.read(str(path), 0, source, *bounds, limit=NO_LIMIT))
+            documents_of(read(JsonLinesFormat(), path, source, *bounds, limit=NO_LIMIT))
             for bounds in ranges(sorted(cut for cut in cuts if cut < len(data)))
         ]
     assert list(chain.from_iterable(found)) == expected
@@ -286,9 +292,7 @@ def test_documents_above_the_limit_are_skipped_and_no_others(path: Path, case: C
     expected = [(at, part if len(part) <= limit else b"<too large>") for at, part in documents]
     with reading_by(case.chunk, case.look_back):
         found = [
-            documents_of(
-                text.read_separated(str(path), 0, source, *bounds, separator=case.separator, limit=limit), limit
-            )
+            documents_of(read(SeparatedText(case.separator), path, source, *bounds, limit=limit), limit)
             for bounds in ranges(case.cuts)
         ]
     assert list(chain.from_iterable(found)) == expected
@@ -303,11 +307,10 @@ def test_which_lines_are_too_large_does_not_depend_on_where_chunks_and_ranges_en
     data = case.data.replace(BOM, b"bom")
     path.write_bytes(data)
     source = source_of(path)
-    whole = documents_of(text.read_lines(str(path), 0, source, 0, -1, limit=limit), limit)
+    whole = documents_of(read(TextLines(), path, source, limit=limit), limit)
     with reading_by(case.chunk, case.look_back):
         found = [
-            documents_of(text.read_lines(str(path), 0, source, *bounds, limit=limit), limit)
-            for bounds in ranges(case.cuts)
+            documents_of(read(TextLines(), path, source, *bounds, limit=limit), limit) for bounds in ranges(case.cuts)
         ]
     # A long line of white space is blank or too large as it happens; it is no document either way.
     assert [pair for pair in list(chain.from_iterable(found)) if _is_text(data, pair)] == [
@@ -329,7 +332,7 @@ def test_an_oversized_line_in_any_position_is_skipped_alone(path: Path, large: i
     path.write_bytes(b"\n".join(lines) + end)
     source = source_of(path)
     with reading_by(chunk):
-        found = documents_of(text.read_lines(str(path), 0, source, 0, -1, limit=100), 100)
+        found = documents_of(read(TextLines(), path, source, limit=100), 100)
     assert [part for _, part in found] == [b"<too large>" if line.startswith(b"xx") else line for line in lines]
 
 
@@ -341,7 +344,7 @@ def test_an_oversized_json_line_in_any_position_is_skipped_alone(path: Path, lar
     path.write_bytes(b"\n".join(lines) + b"\n")
     source = source_of(path, kind="jsonl", rule={"column": "text"})
     with reading_by(chunk):
-        found = documents_of(jsonl.read(str(path), 0, source, 0, -1, limit=100), 100)
+        found = documents_of(read(JsonLinesFormat(), path, source, limit=100), 100)
     names = [b"one", b"two", b"three"]
     names[large] = b"<too large>"
     assert [part for _, part in found] == names
@@ -359,26 +362,13 @@ def test_which_json_lines_are_too_large_does_not_depend_on_where_chunks_and_rang
     data = b"".join(json.dumps({"text": "t" * a, "other": "o" * b}).encode() + b"\n" for a, b in sizes)
     path.write_bytes(data)
     source = source_of(path, kind="jsonl", rule={"column": "text"})
-    whole = documents_of(jsonl.read(str(path), 0, source, 0, -1, limit=64), 64)
+    whole = documents_of(read(JsonLinesFormat(), path, source, limit=64), 64)
     with reading_by(chunk):
         found = [
-            documents_of(jsonl.read(str(path), 0, source, *bounds, limit=64), 64)
+            documents_of(read(JsonLinesFormat(), path, source, *bounds, limit=64), 64)
             for bounds in ranges(sorted(cut for cut in cuts if cut < len(data)))
         ]
     assert list(chain.from_iterable(found)) == whole
-
-
-@pytest.mark.parametrize(("size", "kept"), [(99, True), (100, True), (101, False), (5000, False)])
-def test_a_whole_file_is_a_document_unless_it_is_above_the_limit(path: Path, size: int, kept: bool) -> None:
-    path.write_bytes(b"x" * size)
-    found = documents_of(text.read_file(str(path), 3, source_of(path), limit=100))
-    assert found == [(0, b"x" * size if kept else b"<too large>")]
-
-
-def test_a_byte_order_mark_is_no_part_of_a_file_read_whole(path: Path) -> None:
-    path.write_bytes(BOM + "é\n\n".encode())
-    (batch,) = text.read_file(str(path), 0, source_of(path), limit=100)
-    assert batch.text.to_pylist() == ["é\n\n"]
 
 
 @given(case=cases(separator=b"\n"))

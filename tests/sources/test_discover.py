@@ -11,13 +11,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from tokenmill.errors import RecipeError, SourceChangedError, SourceError
+from tokenmill.errors import RecipeError, SourceError
 from tokenmill.recipe import make_recipe
-from tokenmill.sizes import format_time
-from tokenmill.sources.base import Unit
 from tokenmill.sources.discover import Listing, list_sources
-from tokenmill.sources.files import check_unchanged
-from tokenmill.sources.reader import read_unit
 
 
 def listed(*sources: Path | str, **fields: Any) -> Listing:
@@ -138,42 +134,6 @@ def test_nothing_that_matches_is_an_error(tmp_path: Path) -> None:
         listed(tmp_path / "*.txt")
     with pytest.raises(RecipeError, match=r"no source matches '.*/a\.txt'"):
         listed(tmp_path / "a.txt")
-
-
-@pytest.mark.parametrize(
-    ("name", "kind", "compression"),
-    [
-        ("a.jsonl", "jsonl", ""),
-        ("a.NDJSON", "jsonl", ""),
-        ("a.jsonl.gz", "jsonl", "gz"),
-        ("a.txt.gz", "text", "gz"),
-        ("a.v1.2.txt", "text", ""),
-        ("a.gz", "text", "gz"),
-        ("A.JSONL.GZ", "jsonl", "gz"),
-    ],
-)
-def test_kind_and_compression_come_from_the_ending(tmp_path: Path, name: str, kind: str, compression: str) -> None:
-    data = b'{"text": "x"}\n'
-    (tmp_path / name).write_bytes(gzip.compress(data) if name.lower().endswith("gz") else data)
-    (source,) = listed(tmp_path / name).sources
-    assert (source.kind, source.compression) == (kind, compression)
-
-
-@pytest.mark.parametrize(
-    "name", ["a.zip", "a.tar", "a.tar.gz", "a.tgz", "a.txt.bz2", "a.jsonl.xz", "A.ZIP", "a.tar.zst"]
-)
-def test_archives_and_other_compressions_are_refused(tmp_path: Path, name: str) -> None:
-    fill(tmp_path, name)
-    with pytest.raises(RecipeError, match=name) as caught:
-        listed(tmp_path / name)
-    assert caught.value.hint
-
-
-@pytest.mark.parametrize("name", ["a.parquet.gz", "a.arrow.zst"])
-def test_tables_that_were_compressed_again_are_refused(tmp_path: Path, name: str) -> None:
-    fill(tmp_path, name)
-    with pytest.raises(RecipeError, match=r"a compressed (parquet|arrow) file is not read"):
-        listed(tmp_path / name)
 
 
 @pytest.mark.parametrize(
@@ -342,57 +302,6 @@ def test_text_and_json_lines_may_be_cut_anywhere_and_what_is_compressed_may_not(
     (tmp_path / "c.txt.gz").write_bytes(gzip.compress(b"x\n"))
     assert [extent.divisible for extent in listed(tmp_path).extents] == [True, True, False]
     assert [extent.divisible for extent in listed(tmp_path, documents="files").extents] == [False, True, False]
-
-
-def unit_of(listing: Listing) -> Any:
-    unit = Unit(index=0, source=0, num_sources=1, start=0, stop=-1, text_bytes=1)
-    return read_unit(unit, [listing.path(0)], list(listing.sources), documents="lines", limit=1 << 20)
-
-
-def test_a_source_that_is_unchanged_passes(tmp_path: Path) -> None:
-    fill(tmp_path, "a.txt")
-    listing = listed(tmp_path / "a.txt")
-    check_unchanged(listing.path(0), listing.sources[0])
-    assert [batch.text.to_pylist() for batch in unit_of(listing)] == [['{"text": "x"}']]
-
-
-def test_a_source_that_grew_since_the_plan_is_an_error_that_shows_both_sizes(tmp_path: Path) -> None:
-    fill(tmp_path, "a.txt")
-    listing = listed(tmp_path / "a.txt")
-    with open(tmp_path / "a.txt", "ab") as file:
-        file.write(b"more\n")
-    with pytest.raises(SourceChangedError, match=r"a\.txt changed .* had 14 bytes .* now 19 bytes") as caught:
-        list(unit_of(listing))
-    assert "update=True" in caught.value.hint
-
-
-def test_a_source_of_the_same_size_that_was_written_again_is_an_error_that_shows_both_times(tmp_path: Path) -> None:
-    fill(tmp_path, "a.txt")
-    listing = listed(tmp_path / "a.txt")
-    before = listing.sources[0].modified
-    os.utime(tmp_path / "a.txt", ns=(before, before + 1_000_000_000))
-    both = f"time {format_time(before)}, now .* time {format_time(before + 1_000_000_000)}"
-    with pytest.raises(SourceChangedError, match=both):
-        list(unit_of(listing))
-
-
-def test_a_source_that_changes_while_it_is_read_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "a.txt").write_bytes(b"line\n" * 4_000_000)
-    listing = listed(tmp_path / "a.txt")
-    batches = unit_of(listing)
-    next(batches)
-    with open(tmp_path / "a.txt", "ab") as file:
-        file.write(b"more\n")
-    with pytest.raises(SourceChangedError, match=r"had 20000000 bytes .* now 20000005 bytes"):
-        list(batches)
-
-
-def test_a_source_that_is_gone_is_an_error_that_names_it(tmp_path: Path) -> None:
-    fill(tmp_path, "a.txt")
-    listing = listed(tmp_path / "a.txt")
-    (tmp_path / "a.txt").unlink()
-    with pytest.raises(SourceError, match=r"cannot read .*a\.txt: No such file"):
-        list(unit_of(listing))
 
 
 def test_sources_that_all_lie_in_the_output_are_none(tmp_path: Path) -> None:

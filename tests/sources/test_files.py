@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
 from unittest import mock
@@ -17,7 +17,9 @@ from hypothesis import strategies as st
 
 from tokenmill.errors import SourceError
 from tokenmill.sources import byte_ranges, jsonl, text
-from tokenmill.sources.base import Source
+from tokenmill.sources.base import Batch, Source
+from tokenmill.sources.jsonl import JsonLinesFormat
+from tokenmill.sources.text import TextLines, WholeText
 
 COMPRESS: dict[str, Callable[[bytes], bytes]] = {"gz": gzip.compress, "zst": zstandard.compress}
 both = pytest.mark.parametrize("ending", list(COMPRESS))
@@ -37,9 +39,17 @@ def source_of(path: Path, kind: str = "text") -> Source:
     )
 
 
+def read(path: Path, *, limit: int = 1 << 30) -> Iterator[Batch]:
+    return TextLines().read(str(path), 0, source_of(path), 0, -1, limit=limit, batch_bytes=byte_ranges.CHUNK)
+
+
+def read_whole(path: Path, *, limit: int) -> Iterator[Batch]:
+    return WholeText().read(str(path), 0, source_of(path), 0, -1, limit=limit)
+
+
 def read_lines(path: Path) -> list[tuple[int, str]]:
     found: list[tuple[int, str]] = []
-    for batch in text.read_lines(str(path), 0, source_of(path), 0, -1, limit=1 << 30):
+    for batch in read(path):
         found += zip(batch.positions.tolist(), batch.text.to_pylist(), strict=True)
     return found
 
@@ -77,13 +87,14 @@ def test_json_lines_and_whole_files_may_be_compressed(tmp_path: Path, ending: st
     rows = tmp_path / f"f.jsonl.{ending}"
     rows.write_bytes(COMPRESS[ending](b"".join(json.dumps({"text": line}).encode() + b"\n" for line in LINES[:50])))
     found = [
-        batch.text.to_pylist() for batch in jsonl.read(str(rows), 0, source_of(rows, "jsonl"), 0, -1, limit=1 << 20)
+        batch.text.to_pylist()
+        for batch in JsonLinesFormat().read(str(rows), 0, source_of(rows, "jsonl"), 0, -1, limit=1 << 20)
     ]
     assert list(chain.from_iterable(found)) == LINES[:50]
     assert list(chain.from_iterable(jsonl.fields(str(rows), ending))) == [["text"]] * 50
     whole = tmp_path / f"f.txt.{ending}"
     whole.write_bytes(COMPRESS[ending](WHOLE[:100]) + COMPRESS[ending](WHOLE[100:]))
-    (batch,) = text.read_file(str(whole), 0, source_of(whole), limit=1 << 30)
+    (batch,) = read_whole(whole, limit=1 << 30)
     assert batch.text.to_pylist() == [WHOLE.decode()]
 
 
@@ -91,7 +102,7 @@ def test_json_lines_and_whole_files_may_be_compressed(tmp_path: Path, ending: st
 def test_a_compressed_file_above_the_limit_is_too_large_for_one_document(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"f.txt.{ending}"
     path.write_bytes(COMPRESS[ending](b"x" * 100_000))
-    (batch,) = text.read_file(str(path), 0, source_of(path), limit=99_999)
+    (batch,) = read_whole(path, limit=99_999)
     assert (len(batch.text), [skip.reason for skip in batch.skips]) == (0, ["too_large"])
 
 
@@ -99,7 +110,7 @@ def test_a_compressed_file_above_the_limit_is_too_large_for_one_document(tmp_pat
 def test_a_limit_that_no_memory_holds_takes_none_from_a_small_file(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"f.txt.{ending}"
     path.write_bytes(COMPRESS[ending](b"small"))
-    (batch,) = text.read_file(str(path), 0, source_of(path), limit=1 << 60)
+    (batch,) = read_whole(path, limit=1 << 60)
     assert batch.text.to_pylist() == ["small"]
 
 
@@ -108,8 +119,8 @@ def test_a_file_of_many_steps_is_one_document(tmp_path: Path, ending: str) -> No
     path = tmp_path / f"f.txt.{ending}"
     path.write_bytes(COMPRESS[ending](WHOLE))
     with mock.patch.object(text, "BATCH_BYTES", 1000):
-        (batch,) = text.read_file(str(path), 0, source_of(path), limit=len(WHOLE))
-        (too_large,) = text.read_file(str(path), 0, source_of(path), limit=len(WHOLE) - 1)
+        (batch,) = read_whole(path, limit=len(WHOLE))
+        (too_large,) = read_whole(path, limit=len(WHOLE) - 1)
     assert batch.text.to_pylist() == [WHOLE.decode()]
     assert [skip.reason for skip in too_large.skips] == ["too_large"]
 
@@ -118,7 +129,7 @@ def test_a_file_of_many_steps_is_one_document(tmp_path: Path, ending: str) -> No
 def test_a_line_that_swells_beyond_the_limit_is_skipped_and_its_neighbours_survive(tmp_path: Path, ending: str) -> None:
     path = tmp_path / f"f.txt.{ending}"
     path.write_bytes(COMPRESS[ending](b"one\n" + b"x" * 30_000_000 + b"\ntwo\n"))
-    batches = list(text.read_lines(str(path), 0, source_of(path), 0, -1, limit=1_000_000))
+    batches = list(read(path, limit=1_000_000))
     assert list(chain.from_iterable(batch.text.to_pylist() for batch in batches)) == ["one", "two"]
     assert [(skip.position, skip.reason) for batch in batches for skip in batch.skips] == [(4, "too_large")]
 
@@ -169,7 +180,7 @@ def test_a_truncated_file_read_as_one_document_is_an_error(tmp_path: Path, endin
     path = tmp_path / f"f.txt.{ending}"
     path.write_bytes(COMPRESS[ending](WHOLE)[:-5])
     with pytest.raises(SourceError, match=rf"cannot read .*f\.txt\.{ending} after \d+ bytes of text"):
-        list(text.read_file(str(path), 0, source_of(path), limit=1 << 30))
+        list(read_whole(path, limit=1 << 30))
 
 
 @both
@@ -178,7 +189,7 @@ def test_no_line_before_the_break_is_invented(tmp_path: Path, ending: str) -> No
     path.write_bytes(COMPRESS[ending](WHOLE)[:-100])
     found: list[str] = []
     with mock.patch.object(byte_ranges, "CHUNK", 1000), pytest.raises(SourceError):
-        for batch in text.read_lines(str(path), 0, source_of(path), 0, -1, limit=1 << 30):
+        for batch in read(path):
             found += batch.text.to_pylist()
     assert found == LINES[: len(found)]
 

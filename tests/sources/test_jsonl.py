@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from tokenmill.sources import jsonl
 from tokenmill.sources.base import Source
+from tokenmill.sources.jsonl import JsonLinesFormat
 from tokenmill.sources.signatures import recognise
 
 BOM = b"\xef\xbb\xbf"
@@ -88,7 +89,7 @@ def read(path: Path, rule: dict[str, Any] | None = None, start: int = 0, stop: i
         name=path.name, kind="jsonl", compression="", bytes=0, modified=0, split="", text=rule or {"column": "text"}
     )
     documents, skips = [], []
-    for batch in jsonl.read(str(path), 5, source, start, stop, limit=1 << 30):
+    for batch in JsonLinesFormat().read(str(path), 5, source, start, stop, limit=1 << 30):
         assert set(batch.sources.tolist()) <= {5}
         for position, text in zip(batch.positions.tolist(), batch.text.cast("large_binary").to_pylist(), strict=True):
             try:

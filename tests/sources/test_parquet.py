@@ -12,21 +12,29 @@ from hypothesis import strategies as st
 
 from tokenmill.errors import RecipeError, SourceError
 from tokenmill.recipe import make_recipe
-from tokenmill.sources import parquet
-from tokenmill.sources.base import Source
+from tokenmill.sources.base import Extent, Rule, Source
 from tokenmill.sources.discover import list_sources
-from tokenmill.sources.text_columns import Rule
+from tokenmill.sources.parquet import ParquetFormat
 
 Found = tuple[list[tuple[int, bytes]], list[tuple[int, str]]]
 
 
+FORMAT = ParquetFormat()
+
+
+def source_of(path: Path, rule: Rule | None = None) -> Source:
+    text = rule or {"column": "text"}
+    return Source(name=path.name, kind="parquet", compression="", bytes=0, modified=0, split="", text=text)
+
+
+def extent_of(path: Path, rule: Rule | None = None) -> Extent:
+    return FORMAT.extent(str(path), source_of(path, rule))
+
+
 def read(path: Path, rule: Rule | None = None, start: int = 0, stop: int = -1) -> Found:
     """Documents as bytes and skips, with their rows."""
-    source = Source(
-        name=path.name, kind="parquet", compression="", bytes=0, modified=0, split="", text=rule or {"column": "text"}
-    )
     documents, skips = [], []
-    for batch in parquet.read(str(path), 7, source, start, stop):
+    for batch in FORMAT.read(str(path), 7, source_of(path, rule), start, stop, limit=1 << 30):
         assert set(batch.sources.tolist()) <= {7}
         assert batch.text.null_count == 0
         # As the engine sees them: offsets and bytes, of text that may yet be invalid.
@@ -105,7 +113,7 @@ def test_every_kind_of_text_column_is_read(tmp_path: Path, kind: str) -> None:
     texts = ["one", None, "zwölf", "", "a text that is longer than twelve bytes", "one"]
     write(tmp_path / "f.parquet", {"text": pa.array(texts, pa.string()).cast(KINDS[kind])}, row_group_size=4)
     assert pq.read_schema(tmp_path / "f.parquet").field("text").type == KINDS[kind]
-    parquet.extent(str(tmp_path / "f.parquet"), {"column": "text"})
+    extent_of(tmp_path / "f.parquet")
     assert read(tmp_path / "f.parquet") == (
         [(row, text.encode()) for row, text in enumerate(texts) if text is not None],
         [(1, "null_text")],
@@ -164,7 +172,7 @@ def test_lists_of_messages_are_read_as_turns(tmp_path: Path) -> None:
     ]
     write(tmp_path / "f.parquet", {"messages": pa.array(messages, pa.list_(turn)), "id": [1, 2, 3, 4]})
     rule = {"turns": "messages"}
-    parquet.extent(str(tmp_path / "f.parquet"), rule)
+    extent_of(tmp_path / "f.parquet", rule)
     assert read(tmp_path / "f.parquet", rule) == (
         [(0, "Hi\n\nHö".encode()), (2, b""), (3, b"Yes")],
         [(1, "null_text")],
@@ -181,7 +189,7 @@ def test_a_column_whose_name_has_a_dot_is_a_column(tmp_path: Path) -> None:
     write(tmp_path / "f.parquet", {"a.b": ["x" * 1000, "y"]})
     rule = {"column": "a.b"}
     assert read(tmp_path / "f.parquet", rule) == ([(0, b"x" * 1000), (1, b"y")], [])
-    assert parquet.extent(str(tmp_path / "f.parquet"), rule).text_bytes > 0
+    assert extent_of(tmp_path / "f.parquet", rule).text_bytes > 0
 
 
 def test_a_struct_beside_the_text_does_not_disturb_it(tmp_path: Path) -> None:
@@ -193,7 +201,7 @@ def test_the_extent_counts_the_text_alone_for_every_row_group(tmp_path: Path) ->
     texts = ["x" * 5000, "y" * 5000, "z" * 100, "w" * 100]
     options: dict[str, Any] = {"use_dictionary": False, "compression": "zstd"}
     write(tmp_path / "f.parquet", {"text": texts, "noise": ["n" * 90_000] * 4}, **options)
-    extent = parquet.extent(str(tmp_path / "f.parquet"), {"column": "text"})
+    extent = extent_of(tmp_path / "f.parquet")
     assert len(extent.sections) == 2
     assert 10_000 <= extent.sections[0] < 11_000
     assert 200 <= extent.sections[1] < 1_000
@@ -203,14 +211,14 @@ def test_the_extent_counts_the_text_alone_for_every_row_group(tmp_path: Path) ->
 def test_a_file_without_rows_has_no_documents(tmp_path: Path) -> None:
     write(tmp_path / "f.parquet", {"text": pa.array([], pa.string())})
     assert read(tmp_path / "f.parquet") == ([], [])
-    assert parquet.columns(str(tmp_path / "f.parquet")) == ["text"]
+    assert FORMAT.columns(str(tmp_path / "f.parquet"), source_of(tmp_path / "f.parquet")) == ["text"]
 
 
 @pytest.mark.parametrize("values", [[1, 2], [1.5, None], [["a"], ["b"]], [True, False]])
 def test_a_column_that_holds_no_text_is_refused_before_any_work(tmp_path: Path, values: list[Any]) -> None:
     write(tmp_path / "f.parquet", {"text": values})
-    with pytest.raises(RecipeError, match=r"f\.parquet: column 'text' holds .*, not text") as caught:
-        parquet.extent(str(tmp_path / "f.parquet"), {"column": "text"})
+    with pytest.raises(RecipeError, match=r"f\.parquet: column 'text' contains .*, not text") as caught:
+        extent_of(tmp_path / "f.parquet")
     assert "`text_column" in caught.value.hint
 
 
@@ -220,7 +228,7 @@ def test_a_truncated_file_is_an_error_that_names_it(tmp_path: Path, keep: int) -
     write(path, {"text": ["abc" * 100] * 10})
     path.write_bytes(path.read_bytes()[:keep])
     with pytest.raises(SourceError, match=r"cannot read .*f\.parquet"):
-        parquet.columns(str(path))
+        FORMAT.columns(str(path), source_of(path))
 
 
 def test_a_corrupt_page_is_an_error_that_names_file_row_group_and_row(tmp_path: Path) -> None:

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 from tokenmill.errors import SourceChangedError, SourceError
 from tokenmill.sources import files as places
-from tokenmill.sources import jsonl, small_files, text
+from tokenmill.sources import small_files
 from tokenmill.sources.base import Batch, Source, Unit
 from tokenmill.sources.files import find
-from tokenmill.sources.reader import read_unit
+from tokenmill.sources.reader import format_of, read_unit
 
 PROPERTY = settings(max_examples=300, deadline=None, database=None)
 FIRST = 7  # number of the first source
@@ -69,12 +69,8 @@ def read_together(paths: list[str], sources: list[Source], documents: str, *, li
 def read_alone(paths: list[str], sources: list[Source], documents: str, *, limit: int = 1 << 20) -> Documents:
     found: Documents = []
     for number, (path, source) in enumerate(zip(paths, sources, strict=True), start=FIRST):
-        if documents == "files":
-            found += documents_of(text.read_file(path, number, source, limit=limit))
-        elif source.kind == "jsonl":
-            found += documents_of(jsonl.read(path, number, source, 0, -1, limit=limit))
-        else:
-            found += documents_of(text.read_lines(path, number, source, 0, -1, limit=limit))
+        format = format_of(source.kind, documents)
+        found += documents_of(format.read(path, number, source, 0, -1, limit=limit))
     return found
 
 

@@ -5,7 +5,8 @@ from typing import Any
 import pytest
 
 from tokenmill.errors import RecipeError
-from tokenmill.sources.text_columns import Rule, common_rule, find_rule, row_text, rule_columns, unseen_rule
+from tokenmill.sources.base import Rule
+from tokenmill.sources.text_columns import common_rule, find_rule, row_text, rule_columns, unseen_rule
 
 
 def rule_of(*columns: str) -> Rule:

@@ -31,7 +31,7 @@ from tokenmill.build import workspace
 from tokenmill.build.plan import Plan, make_task
 from tokenmill.dataset.bin_idx import index_bytes, numpy_dtype
 from tokenmill.executors.base import Prober
-from tokenmill.sources.base import EXPANSION, TABLES
+from tokenmill.sources.reader import format_of
 from tokenmill.storage.base import Storage, has_space, require_space
 from tokenmill.tokenizers.parity import Trial, check_parity, compare, hard_texts, open_reference
 from tokenmill.tokenizers.spec import TokenizerSpec
@@ -253,13 +253,13 @@ def _slices(task: UnitTask, begin: int, positions: list[int]) -> Iterator[ProbeS
 
 
 def _planned_sizes(task: UnitTask) -> list[int]:
-    """What was planned for each source of a unit. Of tables only the sum is known, so that files share it."""
-    tables = [source.kind in TABLES for source in task.sources]
-    # A table without a byte is none, but its unit was planned, and will say so.
+    """The bytes planned for each source of a unit. Of files with sections only the sum is known, so they share it."""
+    shared = [format_of(source.kind).has_sections for source in task.sources]
+    # A file with sections and no bytes cannot be read, but its unit was planned and will report it.
     sizes = [
-        max(1, source.bytes) if table else source.bytes * (EXPANSION if source.compression else 1)
-        for source, table in zip(task.sources, tables, strict=True)
+        max(1, source.bytes) if is_shared else source.expanded_bytes
+        for source, is_shared in zip(task.sources, shared, strict=True)
     ]
-    in_tables = sum(itertools.compress(sizes, tables))
-    left = task.unit.text_bytes - (sum(sizes) - in_tables)
-    return [size * left // in_tables if table else size for size, table in zip(sizes, tables, strict=True)]
+    to_share = sum(itertools.compress(sizes, shared))
+    left = task.unit.text_bytes - (sum(sizes) - to_share)
+    return [size * left // to_share if is_shared else size for size, is_shared in zip(sizes, shared, strict=True)]

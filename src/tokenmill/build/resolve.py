@@ -2,19 +2,17 @@
 
 The documents that nanoGPT's own script would hold out: drawn by number from all that the sources have.
 
-How many there are is in the footers of parquet files; other sources take a pass of their own over their text.
+Parquet and Arrow files store how many rows they have; other sources take a pass of their own over their text.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow.parquet as pq
 
 from tokenmill.build.plan import MANY_FILES, Plan, make_plan
 from tokenmill.dataset.bin_idx import dtype_for
@@ -23,10 +21,9 @@ from tokenmill.formats.nanogpt import num_validation, original_permutation
 from tokenmill.recipe import Recipe
 from tokenmill.resources import positive_from_environment
 from tokenmill.sizes import counted
-from tokenmill.sources.base import Unit
+from tokenmill.sources.base import Source, Unit
 from tokenmill.sources.discover import Listing, list_sources
-from tokenmill.sources.files import explained
-from tokenmill.sources.reader import read_unit
+from tokenmill.sources.reader import format_of, read_unit, sections
 from tokenmill.tokenizers.spec import TokenizerSpec, char_spec, resolve
 from tokenmill.units.task import BuildConfig
 
@@ -53,7 +50,7 @@ class ResolvedBuild:
 def resolve_build(recipe: Recipe, *, output: str | None = None) -> ResolvedBuild:
     """Find the sources and the tokenizer, and make the plan. Writes nothing."""
     spec, note = resolve(recipe.tokenizer, eot_token=recipe.eot_token), ""
-    if spec.kind != "char" and spec.file_name:
+    if not spec.needs_texts and spec.file_name:
         # Which engine can encode it, only a try will tell.
         from tokenmill.tokenizers.parity import choose_engine
 
@@ -86,7 +83,7 @@ def _resolve_as(
     recipe: Recipe, listing: Listing, spec: TokenizerSpec, total: int, notes: Sequence[str], plan: Plan
 ) -> ResolvedBuild:
     """The resolved build of a plan without an identity. `total` is the bytes of text of all sources."""
-    if spec.kind == "char":
+    if spec.needs_texts:
         spec = char_spec(_characters(plan, listing.root, recipe))
     identity = {**recipe.identity(), "tokenizer": spec.fingerprint, "engine": spec.engine_version}
     notes = [*notes, *listing.notes]
@@ -101,12 +98,14 @@ def _resolve_as(
 
 
 def _check_used(recipe: Recipe, kinds: set[str]) -> None:
-    """Refuse what the recipe says of the text if no source is of a kind that it is for."""
-    if kinds == {"text"} and recipe.text_column is not None:
-        raise RecipeError("text_column: none of the sources has columns", hint="leave it out: text files are all text")
-    if kinds == {"text"} and recipe.template is not None:
-        raise RecipeError("template: none of the sources has columns", hint="leave it out: text files are all text")
-    if "text" not in kinds and recipe.documents != "lines":
+    """Refuse options of the recipe that do not apply to any of the sources."""
+    have_columns = [format_of(kind).has_columns for kind in kinds]
+    for option, value in (("text_column", recipe.text_column), ("template", recipe.template)):
+        if value is not None and not any(have_columns):
+            raise RecipeError(
+                f"{option}: none of the sources has columns", hint="leave it out: text files are all text"
+            )
+    if recipe.documents != "lines" and all(have_columns):
         raise RecipeError(
             "documents: none of the sources is a text file", hint="leave it out: rows and lines of JSON are documents"
         )
@@ -159,8 +158,6 @@ def _characters(plan: Plan, root: str, recipe: Recipe) -> str:
 
 
 def _texts(plan: Plan, root: str, recipe: Recipe) -> Iterable[str]:
-    from tokenmill.sources.reader import read_unit
-
     for unit in plan.units:
         sources = list(plan.sources[unit.source : unit.source + unit.num_sources])
         paths = [f"{root}/{source.name}" for source in sources]
@@ -194,9 +191,9 @@ def _unit_places(plan: Plan, unit: Unit, root: str, documents: str, limit: int) 
     """Source and position of every document of a unit, in order, whether or not it will be kept."""
     sources = list(plan.sources[unit.source : unit.source + unit.num_sources])
     paths = [f"{root}/{source.name}" for source in sources]
-    if all(source.kind == "parquet" and os.path.isfile(path) for source, path in zip(sources, paths, strict=True)):
-        for number, path in enumerate(paths, start=unit.source):
-            rows = _rows(path, unit)
+    if all(format_of(source.kind).has_sections for source in sources):
+        for number, (path, source) in enumerate(zip(paths, sources, strict=True), start=unit.source):
+            rows = _rows(path, source, unit)
             yield np.full(len(rows), number), rows
         return
     for batch in read_unit(unit, paths, sources, documents=documents, limit=limit):
@@ -206,10 +203,7 @@ def _unit_places(plan: Plan, unit: Unit, root: str, documents: str, limit: int) 
         yield index[in_turn], at[in_turn]
 
 
-def _rows(path: str, unit: Unit) -> npt.NDArray[np.int64]:
-    """The rows of a unit's row groups, from the footer alone."""
-    with explained(path):
-        about = pq.read_metadata(path)
-        ends = np.cumsum([0, *(about.row_group(group).num_rows for group in range(about.num_row_groups))])
-    stop = about.num_row_groups if unit.stop < 0 else unit.stop
-    return np.arange(ends[unit.start], ends[stop])
+def _rows(path: str, source: Source, unit: Unit) -> npt.NDArray[np.int64]:
+    """The rows of a unit's sections, without reading their text."""
+    ends = np.cumsum([0, *(section.num_rows for section in sections(path, source))])
+    return np.arange(ends[unit.start], ends[unit.stop if unit.stop >= 0 else -1])

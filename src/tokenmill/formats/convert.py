@@ -285,7 +285,7 @@ def _target(tokenizer: str | None, eot_id: int | None) -> _ImportTarget:
     from tokenmill.tokenizers.spec import resolve
 
     spec = resolve(tokenizer)
-    if spec.kind == "char":
+    if spec.needs_texts:
         raise RecipeError(
             "the char tokenizer has no vocabulary before its texts are read", hint="leave the tokenizer out"
         )

@@ -1,4 +1,4 @@
-"""Arrow files, as a saved Hugging Face dataset holds them: a unit is a run of record batches."""
+"""Arrow files and streams, such as those of a saved Hugging Face dataset: a unit is a run of record batches."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from tokenmill.sources.base import Batch, Extent, Source
+from tokenmill.sources.base import BATCH_BYTES, Batch, Section, Source
 from tokenmill.sources.files import Pin, explained, open_file, pin_of
-from tokenmill.sources.text_columns import MAX_BATCH_ROWS, Rule, check_columns, rule_columns, table_batch
+from tokenmill.sources.text_columns import MAX_BATCH_ROWS, TableFormat, check_columns, rule_columns, table_batch
 from tokenmill.storage.base import is_url
 
 _BYTES = {
@@ -25,56 +25,60 @@ _LISTS = (
 )
 
 
-def columns(path: str, pin: Pin | None = None) -> list[str]:
-    with _batches(path, pin) as (schema, _), explained(path):
-        return list(schema.names)
+class ArrowFormat(TableFormat):
+    """Sections are record batches. A local file is mapped, so planning does not read its texts."""
 
+    def columns(self, path: str, source: Source) -> list[str]:
+        with _batches(path, pin_of(source)) as (schema, _), explained(path):
+            return list(schema.names)
 
-def extent(path: str, rule: Rule, pin: Pin | None = None) -> Extent:
-    """Text bytes of every record batch."""
-    sizes = tuple(size for size, _ in sections(path, rule, pin))
-    return Extent(text_bytes=sum(sizes), sections=sizes)
+    def sections(self, path: str, source: Source) -> list[Section]:
+        with _batches(path, pin_of(source)) as (schema, batches):
+            check_columns(schema, source.text, path)
+            names = rule_columns(source.text)
+            return [
+                Section(max(1, sum(_num_bytes(batch.column(name), path) for name in names)), batch.num_rows)
+                for batch in batches
+            ]
 
-
-def sections(path: str, rule: Rule, pin: Pin | None = None) -> list[tuple[int, int]]:
-    """Text bytes and rows of every record batch; the file is mapped, so its texts are not read; an object's are."""
-    with _batches(path, pin) as (schema, batches):
-        check_columns(schema, rule, path)
-        names = rule_columns(rule)
-        return [
-            (max(1, sum(_num_bytes(batch.column(name), path) for name in names)), batch.num_rows) for batch in batches
-        ]
-
-
-def read(path: str, index: int, source: Source, start: int, stop: int) -> Iterator[Batch]:
-    """The rows of record batches [start, stop); their positions are rows of the file."""
-    row = 0
-    with _batches(path, pin_of(source)) as (_, batches):
-        for number, batch in enumerate(batches):
-            if 0 <= stop <= number:
-                return
-            if number >= start and batch.num_rows:
-                chosen = batch.select(rule_columns(source.text))
-                _check(chosen, path, number)
-                for first in range(0, batch.num_rows, MAX_BATCH_ROWS):
-                    with explained(path, where=f", record batch {number}"):
-                        texts = table_batch(index, chosen.slice(first, MAX_BATCH_ROWS), source.text, row + first)
-                    yield texts
-            row += batch.num_rows
+    def read(
+        self,
+        path: str,
+        index: int,
+        source: Source,
+        start: int,
+        stop: int,
+        *,
+        limit: int,
+        batch_bytes: int = BATCH_BYTES,
+    ) -> Iterator[Batch]:
+        row = 0
+        with _batches(path, pin_of(source)) as (_, batches):
+            for number, batch in enumerate(batches):
+                if 0 <= stop <= number:
+                    return
+                if number >= start and batch.num_rows:
+                    chosen = batch.select(rule_columns(source.text))
+                    _check_offsets(chosen, path, number)
+                    for first in range(0, batch.num_rows, MAX_BATCH_ROWS):
+                        with explained(path, where=f", record batch {number}"):
+                            texts = table_batch(index, chosen.slice(first, MAX_BATCH_ROWS), source.text, row + first)
+                        yield texts
+                row += batch.num_rows
 
 
 def _num_bytes(column: pa.Array, path: str) -> int:
-    """Arrow counts by what the column says of itself, so that has to hold first."""
+    """The bytes of a column. Arrow counts by the column's own offsets, so they are validated first."""
     with explained(path):
         column.validate()
     return int(column.nbytes)
 
 
-def _check(batch: pa.RecordBatch, path: str, number: int) -> None:
-    """The file is mapped: offsets that lead out of it must be found before they are followed.
+def _check_offsets(batch: pa.RecordBatch, path: str, number: int) -> None:
+    """Refuse offsets that point outside of the mapped file before they are followed.
 
-    Text is looked at as bytes. Invalid UTF-8 concerns a single document, and the unit quarantines that; here it would
-    be the first error of a column, behind which Arrow looks for no other.
+    Text is validated as bytes. Invalid UTF-8 concerns one document, which the unit quarantines; here it would be the
+    first error of a column, and Arrow would not look for others.
     """
     with explained(path, where=f", record batch {number}"):
         for column in batch.columns:
@@ -82,7 +86,7 @@ def _check(batch: pa.RecordBatch, path: str, number: int) -> None:
 
 
 def _as_bytes(kind: pa.DataType) -> pa.DataType:
-    """The type of the same buffers whose texts are bytes, at any depth."""
+    """The type of the same buffers with bytes in place of strings, at any depth."""
     types = pa.types
     if kind in _BYTES:
         return _BYTES[kind]
@@ -105,7 +109,7 @@ def _field_as_bytes(field: pa.Field) -> pa.Field:
 
 
 @contextlib.contextmanager
-def _batches(path: str, pin: Pin | None) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
+def _batches(path: str, pin: Pin) -> Iterator[tuple[pa.Schema, Iterator[pa.RecordBatch]]]:
     """Schema and record batches of an Arrow stream or file."""
     with explained(path):
         mapped = open_file(path, pin) if is_url(path) else pa.memory_map(path)

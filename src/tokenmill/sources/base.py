@@ -1,13 +1,16 @@
-"""A batch: some documents with where each of them stands, and what was skipped among them.
+"""What a source format can do: the `SourceFormat` protocol, and its values `Source`, `Unit`, `Batch` and `Skip`.
 
-Arrow text made of its bytes, and taken apart into them, without a copy of the text where there need be none.
+    Source  -> find_text, extent -> Unit  -> read -> Batch, Batch, ...
+    a file     how it is planned    a slice          documents with their positions, and what was skipped
+
+Arrow text is built from bytes and split into them here too, without a copy where possible.
 """
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -17,19 +20,23 @@ from tokenmill.sizes import format_time
 
 MIN_UNIT_BYTES = 32_000_000
 MAX_UNIT_BYTES = 2_000_000_000
-
-
 UNITS_WANTED = 256
 SAMPLE_UNITS_WANTED = 64
 
+BATCH_BYTES = 8_000_000
+# Documents of one byte, or empty ones, would make batches that are small in text and large in everything else.
+MAX_DOCUMENTS = 1 << 17
 
-# A compressed file holds a few times its own size of text; plans need a guess, results do not depend on it.
+# A compressed file expands to a few times its size. Plans need a guess, but results do not depend on it.
 EXPANSION = 4
+
+# How the text of a document is made of columns or fields: see text_columns.py.
+Rule = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """One file to read: what it is, how its text is found, and what pins it: its time, or its etag in a store."""
+    """One file to read: its kind, where its text is, and its pin: its time, or its etag in an object store."""
 
     name: str
     kind: str
@@ -37,15 +44,20 @@ class Source:
     bytes: int
     modified: int
     split: str
-    text: dict[str, Any]
+    text: Rule
     etag: str = ""
 
+    @property
+    def expanded_bytes(self) -> int:
+        """The bytes of the file, decompressed; a guess if it is compressed."""
+        return self.bytes * (EXPANSION if self.compression else 1)
+
     def pin(self) -> str:
-        """What must not change between the plan and the reading, in words."""
+        """What must not change between planning and reading, in words."""
         return f"{self.bytes} bytes and {f'etag {self.etag}' if self.etag else f'time {format_time(self.modified)}'}"
 
     def identity(self) -> dict[str, Any]:
-        """Source without what a copy of the same file would not share."""
+        """The fields that a copy of the same file shares."""
         return {
             "name": self.name,
             "kind": self.kind,
@@ -57,7 +69,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Unit:
-    """A slice of one source (`start` to `stop` in its own measure), or a run of whole small ones."""
+    """A slice of one source, from `start` to `stop` in sections or bytes, or a run of whole small sources."""
 
     index: int
     source: int
@@ -69,10 +81,10 @@ class Unit:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """How large a source is and where it may be cut.
+    """How large a source is and where it can be cut.
 
-    `sections` are the text bytes of its row groups or record batches. Without sections a
-    source is cut at any byte if `divisible`, else never.
+    `sections` are the text bytes of its row groups or record batches. A source without sections is cut at any byte if
+    it is `divisible`, otherwise nowhere.
     """
 
     text_bytes: int
@@ -80,31 +92,86 @@ class Extent:
     divisible: bool = False
 
 
+class Section(NamedTuple):
+    """A row group or a record batch."""
+
+    text_bytes: int
+    num_rows: int
+
+
+class SourceFormat(Protocol):
+    """How documents are found in a file. Each format implements this in its own module; reader.py chooses it.
+
+                 a unit is                 a position is    documents are counted by
+        parquet  a run of row groups       a row            the footer
+        arrow    a run of record batches   a row            the headers of the batches
+        jsonl    a range of bytes          a byte offset    reading them
+        text     a range of bytes, a file  a byte offset    reading them; by files, where a file is a document
+
+    Planning, probing and reading ask for these properties, never for the kind of a source. The defaults are those of a
+    file of plain text.
+    """
+
+    has_columns: ClassVar[bool] = False
+    """The text is in named columns or fields. Otherwise all of the file is text."""
+    has_sections: ClassVar[bool] = False
+    """Rows are stored in sections (row groups, record batches), which tell their sizes. A unit is a run of sections."""
+    positions_are_bytes: ClassVar[bool] = True
+    """The position of a document is its byte offset in the decompressed text. Otherwise it is its row."""
+    is_one_document: ClassVar[bool] = False
+    """The whole file is one document."""
+    joins_small_files: ClassVar[bool] = False
+    """Small files can be read many at a time: see small_files.py."""
+
+    def find_text(self, path: str, source: Source, *, text_column: str | None, template: str | None) -> Rule:
+        """Where the text of a document is, from the beginning of the file or its schema."""
+        return {}
+
+    def check(self, path: str, source: Source) -> None:
+        """Raise `SourceError` if what a plan needs of the file cannot be read; `NotTextError` if it is not text."""
+
+    def extent(self, path: str, source: Source) -> Extent:
+        """The size of the text and where it can be cut. The `text` of the source is known."""
+        divisible = not source.compression and not self.is_one_document
+        return Extent(text_bytes=source.expanded_bytes, divisible=divisible)
+
+    def sections(self, path: str, source: Source) -> list[Section]:
+        """The sections of the file, in order; none if the format has none."""
+        return []
+
+    def read(
+        self,
+        path: str,
+        index: int,
+        source: Source,
+        start: int,
+        stop: int,
+        *,
+        limit: int,
+        batch_bytes: int = BATCH_BYTES,
+    ) -> Iterator[Batch]:
+        """The documents of sections or bytes [start, stop); a `stop` of -1 is the end of the file.
+
+        Documents larger than `limit` bytes are skipped. About `batch_bytes` are read at a time.
+        """
+
+
 def default_unit_bytes(total: int, *, sample: float | None = None) -> int:
-    """A unit size that gives enough units to share out, and not so many that shards become dust."""
+    """A unit size that gives enough units to distribute, but not so many that shards become tiny."""
     if sample is not None:
         return max(1_000_000, min(_in_steps(int(total * sample) // SAMPLE_UNITS_WANTED), MAX_UNIT_BYTES))
     return max(MIN_UNIT_BYTES, min(_in_steps(total // UNITS_WANTED), MAX_UNIT_BYTES))
 
 
 def _in_steps(size: int) -> int:
-    """A size or a little less: sources that grow by little are cut as they were."""
+    """The size rounded down to a coarse step, so that sources that grow a little are cut as before."""
     step = 1 << max(0, size.bit_length() - 3)
     return size // step * step
 
 
-# Kinds of sources that say how many rows they have, and how large those are.
-TABLES = ("parquet", "arrow")
-
-
-BATCH_BYTES = 8_000_000
-# Documents of a byte, or none at all, would make batches that are small by their text and large by all else.
-MAX_DOCUMENTS = 1 << 17
-
-
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """A document that is not kept: its source, its row or byte offset there, and why."""
+    """A document that is not kept: its source, its position (row or byte offset), and the reason."""
 
     source: int
     position: int
@@ -113,7 +180,7 @@ class Skip:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Documents in order. `text` is Arrow text or bytes; `positions` are rows or byte offsets in `sources`."""
+    """Documents in order. `text` is an Arrow array of strings or bytes; `positions` are rows or byte offsets."""
 
     text: pa.Array
     sources: npt.NDArray[np.int32]
@@ -126,12 +193,12 @@ class Batch:
 
 
 def make_batch(source: int, text: pa.Array, positions: npt.NDArray[np.int64], skips: Iterable[Skip] = ()) -> Batch:
-    """A batch of documents of a single source."""
+    """A batch of documents from one source."""
     return Batch(text, np.full(len(text), source, np.int32), positions, tuple(skips))
 
 
 def judged_batch(source: int, judged: Iterable[tuple[int, str, str]]) -> Batch:
-    """A batch of documents that were looked at one by one: position, text, and the reason if it has none."""
+    """A batch of documents that were examined one by one: position, text, and the reason if it is skipped."""
     texts: list[str] = []
     kept: list[int] = []
     skips: list[Skip] = []
@@ -147,20 +214,20 @@ def judged_batch(source: int, judged: Iterable[tuple[int, str, str]]) -> Batch:
 def even(
     batches: Iterable[Batch], *, max_documents: int | None = None, max_bytes: int = BATCH_BYTES
 ) -> Generator[Batch]:
-    """The same documents in batches of about `max_bytes`: small ones joined, large ones cut."""
+    """The same documents in batches of about `max_bytes`: small batches are joined, large ones are split."""
     most = min(max_documents or MAX_DOCUMENTS, MAX_DOCUMENTS)
-    held: list[Batch] = []
+    pending: list[Batch] = []
     size = count = 0
     for batch in batches:
         for part in _cut(batch, most, max_bytes):
-            if held and (size + part.text.nbytes > max_bytes or count + part.num_read > most):
-                yield _join(held)
-                held, size, count = [], 0, 0
-            held.append(part)
+            if pending and (size + part.text.nbytes > max_bytes or count + part.num_read > most):
+                yield _join(pending)
+                pending, size, count = [], 0, 0
+            pending.append(part)
             size += part.text.nbytes
             count += part.num_read
-    if held:
-        yield _join(held)
+    if pending:
+        yield _join(pending)
 
 
 def _cut(batch: Batch, max_documents: int, max_bytes: int) -> Iterator[Batch]:
@@ -169,9 +236,9 @@ def _cut(batch: Batch, max_documents: int, max_bytes: int) -> Iterator[Batch]:
         yield batch
         return
     half = count // 2
-    border = (int(batch.sources[half]), int(batch.positions[half]))
-    before = tuple(skip for skip in batch.skips if (skip.source, skip.position) < border)
-    after = tuple(skip for skip in batch.skips if (skip.source, skip.position) >= border)
+    boundary = (int(batch.sources[half]), int(batch.positions[half]))
+    before = tuple(skip for skip in batch.skips if (skip.source, skip.position) < boundary)
+    after = tuple(skip for skip in batch.skips if (skip.source, skip.position) >= boundary)
     first = Batch(batch.text[:half], batch.sources[:half], batch.positions[:half], before)
     rest = Batch(batch.text[half:], batch.sources[half:], batch.positions[half:], after)
     yield from _cut(first, max_documents, max_bytes)
@@ -190,31 +257,31 @@ def _join(batches: list[Batch]) -> Batch:
 
 
 def _concatenated(texts: list[pa.Array]) -> pa.Array:
-    """By way of bytes: nobody has checked yet that the texts are valid."""
+    """Texts end to end, joined as bytes: they have not been checked yet to be valid UTF-8."""
     if all(pa.types.is_string(text.type) for text in texts):
         return pa.concat_arrays([text.view(pa.binary()) for text in texts]).view(pa.string())
     return pa.concat_arrays([_as_large_binary(text) for text in texts]).view(pa.large_string())
 
 
 def _as_large_binary(text: pa.Array) -> pa.Array:
-    # To cast loads a great deal, so it is not done for nothing.
+    # A cast imports a large part of Arrow, so it is avoided where a view will do.
     return text.view(pa.large_binary()) if pa.types.is_large_string(text.type) else text.cast(pa.large_binary())
 
 
 def text_array(texts: Sequence[str]) -> pa.Array:
-    """Texts as Arrow text: quicker than `pa.array`, which would load pandas too, if that is installed."""
+    """Texts as an Arrow array: faster than `pa.array`, which also imports pandas if it is installed."""
     return unchecked_array([text.encode() for text in texts])
 
 
 def unchecked_array(texts: Sequence[bytes]) -> pa.Array:
-    """Bytes as Arrow text that is not known to be valid yet."""
+    """Bytes as an Arrow array of strings that are not checked to be valid UTF-8."""
     offsets = np.zeros(len(texts) + 1, np.int64)
     np.cumsum([len(data) for data in texts], out=offsets[1:])
     return pa.LargeStringArray.from_buffers(len(texts), pa.py_buffer(offsets), pa.py_buffer(b"".join(texts)))
 
 
 def text_buffers(text: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.uint8]]:
-    """Offsets and bytes of an Arrow text array, without a copy of the text."""
+    """Offsets and bytes of an Arrow array of strings, without a copy of the text."""
     wide = pa.types.is_large_string(text.type) or pa.types.is_large_binary(text.type)
     _, offsets_buffer, data_buffer = text.buffers()
     stored = np.frombuffer(offsets_buffer, np.int64 if wide else np.int32, len(text) + 1 + text.offset)

@@ -23,24 +23,31 @@ import msgspec
 
 from tokenmill.errors import NotTextError, RecipeError, SourceError, StorageError
 from tokenmill.records import make_table
-from tokenmill.sources import arrow, jsonl, parquet
-from tokenmill.sources.base import EXPANSION, Extent, Source, default_unit_bytes
-from tokenmill.sources.files import Pin, check_name, check_text, common_root, expand, find, pin_of, require, wrong_kind
-from tokenmill.sources.reader import (
+from tokenmill.sources.base import Extent, Rule, Source, SourceFormat, default_unit_bytes
+from tokenmill.sources.files import (
     COMPRESSIONS,
+    Pin,
+    check_name,
+    common_root,
+    ending_of,
+    expand,
+    find,
+    pin_of,
+    require,
+    wrong_kind,
+)
+from tokenmill.sources.reader import (
     KINDS,
     KNOWN,
-    check_json,
     check_kind,
     count_endings,
-    ending_of,
+    format_of,
     is_companion,
     is_known,
     kind_of,
     read_as,
-    separator_of,
 )
-from tokenmill.sources.text_columns import UNREAD, Rule, common_rule, find_rule, refusal, unseen_rule
+from tokenmill.sources.text_columns import UNREAD
 from tokenmill.storage import globs
 from tokenmill.storage.base import is_hub, is_url
 from tokenmill.storage.hub import plain_name
@@ -55,8 +62,6 @@ _TRIES = 3
 # What `make_table` does by itself, several times as fast: there may be millions of sources.
 _PACK = msgspec.json.Encoder(order="sorted").encode
 _UNPACK = msgspec.json.Decoder(tuple[Source, ...]).decode
-# Names of fields that an error shows of JSON lines, each of which may have others.
-_MOST_NAMES = 100
 # How many text files have their first bytes looked at before the work, beside those that will be cut. The others are
 # looked at when they are read: a request for each of a million objects would take longer than much of the work.
 _MOST_HEADS = 1000
@@ -118,7 +123,8 @@ def list_sources(recipe: Recipe, *, output: str | None = None) -> Listing:
             for source, extent, trouble in described:
                 extents.append(extent)
                 if trouble:
-                    troubles.add(trouble, is_document=source.kind == "text" and recipe.documents == "files")
+                    format = format_of(source.kind, recipe.documents)
+                    troubles.add(trouble, is_document=format.is_one_document)
                 yield source
 
         sources = make_table(Source, described_sources(), pack=_PACK, unpack=_UNPACK)
@@ -300,24 +306,25 @@ def _describe(
         text={},
         etag=found.etag,
     )
-    if kind == "text":
-        extent = _extent(path, source, recipe)
+    format = format_of(kind, recipe.documents)
+    if not format.has_columns:  # it is planned without being opened
+        extent = format.extent(path, source)
         is_cut = extent.divisible and source.bytes >= _least_unit_bytes(recipe)
-        return source, extent, _look(path, source, recipe) if is_cut or path in looked_at else None
+        return source, extent, _not_text(path, source, format) if is_cut or path in looked_at else None
     for _ in range(_TRIES):
         try:
-            planned = replace(source, text=_rule(path, source, recipe))
-            return planned, _extent(path, planned, recipe), None
+            rule = format.find_text(path, source, text_column=recipe.text_column, template=recipe.template)
+            planned = replace(source, text=rule)
+            return planned, format.extent(path, planned), None
         except NotTextError as error:
             trouble: SourceError = error
             break
         except SourceError as error:
             trouble = error
-    if source.kind in ("parquet", "arrow"):
+    if format.has_sections:
         with contextlib.suppress(SourceError):
             trouble = wrong_kind(path, pin_of(source)) or trouble
-    text_bytes = source.bytes * (EXPANSION if source.compression else 1)
-    return replace(source, text=UNREAD), Extent(text_bytes=max(1, text_bytes)), trouble
+    return replace(source, text=UNREAD), Extent(text_bytes=max(1, source.expanded_bytes)), trouble
 
 
 def _least_unit_bytes(recipe: Recipe) -> int:
@@ -325,50 +332,15 @@ def _least_unit_bytes(recipe: Recipe) -> int:
     return recipe.unit_bytes or default_unit_bytes(0, sample=recipe.sample)
 
 
-def _look(path: str, source: Source, recipe: Recipe) -> NotTextError | None:
-    """What is wrong with a text file that is none. Whatever else is, its unit will say."""
+def _not_text(path: str, source: Source, format: SourceFormat) -> NotTextError | None:
+    """The error for a text file that is not text. Its unit reports any other error."""
     try:
-        check_text(path, source.compression, pin_of(source), separator=separator_of(recipe.documents))
+        format.check(path, source)
     except NotTextError as error:
         return error
     except SourceError:
         pass
     return None
-
-
-def _rule(path: str, source: Source, recipe: Recipe) -> Rule:
-    """Where the text of a source's documents is."""
-    if source.kind == "jsonl":
-        return _lines_rule(path, source, recipe)
-    columns = (parquet if source.kind == "parquet" else arrow).columns(path, pin_of(source))
-    return find_rule(columns, text_column=recipe.text_column, template=recipe.template, where=path)
-
-
-def _lines_rule(path: str, source: Source, recipe: Recipe) -> Rule:
-    """Where the text of JSON lines is: what the first objects that show any have."""
-    asked = {"text_column": recipe.text_column, "template": recipe.template}
-    seen: set[str] = set()
-    for objects in jsonl.fields(path, source.compression, pin_of(source)):
-        rule = common_rule(objects, **asked)
-        if rule is not None:
-            return rule
-        if len(seen) < _MOST_NAMES:
-            seen.update(*objects)
-    if seen:
-        raise refusal(sorted(seen)[:_MOST_NAMES], **asked, where=path)
-    check_json(path)
-    return unseen_rule(**asked)
-
-
-def _extent(path: str, source: Source, recipe: Recipe) -> Extent:
-    if source.kind == "parquet":
-        return parquet.extent(path, source.text, pin_of(source))
-    if source.kind == "arrow":
-        return arrow.extent(path, source.text, pin_of(source))
-    if source.compression:
-        return Extent(text_bytes=source.bytes * EXPANSION)
-    whole = source.kind == "text" and recipe.documents == "files"
-    return Extent(text_bytes=source.bytes, divisible=not whole)
 
 
 def _root(paths: list[str]) -> str:

@@ -251,10 +251,23 @@ def _store(url: Url) -> Any:
     return open_store(Url(url.scheme, url.bucket, ""))
 
 
+COMPRESSIONS = {".gz": "gz", ".zst": "zst", ".zstd": "zst"}
 CODECS = {"gz": "gzip", "zst": "zstd"}
 _STEP_BYTES = 1 << 14
 # Text expands to less; what does not is made to harm.
 _MOST_TIMES = 64
+
+
+def ending_of(name: str) -> str:
+    """The ending of a file's name, including that of its compression."""
+    stem, ending = os.path.splitext(name)
+    return os.path.splitext(stem)[1] + ending if ending.lower() in COMPRESSIONS else ending
+
+
+def is_plain_json(name: str) -> bool:
+    """Whether a name ends in .json, compressed or not: the file may be JSON lines, or one JSON value."""
+    ending = ending_of(name.lower())
+    return ending.startswith(".json") and not ending.startswith(".jsonl")
 
 
 class ByteStream(Protocol):
@@ -274,12 +287,12 @@ def open_stream(
     pin: Pin | None = None,
     step: int = BATCH_BYTES,
     separator: bytes = b"",
-    look: bool = True,
+    check: bool = True,
 ) -> Iterator[ByteStream]:
-    """A source as a stream of its text's bytes, read about `step` at once. A plain one may start anywhere.
+    """The text of a source as a stream of bytes, decompressed, read about `step` at a time. A plain file can start
+    anywhere.
 
-    With a `look` at its first bytes, a file that is not text is a `NotTextError`; a `separator` of texts may be any
-    bytes.
+    With `check`, a file whose first bytes are not text is a `NotTextError`; a `separator` of texts may be any bytes.
     """
     with explained(path):
         file = open_file(path, pin, step=step)
@@ -288,10 +301,10 @@ def open_stream(
             if not file.size():
                 raise SourceError(f"cannot read {path}: it is empty, not even compressed", hint="remove the file")
             with explained(path), pa.CompressedInputStream(file, CODECS[compression]) as stream:
-                yield _Checked(stream, path, separator if look else None)
+                yield _Checked(stream, path, separator if check else None)
         else:
             file.seek(start)
-            yield _Checked(file, path, separator if look and not start else None)
+            yield _Checked(file, path, separator if check and not start else None)
 
 
 def check_text(path: str, compression: str, pin: Pin, *, separator: bytes) -> None:

@@ -1,9 +1,9 @@
-"""JSON lines: one object a line. A bad line is told apart from its neighbours, and skipped.
+"""JSON lines: one object a line. A bad line is skipped with a reason; the lines around it are not affected.
 
-A run of lines goes to one parser at once, which builds the text column and nothing else: msgspec
-for plain English, Arrow for what is mostly beyond ASCII, each where it is the quicker one. If anything
-in the run is odd, its lines are judged one by one: a line is good if any parser takes it, so that what
-becomes of it never depends on its neighbours. A bad line takes a few times as long as a good one, and no more.
+One call parses a run of lines into the text column and nothing else: msgspec for plain English, Arrow for text with
+many characters beyond ASCII, each where it is faster. If anything in the run is odd, its lines are parsed one by one: a
+line is good if either parser accepts it, so the result never depends on other lines. A bad line takes a few times as
+long as a good one, not more.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Iterator
 from functools import lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import msgspec
 import numpy as np
@@ -21,53 +21,77 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.json
 
-from tokenmill.sources.base import Batch, Skip, Source, judged_batch, make_batch, text_array
-from tokenmill.sources.byte_ranges import DocumentRun, read_runs
-from tokenmill.sources.files import Pin, open_stream, pin_of, read_small
+from tokenmill.errors import RecipeError
+from tokenmill.sources.base import Batch, Rule, Skip, Source, judged_batch, make_batch, text_array
+from tokenmill.sources.byte_ranges import BOM, DocumentRun, LineFormat
+from tokenmill.sources.files import Pin, is_plain_json, open_stream, pin_of, read_small
 from tokenmill.sources.signatures import HEAD_BYTES, recognise
-from tokenmill.sources.text_columns import Rule, row_text
+from tokenmill.sources.text_columns import common_rule, refusal, row_text, unseen_rule
 
-_BOM = b"\xef\xbb\xbf"
 _NEWLINE, _RETURN, _OPEN, _CLOSE = b"\n\r{}"
 _PEEK_BYTES = 64_000_000
 _PEEK_STEP = 1 << 16
-# Objects that tell together where the text is: enough that an odd one does not, and quickly looked at in many files.
-_FEW = 64
-# Of the first bytes of a run, how many beyond ASCII make Arrow the quicker one: it need not make Python's strings.
-_LOOK_BYTES = 1 << 16
-_FOREIGN_SHARE = 1 / 64
-# Why msgspec may not parse a line that Arrow takes.
+# Objects that decide together where the text is: enough to outvote an odd one, and few enough for many files.
+_VOTES = 64
+# Names of fields that an error lists; each object may have others.
+_MAX_NAMES = 100
+# If more than this fraction of the first bytes of a run is beyond ASCII, Arrow is faster: it makes no Python strings.
+_SAMPLE_BYTES = 1 << 16
+_NON_ASCII_SHARE = 1 / 64
+# Reasons for which msgspec refuses a line that Arrow may accept.
 _UNPARSED = ("invalid_utf8", "invalid_json")
-# What half of a surrogate pair begins with: an escape, or its bytes in one of the encodings that json detects.
+# How half of a surrogate pair begins: an escape, or its bytes in one of the encodings that json detects.
 _HALVES = (b"\\u", b"\xed", b"\x00")
 _ENCODER = json.JSONEncoder(ensure_ascii=False)
 _DECODER = json.JSONDecoder(parse_int=float)  # long integers would be refused
-# Numbers that Arrow knows and Python's parser does not.
+# Numbers that Arrow accepts and Python's parser does not.
 _OTHER_NUMBER = re.compile(rb"[:\[,]\s*-?(?:Inf|NaN)")
 
 
-def read(
-    path: str, index: int, source: Source, start: int, stop: int, *, limit: int, chunk: int | None = None
-) -> Iterator[Batch]:
-    for run in read_runs(path, source.compression, b"\n", start, stop, limit, chunk, pin_of(source)):
-        yield lines(run, index, source.text, limit)
+class JsonLinesFormat(LineFormat):
+    has_columns: ClassVar[bool] = True
+
+    def find_text(self, path: str, source: Source, *, text_column: str | None, template: str | None) -> Rule:
+        """The rule of the first objects that have a known shape, or the requested fields."""
+        seen: set[str] = set()
+        for objects in fields(path, source.compression, pin_of(source)):
+            rule = common_rule(objects, text_column=text_column, template=template)
+            if rule is not None:
+                return rule
+            if len(seen) < _MAX_NAMES:
+                seen.update(*objects)
+        if seen:
+            raise refusal(sorted(seen)[:_MAX_NAMES], text_column=text_column, template=template, where=path)
+        if is_plain_json(path):
+            raise RecipeError(
+                f"{path} is not JSON lines: it has no line that is an object",
+                hint="put one object on each line: jq -c '.[]' FILE > FILE.jsonl",
+            )
+        return unseen_rule(text_column=text_column, template=template)
+
+    def check(self, path: str, source: Source) -> None:
+        for _ in fields(path, source.compression, pin_of(source)):
+            pass
+
+    def parse_lines(self, run: DocumentRun, index: int, rule: Rule, limit: int) -> Batch:
+        return lines(run, index, rule, limit)
 
 
 def lines(run: DocumentRun, index: int, rule: Rule, limit: int) -> Batch:
-    """The documents of a run of lines, as `read` gives them."""
+    """The documents of a run of lines."""
     if run.too_large:
         skip = Skip(index, run.start, "too_large")
         return make_batch(index, pa.array([], pa.string()), np.zeros(0, np.int64), [skip])
     data, at = run.data, run.start
-    if at == 0 and data[: len(_BOM)] == _BOM:
-        data, at = data[len(_BOM) :], len(_BOM)
+    if at == 0 and data[: len(BOM)] == BOM:
+        data, at = data[len(BOM) :], len(BOM)
     view = np.frombuffer(data, np.uint8)
     newlines = np.flatnonzero(view == _NEWLINE) if run.breaks is None else run.breaks - (at - run.start)
     starts = np.concatenate(([0], newlines + 1))
     ends = np.concatenate((newlines, [len(view)]))
     text = None
     if "column" in rule and _is_one_object_a_line(view, starts, ends, limit):
-        parse = _arrow_column if _is_foreign(view) else _msgspec_column
+        parse = _arrow_column if _is_non_ascii(view) else _msgspec_column
         text = parse(data, rule["column"], len(starts))
     if text is not None:
         return make_batch(index, text, starts + at)
@@ -79,7 +103,7 @@ def _is_one_object_a_line(
 ) -> bool:
     """Whether every line begins with "{", ends with "}" and is not too large.
 
-    Then no object can reach over a newline, so that as many rows as lines means one row a line.
+    Then no object can contain a newline, so as many rows as lines means one row per line.
     """
     lengths = ends - starts
     if not len(view) or int(lengths.min()) < 2 or int(lengths.max()) > limit:
@@ -90,39 +114,39 @@ def _is_one_object_a_line(
 
 
 def fields(path: str, compression: str, pin: Pin | None = None) -> Iterator[list[list[str]]]:
-    """The names of the fields of each object at the beginning of a file, a few objects at a time.
+    """The names of the fields of each object at the beginning of a file, some objects at a time.
 
-    Whoever has seen enough of them asks for no more, and little more than those is read.
+    The file is read lazily, not much further than the objects that the caller has asked for.
     """
     if pin is not None and not compression and not pin.etag and pin.bytes <= _PEEK_STEP:
         data = read_small(path, pin)
         if data is not None and recognise(data[:HEAD_BYTES]) is None:
-            yield from _few_objects(data.split(b"\n"))
+            yield from _field_names_in_groups(data.split(b"\n"))
             return
     with open_stream(path, compression, pin=pin) as stream:
-        held: list[bytes] = []  # of a line that goes on
+        pending: list[bytes] = []  # the beginning of a line whose end is not read yet
         for _ in range(_PEEK_BYTES // _PEEK_STEP):
             chunk = stream.read(_PEEK_STEP)
             if not chunk:
-                yield from _few_objects([b"".join(held)])
+                yield from _field_names_in_groups([b"".join(pending)])
                 return
             first, *others = chunk.split(b"\n")
-            held.append(first)
+            pending.append(first)
             if others:
-                yield from _few_objects([b"".join(held), *others[:-1]])
-                held = others[-1:]
+                yield from _field_names_in_groups([b"".join(pending), *others[:-1]])
+                pending = others[-1:]
 
 
-def _few_objects(lines: list[bytes]) -> Iterator[list[list[str]]]:
-    """The names of the fields of each line that is an object with any, by the few."""
+def _field_names_in_groups(lines: list[bytes]) -> Iterator[list[list[str]]]:
+    """The names of the fields of each line that is an object with any, `_VOTES` objects at a time."""
     objects = filter(None, map(_field_names, lines))
-    while few := list(itertools.islice(objects, _FEW)):
-        yield few
+    while group := list(itertools.islice(objects, _VOTES)):
+        yield group
 
 
 def _field_names(line: bytes) -> list[str]:
-    line = line.removeprefix(_BOM)
-    if not line.lstrip().startswith(b"{"):  # there may be millions of such lines, and an error for each takes its time
+    line = line.removeprefix(BOM)
+    if not line.lstrip().startswith(b"{"):  # an exception for each of millions of such lines would be slow
         return []
     try:
         return list(_fields_decoder().decode(line))
@@ -132,13 +156,13 @@ def _field_names(line: bytes) -> list[str]:
 
 @lru_cache(maxsize=1)
 def _fields_decoder() -> msgspec.json.Decoder[dict[str, msgspec.Raw]]:
-    """A decoder of objects that takes their names, and passes over the values."""
+    """A decoder that takes the names of an object's fields and leaves the values undecoded."""
     return msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
-def _is_foreign(view: npt.NDArray[np.uint8]) -> bool:
-    beginning = view[:_LOOK_BYTES]
-    return bool(np.count_nonzero(beginning >= 0x80) > len(beginning) * _FOREIGN_SHARE)
+def _is_non_ascii(view: npt.NDArray[np.uint8]) -> bool:
+    beginning = view[:_SAMPLE_BYTES]
+    return bool(np.count_nonzero(beginning >= 0x80) > len(beginning) * _NON_ASCII_SHARE)
 
 
 def _msgspec_column(data: bytes | memoryview, column: str, num_lines: int) -> pa.Array | None:
@@ -152,12 +176,12 @@ def _msgspec_column(data: bytes | memoryview, column: str, num_lines: int) -> pa
 
 @lru_cache(maxsize=16)
 def _row_decoder(column: str) -> msgspec.json.Decoder[Any]:
-    """A decoder of objects that passes over all fields but one."""
+    """A decoder that takes one field of an object and skips all others."""
     return msgspec.json.Decoder(msgspec.defstruct("Row", [("text", str)], rename={"text": column}, gc=False))
 
 
 def _arrow_column(data: bytes | memoryview, column: str, num_lines: int) -> pa.Array | None:
-    """The same, by Arrow."""
+    """The same with Arrow's parser."""
     try:
         table = pyarrow.json.read_json(
             pa.BufferReader(pa.py_buffer(data)),
@@ -179,26 +203,25 @@ def _judge_lines(
 ) -> Iterator[tuple[int, str, str]]:
     """Position, text and reason of every line that is not blank."""
     judged: list[tuple[int, str, str]] = []
-    odd: list[
-        tuple[int, bytes, str]
-    ] = []  # lines that Arrow may still take: their place, and the reason if it does not
+    # Lines that Arrow may still accept: their index in `judged`, and the reason if it does not.
+    odd: list[tuple[int, bytes, str]] = []
     for line, position in zip(lines, positions.tolist(), strict=True):
         if len(line.removesuffix(b"\r")) > limit:
             judged.append((position, "", "too_large"))
         elif line and not line.isspace():
             text, reason = _line_text(line, rule)
-            if reason and "column" in rule and _may_be_taken(line, rule["column"], reason):
+            if reason and "column" in rule and _arrow_may_accept(line, rule["column"], reason):
                 odd.append((len(judged), line, reason))
             judged.append((position, text, reason))
     if odd:
-        taken = _taken_by_arrow([line for _, line, _ in odd], rule["column"])
-        for (place, _, reason), data in zip(odd, taken, strict=True):
-            judged[place] = (judged[place][0], *(_valid_text(data) if data is not None else ("", reason)))
+        parsed = _parsed_by_arrow([line for _, line, _ in odd], rule["column"])
+        for (number, _, reason), data in zip(odd, parsed, strict=True):
+            judged[number] = (judged[number][0], *(_valid_text(data) if data is not None else ("", reason)))
     yield from judged
 
 
 def _line_text(line: bytes, rule: Rule) -> tuple[str, str]:
-    """The text of a line, or the reason why msgspec finds none."""
+    """The text of a line, or the reason why msgspec does not find any."""
     try:
         if "column" in rule and _is_braced(line):
             return _row_decoder(rule["column"]).decode(line).text, ""
@@ -217,12 +240,12 @@ def _is_braced(line: bytes) -> bool:
     return line.startswith(b"{") and line.rstrip(b"\r").endswith(b"}")
 
 
-def _may_be_taken(line: bytes, column: str, reason: str) -> bool:
-    """Whether Arrow could find text in a line that msgspec does not parse: NaN, deep nesting, bytes in other fields.
+def _arrow_may_accept(line: bytes, column: str, reason: str) -> bool:
+    """Whether Arrow might parse a line that msgspec refuses: NaN, deep nesting, invalid bytes in other fields.
 
-    To ask it takes a hundred times as long as to parse a line, so Python's own parser tells what is surely bad.
+    A call to Arrow takes a hundred times as long as parsing a line, so Python's own parser rules out most bad lines.
     """
-    # Arrow passes over half of a surrogate pair where it is raw bytes of another field, and not where it is escaped.
+    # Arrow ignores half of a surrogate pair as raw bytes in another field, but not as an escape.
     is_unparsed = reason in _UNPARSED or (reason == "lone_surrogate" and b"\xed" in line)
     if not is_unparsed or not _is_braced(line):
         return False
@@ -237,8 +260,8 @@ def _may_be_taken(line: bytes, column: str, reason: str) -> bool:
     return b"\\u" not in line or not _has_surrogate(row)
 
 
-def _taken_by_arrow(lines: list[bytes], column: str) -> list[bytes | None]:
-    """The text of each line; None for one that Arrow does not take. All at once, unless one of them is bad."""
+def _parsed_by_arrow(lines: list[bytes], column: str) -> list[bytes | None]:
+    """The text of each line; None for a line that Arrow refuses. Halves the lines until it accepts them."""
     text = _arrow_column(b"\n".join(lines), column, len(lines))
     if text is not None:
         found: list[bytes | None] = text.view(pa.binary()).to_pylist()
@@ -246,7 +269,7 @@ def _taken_by_arrow(lines: list[bytes], column: str) -> list[bytes | None]:
     if len(lines) == 1:
         return [None]
     half = len(lines) // 2
-    return _taken_by_arrow(lines[:half], column) + _taken_by_arrow(lines[half:], column)
+    return _parsed_by_arrow(lines[:half], column) + _parsed_by_arrow(lines[half:], column)
 
 
 def _valid_text(data: bytes) -> tuple[str, str]:
@@ -257,7 +280,7 @@ def _valid_text(data: bytes) -> tuple[str, str]:
 
 
 def _has_lone_surrogate(line: bytes) -> bool:
-    """Whether a line is JSON but for an escaped half of a surrogate pair."""
+    """Whether a line is JSON except for an escaped half of a surrogate pair."""
     if not any(half in line for half in _HALVES):
         return False
     try:
@@ -267,7 +290,7 @@ def _has_lone_surrogate(line: bytes) -> bool:
 
 
 def _has_surrogate(value: Any) -> bool:
-    """Whether a parsed value holds text that UTF-8 cannot."""
+    """Whether a parsed value contains text that UTF-8 cannot encode."""
     try:
         _ENCODER.encode(value).encode()
     except UnicodeEncodeError:

@@ -1,4 +1,4 @@
-"""Parquet: a unit is a run of row groups, read column by column in small batches."""
+"""Parquet files: a unit is a run of row groups, read column by column in small batches."""
 
 from __future__ import annotations
 
@@ -7,84 +7,86 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow.parquet as pq
 
-from tokenmill.sources.base import BATCH_BYTES, Batch, Extent, Source
+from tokenmill.sources.base import BATCH_BYTES, Batch, Section, Source
 from tokenmill.sources.files import Pin, explained, open_file, pin_of
-from tokenmill.sources.text_columns import MAX_BATCH_ROWS, Rule, check_columns, rule_columns, table_batch
+from tokenmill.sources.text_columns import MAX_BATCH_ROWS, TableFormat, check_columns, rule_columns, table_batch
 from tokenmill.storage.base import is_url
 
 
-def columns(path: str, pin: Pin | None = None) -> list[str]:
-    with _open(path, pin) as file, explained(path):
-        return list(file.schema_arrow.names)
+class ParquetFormat(TableFormat):
+    """Sections are row groups. Everything that a plan needs is in the footer."""
+
+    def columns(self, path: str, source: Source) -> list[str]:
+        with _open(path, pin_of(source)) as file, explained(path):
+            return list(file.schema_arrow.names)
+
+    def sections(self, path: str, source: Source) -> list[Section]:
+        with _open(path, pin_of(source)) as file, explained(path):
+            check_columns(file.schema_arrow, source.text, path)
+            wanted = _column_numbers(file, rule_columns(source.text))
+            found = []
+            for index in range(file.metadata.num_row_groups):
+                _check_metadata(file, index, wanted)
+                group = file.metadata.row_group(index)
+                size = sum(group.column(i).total_uncompressed_size for i in wanted)
+                found.append(Section(text_bytes=size, num_rows=group.num_rows))
+        return found
+
+    def read(
+        self,
+        path: str,
+        index: int,
+        source: Source,
+        start: int,
+        stop: int,
+        *,
+        limit: int,
+        batch_bytes: int = BATCH_BYTES,
+    ) -> Iterator[Batch]:
+        names = rule_columns(source.text)
+        with _open_groups(path, pin_of(source), names, start, stop, step=min(batch_bytes, BATCH_BYTES)) as file:
+            metadata = file.metadata
+            stop = metadata.num_row_groups if stop < 0 else stop
+            row = sum(metadata.row_group(i).num_rows for i in range(start))
+            for group in range(start, stop):
+                size, rows = metadata.row_group(group).total_byte_size, metadata.row_group(group).num_rows
+                batch_rows = max(1, min(rows, MAX_BATCH_ROWS, batch_bytes * rows // max(size, 1)))
+                batches = file.iter_batches(batch_rows, row_groups=[group], columns=names, use_threads=False)
+                while True:
+                    with explained(path, where=f", row group {group}, from row {row} on"):
+                        table = next(batches, None)
+                        texts = None if table is None else table_batch(index, table, source.text, row)
+                    if table is None or texts is None:
+                        break
+                    yield texts
+                    row += table.num_rows
 
 
-def extent(path: str, rule: Rule, pin: Pin | None = None) -> Extent:
-    """Text bytes of every row group, from the footer alone."""
-    sizes = tuple(size for size, _ in sections(path, rule, pin))
-    return Extent(text_bytes=sum(sizes), sections=sizes)
+def _check_metadata(file: pq.ParquetFile, group: int, columns: list[int]) -> None:
+    """Have a reader of zero rows report a damaged footer as an error.
 
-
-def sections(path: str, rule: Rule, pin: Pin | None = None) -> list[tuple[int, int]]:
-    """Text bytes and rows of every row group, from the footer alone."""
-    with _open(path, pin) as file, explained(path):
-        check_columns(file.schema_arrow, rule, path)
-        wanted = _places(file, rule_columns(rule))
-        found = []
-        for index in range(file.metadata.num_row_groups):
-            _look(file, index, wanted)
-            group = file.metadata.row_group(index)
-            found.append((sum(group.column(i).total_uncompressed_size for i in wanted), group.num_rows))
-    return found
-
-
-def _look(file: pq.ParquetFile, group: int, columns: list[int]) -> None:
-    """Have the reader of no rows at all find what is wrong with the footer, as an error.
-
-    Asked for a column that cannot be, the metadata of a row group ends the process instead.
+    Asked for an impossible column, the metadata of a row group would end the process instead.
     """
     next(file.reader.iter_batches(0, row_groups=[group], column_indices=columns, use_threads=False), None)
 
 
-def _places(file: pq.ParquetFile, names: list[str]) -> list[int]:
-    """The numbers of some columns; one that is nested has several."""
+def _column_numbers(file: pq.ParquetFile, names: list[str]) -> list[int]:
+    """The numbers of some columns; a nested column has several."""
     paths = (file.schema.column(i).path for i in range(len(file.schema)))
     return [i for i, path in enumerate(paths) if any(path == name or path.startswith(f"{name}.") for name in names)]
-
-
-def read(
-    path: str, index: int, source: Source, start: int, stop: int, *, batch_bytes: int = BATCH_BYTES
-) -> Iterator[Batch]:
-    """The rows of row groups [start, stop); their positions are rows of the file."""
-    names = rule_columns(source.text)
-    with _open_groups(path, pin_of(source), names, start, stop, step=min(batch_bytes, BATCH_BYTES)) as file:
-        metadata = file.metadata
-        stop = metadata.num_row_groups if stop < 0 else stop
-        row = sum(metadata.row_group(i).num_rows for i in range(start))
-        for group in range(start, stop):
-            size, rows = metadata.row_group(group).total_byte_size, metadata.row_group(group).num_rows
-            batch_rows = max(1, min(rows, MAX_BATCH_ROWS, batch_bytes * rows // max(size, 1)))
-            batches = file.iter_batches(batch_rows, row_groups=[group], columns=names, use_threads=False)
-            while True:
-                with explained(path, where=f", row group {group}, from row {row} on"):
-                    table = next(batches, None)
-                    texts = None if table is None else table_batch(index, table, source.text, row)
-                if table is None or texts is None:
-                    break
-                yield texts
-                row += table.num_rows
 
 
 @contextlib.contextmanager
 def _open_groups(
     path: str, pin: Pin, names: list[str], start: int, stop: int, *, step: int
 ) -> Iterator[pq.ParquetFile]:
-    """A file whose row groups [start, stop) will be read. Where they stand in an object, its footer tells."""
+    """A file whose row groups [start, stop) will be read. In an object store, their byte ranges are announced."""
     with _open(path, pin, step=step) as file:
-        if not is_url(path) or step < BATCH_BYTES:  # a look reads little of them
+        if not is_url(path) or step < BATCH_BYTES:  # a probe reads only a little of them
             yield file
             return
         with explained(path):
-            wanted, last = _places(file, names), file.metadata.num_row_groups if stop < 0 else stop
+            wanted, last = _column_numbers(file, names), file.metadata.num_row_groups if stop < 0 else stop
             expected = [found for group in range(start, last) for found in _chunks(file, group, wanted)]
             footer = file.metadata
     with _open(path, pin, step=step, expected=expected, footer=footer) as file:
@@ -92,8 +94,8 @@ def _open_groups(
 
 
 def _chunks(file: pq.ParquetFile, group: int, columns: list[int]) -> Iterator[tuple[int, int]]:
-    """Where the columns of a row group begin and end."""
-    _look(file, group, columns)
+    """The byte ranges of the columns of a row group."""
+    _check_metadata(file, group, columns)
     for index in columns:
         chunk = file.metadata.row_group(group).column(index)
         begin = min(chunk.data_page_offset, chunk.dictionary_page_offset or chunk.data_page_offset)
@@ -103,16 +105,16 @@ def _chunks(file: pq.ParquetFile, group: int, columns: list[int]) -> Iterator[tu
 @contextlib.contextmanager
 def _open(
     path: str,
-    pin: Pin | None,
+    pin: Pin,
     *,
     step: int = BATCH_BYTES,
     expected: Sequence[tuple[int, int]] = (),
     footer: pq.FileMetaData | None = None,
 ) -> Iterator[pq.ParquetFile]:
     with explained(path):
-        place = open_file(path, pin, step=step, expected=expected)
-    with place:
+        opened = open_file(path, pin, step=step, expected=expected)
+    with opened:
         with explained(path):
-            file = pq.ParquetFile(place, metadata=footer, buffer_size=step, pre_buffer=False)
+            file = pq.ParquetFile(opened, metadata=footer, buffer_size=step, pre_buffer=False)
         with file:
             yield file

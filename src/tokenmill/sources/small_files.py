@@ -1,43 +1,49 @@
-"""Small files of this machine, many at once: to open and parse each by itself takes longer than its text.
+"""Small local files, many at a time: opening and parsing each by itself takes longer than its text.
 
     a file a document     [one][two][three]           -> one batch
-    lines                 a b | c | d e f  ->  a b c d e f   read as one file is; each line knows which it is of
+    a line a document     a b | c | d e f  ->  a b c d e f   parsed as one file; each line keeps its own file and offset
 
-The documents are those that the files have one by one.
+The documents are the same as those of the files one by one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.sources import jsonl, text
-from tokenmill.sources.base import Batch, Source, unchecked_array
-from tokenmill.sources.byte_ranges import runs_of
+from tokenmill.sources.base import Batch, Rule, Source, SourceFormat, unchecked_array
+from tokenmill.sources.byte_ranges import BOM, LineFormat, runs_of
 from tokenmill.sources.files import pin_of, read_small
 from tokenmill.sources.signatures import HEAD_BYTES, recognise
-from tokenmill.sources.text import BOM
-from tokenmill.sources.text_columns import UNREAD, Rule
+from tokenmill.sources.text_columns import UNREAD
 
-# Of so many bytes, to open a file takes as long as to read it.
+# Up to this size, opening a file takes as long as reading it.
 SMALL_BYTES = 1 << 18
-# What a text takes in Arrow beside its bytes.
+# What a text takes in Arrow besides its bytes.
 _OFFSET_BYTES = 8
 
 
 def read(
-    paths: Sequence[str], sources: Sequence[Source], number: int, first: int, *, documents: str, limit: int, most: int
+    format: SourceFormat,
+    paths: Sequence[str],
+    sources: Sequence[Source],
+    number: int,
+    first: int,
+    *,
+    limit: int,
+    max_bytes: int,
 ) -> tuple[list[Batch], int]:
-    """Batches of small files from the one at `number` on, up to about `most` bytes, and how many files they are of.
+    """Batches of the small files from `number` on, about `max_bytes` together, and how many files they are from.
 
-    The sources count from `first` on. A file that is not small, not as it was planned,
-    or not text, ends the batches before it: it is read by itself.
+    The sources are numbered from `first` on. The batches end before a file that is not small, has changed since it was
+    planned, or is not text: that file is read by itself.
     """
     kind, rule = sources[number].kind, sources[number].text
-    if kind not in ("text", "jsonl") or rule == UNREAD or (kind == "text" and documents.startswith("separator:")):
+    if rule == UNREAD:
         return [], 0
     found: list[bytes] = []
     size = _OFFSET_BYTES
@@ -46,7 +52,7 @@ def read(
         if (
             (source.kind, source.text, source.compression, source.etag) != (kind, rule, "", "")
             or source.bytes > min(limit, SMALL_BYTES)
-            or (found and size > most)
+            or (found and size > max_bytes)
         ):
             break
         data = read_small(path, pin_of(source))
@@ -55,9 +61,9 @@ def read(
         found.append(data)
     if not found:
         return [], 0
-    if kind == "text" and documents == "files":
+    if format.is_one_document:
         return [_whole(found, first + number)], len(found)
-    return list(_lines(found, first + number, kind, rule, limit)), len(found)
+    return list(_lines(cast("LineFormat", format), found, first + number, rule, limit)), len(found)
 
 
 def _whole(found: list[bytes], first: int) -> Batch:
@@ -66,25 +72,26 @@ def _whole(found: list[bytes], first: int) -> Batch:
     return Batch(texts, numbers, np.zeros(len(found), np.int64))
 
 
-def _lines(found: list[bytes], first: int, kind: str, rule: Rule, limit: int) -> Iterator[Batch]:
+def _lines(format: LineFormat, found: list[bytes], first: int, rule: Rule, limit: int) -> Iterator[Batch]:
     joined = _join(found, first)
     if not joined.data:
         return
     for run in runs_of(joined.data):
-        yield joined.place(jsonl.lines(run, 0, rule, limit) if kind == "jsonl" else text.lines(run, 0))
+        yield joined.separate(format.parse_lines(run, 0, rule, limit))
 
 
 @dataclass(frozen=True, slots=True)
-class _Joined:
-    """Files end to end, each on lines of its own: where each begins, how much of it was left out there, its number."""
+class _JoinedFiles:
+    """Files end to end, each on lines of its own: their source numbers, where each begins, and the bytes of its byte
+    order mark, which is left out."""
 
     data: bytearray
     starts: npt.NDArray[np.int64]
-    left_out: npt.NDArray[np.int64]
+    mark_bytes: npt.NDArray[np.int64]
     numbers: npt.NDArray[np.int32]
 
-    def place(self, batch: Batch) -> Batch:
-        """A batch of the joined data, with the documents where they are in their own files."""
+    def separate(self, batch: Batch) -> Batch:
+        """A batch of the joined data with the source and the position that each document has in its own file."""
         files = self._files(batch.positions)
         at = np.array([skip.position for skip in batch.skips], np.int64)
         skipped = self._files(at)
@@ -100,14 +107,14 @@ class _Joined:
         return np.searchsorted(self.starts, positions, "right") - 1
 
     def _own(self, positions: npt.NDArray[np.int64], files: npt.NDArray[np.intp]) -> npt.NDArray[np.int64]:
-        return positions - self.starts[files] + self.left_out[files]
+        return positions - self.starts[files] + self.mark_bytes[files]
 
 
-def _join(found: list[bytes], first: int) -> _Joined:
-    """Empty files have no line. A byte order mark is left out but of the first, whose reader expects it."""
+def _join(found: list[bytes], first: int) -> _JoinedFiles:
+    """Empty files have no line. Byte order marks are left out, except the first one, which the parser expects."""
     data = bytearray()
     starts: list[int] = []
-    left_out: list[int] = []
+    mark_bytes: list[int] = []
     numbers: list[int] = []
     for number, own in enumerate(found, start=first):
         marked = bool(data) and own.startswith(BOM)
@@ -116,7 +123,7 @@ def _join(found: list[bytes], first: int) -> _Joined:
         if data and not data.endswith(b"\n"):
             data += b"\n"
         starts.append(len(data))
-        left_out.append(len(BOM) * marked)
+        mark_bytes.append(len(BOM) * marked)
         numbers.append(number)
         data += own[len(BOM) :] if marked else own
-    return _Joined(data, np.array(starts, np.int64), np.array(left_out, np.int64), np.array(numbers, np.int32))
+    return _JoinedFiles(data, np.array(starts, np.int64), np.array(mark_bytes, np.int64), np.array(numbers, np.int32))

@@ -1,60 +1,114 @@
-"""Text files: a document a line, a document between separators, or a document a file."""
+"""Text files. The recipe says what a document is: a line, a part between separators, or the whole file."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import ClassVar
 
 import numpy as np
 import pyarrow as pa
 
-from tokenmill.sources.base import BATCH_BYTES, Batch, Skip, Source, make_batch
-from tokenmill.sources.byte_ranges import DocumentRun, read_runs
-from tokenmill.sources.files import open_stream, pin_of
+from tokenmill.sources.base import BATCH_BYTES, Batch, Rule, Skip, Source, SourceFormat, make_batch
+from tokenmill.sources.byte_ranges import BOM, DocumentRun, LineFormat, read_runs
+from tokenmill.sources.files import check_text, open_stream, pin_of
 from tokenmill.sources.signatures import HEAD_BYTES, recognise
 
-BOM = b"\xef\xbb\xbf"
-# What Python's str.isspace takes for white space, as a pattern for Arrow.
+# The white space of Python's str.isspace, as a pattern for Arrow.
 _BLANK = r"^[\s\v\p{Z}\x{85}\x{1c}-\x{1f}]*$"
 
 
-def read_lines(
-    path: str, index: int, source: Source, start: int, stop: int, *, limit: int, chunk: int | None = None
-) -> Iterator[Batch]:
-    """Lines without their ends; lines of white space alone are no documents."""
-    for run in read_runs(path, source.compression, b"\n", start, stop, limit, chunk, pin_of(source)):
-        yield lines(run, index)
+def text_format(documents: str) -> SourceFormat:
+    """The format of text files by the recipe's `documents`: lines, files, or separator:TEXT."""
+    if documents == "lines":
+        return TextLines()
+    if documents == "files":
+        return WholeText()
+    return SeparatedText(documents.removeprefix("separator:").encode())
 
 
-def lines(run: DocumentRun, index: int) -> Batch:
-    """The lines of a run, as `read_lines` gives them."""
-    import pyarrow.compute as pc
+class TextLines(LineFormat):
+    """A document is a line without its end. Lines of white space alone are not documents."""
 
-    batch = _separated(run, index, b"\n")
-    text = batch.text
-    if pc.any(pc.ends_with(text, "\r")).as_py():
-        text = pc.replace_substring_regex(text, r"\r$", "") if _valid(text) else _strip_returns(text)
-    blank = pc.match_substring_regex(text, _BLANK)
-    if not pc.any(blank).as_py():
-        return make_batch(index, text, batch.positions, batch.skips)
-    keep = pc.invert(blank)
-    positions = batch.positions[keep.to_numpy(zero_copy_only=False)]
-    return make_batch(index, text.filter(keep), positions, batch.skips)
+    def check(self, path: str, source: Source) -> None:
+        check_text(path, source.compression, pin_of(source), separator=b"\n")
+
+    def parse_lines(self, run: DocumentRun, index: int, rule: Rule, limit: int) -> Batch:
+        import pyarrow.compute as pc
+
+        batch = _separated(run, index, b"\n")
+        text = batch.text
+        if pc.any(pc.ends_with(text, "\r")).as_py():
+            text = pc.replace_substring_regex(text, r"\r$", "") if _valid(text) else _strip_returns(text)
+        blank = pc.match_substring_regex(text, _BLANK)
+        if not pc.any(blank).as_py():
+            return make_batch(index, text, batch.positions, batch.skips)
+        keep = pc.invert(blank)
+        positions = batch.positions[keep.to_numpy(zero_copy_only=False)]
+        return make_batch(index, text.filter(keep), positions, batch.skips)
 
 
-def read_separated(
-    path: str,
-    index: int,
-    source: Source,
-    start: int,
-    stop: int,
-    *,
-    separator: bytes,
-    limit: int,
-    chunk: int | None = None,
-) -> Iterator[Batch]:
-    """The texts between separators."""
-    for run in read_runs(path, source.compression, separator, start, stop, limit, chunk, pin_of(source)):
-        yield _separated(run, index, separator)
+class SeparatedText(SourceFormat):
+    """A document is the text between two separators."""
+
+    def __init__(self, separator: bytes) -> None:
+        self._separator = separator
+
+    def check(self, path: str, source: Source) -> None:
+        check_text(path, source.compression, pin_of(source), separator=self._separator)
+
+    def read(
+        self,
+        path: str,
+        index: int,
+        source: Source,
+        start: int,
+        stop: int,
+        *,
+        limit: int,
+        batch_bytes: int = BATCH_BYTES,
+    ) -> Iterator[Batch]:
+        pin = pin_of(source)
+        for run in read_runs(path, source.compression, self._separator, start, stop, limit, batch_bytes, pin):
+            yield _separated(run, index, self._separator)
+
+
+class WholeText(SourceFormat):
+    """A document is a whole file."""
+
+    is_one_document: ClassVar[bool] = True
+    joins_small_files: ClassVar[bool] = True
+
+    def check(self, path: str, source: Source) -> None:
+        check_text(path, source.compression, pin_of(source), separator=b"")
+
+    def read(
+        self,
+        path: str,
+        index: int,
+        source: Source,
+        start: int,
+        stop: int,
+        *,
+        limit: int,
+        batch_bytes: int = BATCH_BYTES,
+    ) -> Iterator[Batch]:
+        position = np.zeros(1, np.int64)
+        # A read allocates all that it asks for: neither the limit nor a small file is a reason to allocate much.
+        step = BATCH_BYTES if source.compression else min(BATCH_BYTES, source.bytes + 1)
+        data = bytearray()
+        with open_stream(path, source.compression, pin=pin_of(source), check=False) as stream:
+            while more := stream.read(min(step, limit + 1 - len(data))):
+                data += more
+                if len(data) > limit:
+                    yield make_batch(index, _strings([]), position[:0], [Skip(index, 0, "too_large")])
+                    return
+        # The unit finds invalid UTF-8 in any text, so here it is no reason to skip the file.
+        if recognise(bytes(data[:HEAD_BYTES])) is not None and _valid(_strings([data])):
+            yield make_batch(index, _strings([]), position[:0], [Skip(index, 0, "not_text")])
+            return
+        if data.startswith(BOM):
+            del data[: len(BOM)]
+        yield make_batch(index, _strings([data]), position)
 
 
 def _separated(run: DocumentRun, index: int, separator: bytes) -> Batch:
@@ -74,29 +128,8 @@ def _separated(run: DocumentRun, index: int, separator: bytes) -> Batch:
     return make_batch(index, parts.view(pa.large_string()), positions)
 
 
-def read_file(path: str, index: int, source: Source, *, limit: int) -> Iterator[Batch]:
-    """The whole file as one document."""
-    position = np.zeros(1, np.int64)
-    # What is asked for is set aside at once, and neither the limit nor a small file is a reason to set aside much.
-    step = BATCH_BYTES if source.compression else min(BATCH_BYTES, source.bytes + 1)
-    data = bytearray()
-    with open_stream(path, source.compression, pin=pin_of(source), look=False) as stream:
-        while more := stream.read(min(step, limit + 1 - len(data))):
-            data += more
-            if len(data) > limit:
-                yield make_batch(index, _strings([]), position[:0], [Skip(index, 0, "too_large")])
-                return
-    # What is not even UTF-8 the unit finds, as in any text.
-    if recognise(bytes(data[:HEAD_BYTES])) is not None and _valid(_strings([data])):
-        yield make_batch(index, _strings([]), position[:0], [Skip(index, 0, "not_text")])
-        return
-    if data.startswith(BOM):
-        del data[: len(BOM)]
-    yield make_batch(index, _strings([data]), position)
-
-
 def _strings(texts: Sequence[bytes | bytearray]) -> pa.Array:
-    """Bytes as Arrow text that is not known to be valid yet; the unit checks it."""
+    """Bytes as an Arrow array of strings that are not checked to be valid UTF-8; the unit checks them."""
     return pa.array(texts, pa.large_binary()).view(pa.large_string())
 
 

@@ -1,33 +1,33 @@
-"""The text of a document that comes as columns or fields.
+"""Which columns or fields are the text of a document, and the text of a row.
 
-A rule says how: one column, a template, parts joined by a blank line, or the turns of a
-conversation. Without the user's word, the rule is found from the names of the columns, by the
-first of these shapes that fits: text; instruction(+input)/output; input/output; messages;
-conversations; prompt/response; question/answer; prompt/completion.
+A rule says how the text is made: one column, a template, parts joined by a blank line, or the turns of a conversation.
+If the user names none, the rule is found from the names of the columns, by the first of these shapes that fits:
 
-All rows of a table have the same columns. An object of JSON lines has fields of its own, so that a
-part that may be absent stays in the rule, however many objects lack it.
+    text                              {"column": "text"}
+    instruction, input?, output       {"join": [...]}    also input/output, prompt/response, question/answer,
+    messages, conversations           {"turns": ...}     prompt/completion
 
-What parquet and Arrow files have in common: rows of columns, one or some of which are the text.
+All rows of a table have the same columns. Each object of JSON lines has its own fields, so an optional part stays in
+the rule even if many objects lack it.
+
+`TableFormat` is what parquet and Arrow files have in common: rows of columns, some of which are the text.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
 import numpy as np
 import pyarrow as pa
 
 from tokenmill.errors import RecipeError
 from tokenmill.recipe import fill, template_columns
-from tokenmill.sources.base import Batch, Skip, judged_batch, make_batch
+from tokenmill.sources.base import Batch, Extent, Rule, Skip, Source, SourceFormat, judged_batch, make_batch
 
-Rule = dict[str, Any]
-
-# Each shape: the columns that must be there, those that may be, and the order in which they are joined. What has an
-# instruction and an output is told by them first: its instruction must not be lost.
+# Each shape: its columns in the order in which they are joined; "?" marks an optional one. A table with an instruction
+# and an output is recognised by them first, so that the instruction is not lost.
 _SHAPES: tuple[tuple[str, ...], ...] = (
     ("text",),
     ("instruction", "input?", "output"),
@@ -38,7 +38,7 @@ _SHAPES: tuple[tuple[str, ...], ...] = (
     ("question", "answer"),
     ("prompt", "completion"),
 )
-# Of a source that could not be read when it was planned.
+# The rule of a source that could not be read when it was planned.
 UNREAD: Rule = {"unread": True}
 _TURN_TEXT = ("content", "value", "text")
 _GLUE = "\n\n"
@@ -56,23 +56,23 @@ def find_rule(columns: Collection[str], *, text_column: str | None, template: st
 
 
 def common_rule(objects: Sequence[Collection[str]], *, text_column: str | None, template: str | None) -> Rule | None:
-    """The rule for JSON lines some of whose objects have these fields: that of the shape which most of them have.
+    """The rule for JSON lines whose first objects have these fields: the shape that most of them have.
 
-    None if none of them shows its text. A single odd one among them decides nothing, wherever it stands.
+    None if no object has a known shape. A single odd object decides nothing, wherever it is.
     """
     rule = _asked_rule(text_column, template)
     if rule is not None:
         wanted = rule_columns(rule)
         return rule if any(all(name in fields for name in wanted) for fields in objects) else None
     shapes: Counter[tuple[str, ...]] = Counter()
-    for fields, count in Counter(map(tuple, objects)).items():  # most have the same
+    for fields, count in Counter(map(tuple, objects)).items():  # most have the same fields
         if (shape := _shape(fields)) is not None:
             shapes[shape] += count
     return _shape_rule(shapes.most_common(1)[0][0]) if shapes else None
 
 
 def refusal(columns: Collection[str], *, text_column: str | None, template: str | None, where: str) -> RecipeError:
-    """Why there is no rule for a source with these columns."""
+    """The error for a source with these columns if no rule fits."""
     shown = ", ".join(sorted(columns)) or "none"
     rule = _asked_rule(text_column, template)
     if rule is None:
@@ -87,7 +87,7 @@ def refusal(columns: Collection[str], *, text_column: str | None, template: str 
 
 
 def unseen_rule(*, text_column: str | None, template: str | None) -> Rule:
-    """The rule for a source that shows no columns: it is empty or bad, and its documents will tell."""
+    """The rule for a source without any object: it is empty, or all its lines will be skipped with a reason."""
     return _asked_rule(text_column, template) or {"column": "text"}
 
 
@@ -119,7 +119,7 @@ def rule_columns(rule: Rule) -> list[str]:
 
 
 def row_text(rule: Rule, row: Mapping[str, Any]) -> tuple[str, str]:
-    """The text of a row and "", or "" and the reason why it has none."""
+    """The text of a row and "", or "" and the reason why the row is skipped."""
     if "column" in rule:
         return _string(row, rule["column"])
     if "template" in rule:
@@ -175,7 +175,7 @@ def _turns(row: Mapping[str, Any], name: str) -> tuple[str, str]:
 
 
 def _turn_text(turn: Any) -> str | None:
-    """What is said in one turn; a turn may be a string, or hold its text as parts. None if it is neither."""
+    """The text of one turn, which may be a string, parts, or an object with either; None for anything else."""
     if isinstance(turn, str):
         return turn
     if isinstance(turn, list):
@@ -189,12 +189,33 @@ def _turn_text(turn: Any) -> str | None:
     return None
 
 
-# A text that stands in the file once may stand in the column a million times, so the file's size bounds nothing.
+# A dictionary column can repeat one stored text a million times, so the size of the file bounds nothing.
 MAX_BATCH_ROWS = 1 << 14
 
 
+class TableFormat(SourceFormat, Protocol):
+    """A format with rows in sections, whose schema tells the columns. Its modules add `columns`, `sections`, `read`."""
+
+    has_columns: ClassVar[bool] = True
+    has_sections: ClassVar[bool] = True
+    positions_are_bytes: ClassVar[bool] = False
+
+    def columns(self, path: str, source: Source) -> list[str]:
+        """The names of the columns, in order."""
+
+    def find_text(self, path: str, source: Source, *, text_column: str | None, template: str | None) -> Rule:
+        return find_rule(self.columns(path, source), text_column=text_column, template=template, where=path)
+
+    def check(self, path: str, source: Source) -> None:
+        self.columns(path, source)
+
+    def extent(self, path: str, source: Source) -> Extent:
+        sizes = tuple(section.text_bytes for section in self.sections(path, source))
+        return Extent(text_bytes=sum(sizes), sections=sizes)
+
+
 def check_columns(schema: pa.Schema, rule: Rule, path: str) -> None:
-    """The columns of a rule must each be one, and the one that is to be the text must hold text."""
+    """Refuse a schema in which a column of the rule occurs twice, or the text column does not contain text."""
     for name in rule_columns(rule):
         if len(schema.get_all_field_indices(name)) != 1:
             raise RecipeError(f"{path} has several columns {name!r}", hint="rename all but one of them")
@@ -207,12 +228,12 @@ def _check_text_column(field: pa.Field, rule: Rule, path: str) -> None:
     binaries = (pa.types.is_binary, pa.types.is_large_binary, pa.types.is_binary_view)
     if "column" in rule and not any(is_kind(kind) for is_kind in (*texts, *binaries)):
         raise RecipeError(
-            f"{path}: column {field.name!r} holds {kind}, not text", hint="name a text column with `text_column`"
+            f"{path}: column {field.name!r} contains {kind}, not text", hint="name a text column with `text_column`"
         )
 
 
 def table_batch(index: int, table: pa.RecordBatch, rule: Rule, row: int) -> Batch:
-    """The texts of some rows, the first of which is `row`."""
+    """The texts of some rows, of which `row` is the first."""
     positions = np.arange(row, row + table.num_rows, dtype=np.int64)
     if "column" not in rule:
         rows = zip(positions.tolist(), _rows(table), strict=True)
@@ -227,7 +248,7 @@ def table_batch(index: int, table: pa.RecordBatch, rule: Rule, row: int) -> Batc
 
 
 def _rows(table: pa.RecordBatch) -> list[dict[str, Any] | None]:
-    """Rows as Python has them; None for one whose strings are not valid."""
+    """Rows as Python objects; None for a row with a string that is not valid UTF-8."""
     try:
         rows: list[dict[str, Any] | None] = table.to_pylist()
     except UnicodeDecodeError:

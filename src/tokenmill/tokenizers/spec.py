@@ -71,6 +71,11 @@ class TokenizerSpec:
         )
 
     @property
+    def needs_texts(self) -> bool:
+        """Whether its vocabulary is made of the texts, so that it has none before they are read: `char`."""
+        return self.kind == "char"
+
+    @property
     def file_name(self) -> str | None:
         """Under which name the content stands in a dataset; built-in tokenizers need none."""
         if self.kind == "byte" or (self.kind == "tiktoken" and self.name == "gpt2"):

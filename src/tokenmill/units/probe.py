@@ -19,9 +19,9 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import SourceError
-from tokenmill.sources.base import EXPANSION, TABLES, Batch, Source, Unit, text_buffers
+from tokenmill.sources.base import EXPANSION, Batch, Source, Unit, text_buffers
 from tokenmill.sources.files import expansion, pin_of
-from tokenmill.sources.reader import read_unit, sections
+from tokenmill.sources.reader import format_of, read_unit, sections
 from tokenmill.storage.base import is_url
 from tokenmill.units.task import BuildConfig, ProbeRequest, ProbeSlice
 
@@ -160,14 +160,15 @@ def sample_documents(
     path = f"{config.root}/{source.name}"
     window = min(_WINDOW_BYTES, request.read_bytes // 2)
     counts: list[DocumentCount] = []
-    if source.kind in TABLES:
+    format = format_of(source.kind, config.documents)
+    if format.has_sections:
         groups = sections(path, source)[unit.start : unit.stop if unit.stop >= 0 else None]
-        ranges = _row_groups(wanted, [size for size, _ in groups], request.read_bytes)
-        rows, planned = sum(rows for _, rows in groups), sum(size for size, _ in groups)
+        ranges = _row_groups(wanted, [group.text_bytes for group in groups], request.read_bytes)
+        rows, planned = sum(group.num_rows for group in groups), sum(group.text_bytes for group in groups)
         counts = [DocumentCount(source=unit.source, start=unit.start, planned_bytes=planned, documents=rows)]
     elif source.compression:
         ranges = [_compressed(wanted, path, request.read_bytes)]
-    elif source.kind == "text" and config.documents == "files":
+    elif format.is_one_document:
         positions = tuple((float(position), wanted.at + position) for position in wanted.positions)
         ranges = [ReadRange(unit, positions, unit.text_bytes)]
         counts = [DocumentCount(source=-1, start=0, planned_bytes=request.planned_bytes, documents=request.num_files)]
@@ -231,6 +232,7 @@ def _windows(wanted: ProbeSlice, window: int) -> list[ReadRange]:
 def _read_all(
     ranges: Sequence[ReadRange], path: str, source: Source, config: BuildConfig, window: int, share: int
 ) -> list[SampledTexts]:
+    positions_are_bytes = format_of(source.kind).positions_are_bytes
     sampled: list[SampledTexts] = []
     for one in ranges:
         batches = read_unit(
@@ -241,11 +243,11 @@ def _read_all(
             limit=config.max_document_bytes,
             batch_bytes=window,
         )
-        sampled += _read(one, batches, source.kind, share)
+        sampled += _read(one, batches, share, positions_are_bytes=positions_are_bytes)
     return sampled
 
 
-def _read(one: ReadRange, batches: Iterator[Batch], kind: str, share: int) -> Iterator[SampledTexts]:
+def _read(one: ReadRange, batches: Iterator[Batch], share: int, *, positions_are_bytes: bool) -> Iterator[SampledTexts]:
     """Read a range and sample at its positions. Positions behind its end sample the last document."""
     found: list[tuple[int, dict[Key, str], float]] = []
     documents = 0
@@ -253,7 +255,7 @@ def _read(one: ReadRange, batches: Iterator[Batch], kind: str, share: int) -> It
     bounds = np.zeros(1)
     batch = None
     for batch in (batch for batch in batches if len(batch.text)):
-        bounds = _bounds(batch, float(bounds[-1]), one.unit.start, kind)
+        bounds = (_byte_bounds if positions_are_bytes else _row_bounds)(batch, one.unit.start, float(bounds[-1]))
         while len(found) < len(one.positions) and one.positions[len(found)][0] < bounds[-1]:
             position, at = one.positions[len(found)]
             found.append((at, *_texts(batch, bounds, position, share)))
@@ -271,11 +273,15 @@ def _read(one: ReadRange, batches: Iterator[Batch], kind: str, share: int) -> It
             yield SampledTexts(at, texts, size * scale, documents / planned, one.weight)
 
 
-def _bounds(batch: Batch, edge: float, start: int, kind: str) -> Numbers:
-    """Where documents begin and the last one ends, as offsets into the range; `edge` is the end of those before."""
+def _row_bounds(batch: Batch, start: int, edge: float) -> Numbers:
+    """Where the texts of rows begin and the last one ends, as offsets into the range; the rows before end at `edge`."""
     lengths = np.diff(text_buffers(batch.text)[0])
-    if kind in TABLES:
-        return edge + np.cumsum(np.concatenate(([0], lengths + _LENGTH_BYTES)), dtype=np.float64)
+    return edge + np.cumsum(np.concatenate(([0], lengths + _LENGTH_BYTES)), dtype=np.float64)
+
+
+def _byte_bounds(batch: Batch, start: int, edge: float) -> Numbers:
+    """Where documents begin and the last one ends, as offsets into the range, which begins at byte `start`."""
+    lengths = np.diff(text_buffers(batch.text)[0])
     # The overhead of the last document is estimated from those before it.
     span, before = batch.positions[-1] - batch.positions[0], lengths[:-1].sum()
     last = batch.positions[-1] + lengths[-1] * max(1.0, span / before if before else 1.0)

@@ -26,7 +26,8 @@ from tokenmill.dataset.bin_idx import ShardWriter
 from tokenmill.dataset.manifest import BAD, SourceTotal
 from tokenmill.dataset.provenance import REASONS, SCHEMA, dictionary_column
 from tokenmill.recipe import load_filter
-from tokenmill.sources.base import TABLES, Batch, Skip
+from tokenmill.sources.base import Batch, Skip
+from tokenmill.sources.reader import format_of
 from tokenmill.storage.base import Storage
 from tokenmill.storage.local import Folder
 from tokenmill.storage.output import Output
@@ -157,7 +158,7 @@ def _planned_bytes_read(task: UnitTask, batch: Batch, before: int) -> int:
     In a plain file the position of the last document says it; in any other source, the size of the text.
     """
     unit, source = task.unit, task.sources[0]
-    if unit.num_sources == 1 and source.kind not in TABLES and not source.compression:
+    if unit.num_sources == 1 and not source.compression and format_of(source.kind).positions_are_bytes:
         now = int(batch.positions[-1]) - unit.start if len(batch.positions) else before
     else:
         now = before + batch.text.nbytes
