@@ -86,7 +86,7 @@ def test_the_kind_of_a_source_or_a_tokenizer_is_compared_in_its_own_modules_only
             constants = {part.value for part in ast.walk(node) if isinstance(part, ast.Constant)}
             if {operand.rpartition(".")[2] for operand in operands} & {"kind", "kinds"}:
                 assert not constants & KINDS, f"{path}:{node.lineno}"
-            if any(operand.endswith(".kind") for operand in operands):
+            if any(operand.endswith("source.kind") for operand in operands):
                 assert not any(operand.isupper() for operand in operands), f"{path}:{node.lineno}"
 
 
