@@ -5,14 +5,34 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, get_type_hints
 
 import pytest
 
 import tokenmill as library
 from conftest import Command, write_jsonl
-from tokenmill.arguments import RecipeOptions, TextOptions
-from tokenmill.cli.options import OPTIONS, PREPARE_OPTIONS, for_shell, library_arguments, shell_names, unescape
+from tokenmill.arguments import RecipeOptions
+from tokenmill.cli.commands import measure
+from tokenmill.cli.options import (
+    BENCH_OPTIONS,
+    CLUSTER_OPTIONS,
+    EXPORT_OPTIONS,
+    IMPORT_OPTIONS,
+    OPTIONS,
+    PREPARE_OPTIONS,
+    PULL_OPTIONS,
+    PUSH_OPTIONS,
+    REPAIR_OPTIONS,
+    SEVERAL,
+    VERIFY_OPTIONS,
+    Option,
+    for_shell,
+    library_arguments,
+    shell_names,
+    unescape,
+)
 from tokenmill.errors import RecipeError
 from tokenmill.recipe import Recipe
 
@@ -86,12 +106,37 @@ def test_the_same_error_in_a_notebook_and_in_a_shell(tokenmill: Command, tmp_pat
     assert said == "error: --eot-token needs --eot append or --eot prepend\nhint: drop one of the two\n"
 
 
-def test_every_option_of_prepare_is_a_keyword_of_the_library() -> None:
-    given = dict.fromkeys(PREPARE_OPTIONS) | {"executor": "local", "placement": "shared", "output": "out"}
-    fields = {*RecipeOptions.__annotations__, *TextOptions.__annotations__}
-    names = set(library_arguments(given))
-    assert names <= {*inspect.signature(library.prepare).parameters, *fields}
-    assert {"sources", "output", "val_sources", "tokenizer", "restart", "ray_address"} <= names
+@pytest.mark.parametrize(
+    ("call", "options"),
+    [
+        (library.prepare, PREPARE_OPTIONS),
+        (library.plan, OPTIONS),
+        (library.verify, VERIFY_OPTIONS),
+        (library.repair, REPAIR_OPTIONS),
+        (library.export, EXPORT_OPTIONS),
+        (library.import_, IMPORT_OPTIONS),
+        (library.push, PUSH_OPTIONS),
+        (library.pull, PULL_OPTIONS),
+        (library.cluster, CLUSTER_OPTIONS),
+        (measure, BENCH_OPTIONS),
+    ],
+)
+def test_options_are_the_keywords_of_the_library(call: Callable[..., Any], options: dict[str, Option]) -> None:
+    keywords = set(inspect.signature(call).parameters)
+    keywords |= {*get_type_hints(RecipeOptions)} if "recipe" in keywords else set()
+    told = set(library_arguments(dict.fromkeys(options, "given")))
+    assert told <= keywords
+    assert keywords - told <= {"watch", "recipe", "expected", "timeout"}
+
+
+def test_what_is_not_given_is_left_to_the_library() -> None:
+    given = dict.fromkeys(EXPORT_OPTIONS) | {"seed": 0, "restart": False, "templar_compat": True}
+    assert library_arguments(given) == {"seed": 0, "templar_compat": True}
+
+
+def test_an_option_of_a_recipe_has_the_type_of_its_field() -> None:
+    kinds = {name: option.kind for name, option in OPTIONS.items()}
+    assert [kinds[name] for name in ("seed", "split", "val_sources", "max_tokens")] == [int, SEVERAL, SEVERAL, str]
 
 
 def test_every_option_is_known_by_its_python_name() -> None:
@@ -102,20 +147,14 @@ def test_every_option_is_known_by_its_python_name() -> None:
 
 @pytest.mark.parametrize(
     ("given", "meant"),
-    [(None, None), (r"{a}\n{b}", "{a}\n{b}"), (r"a\tb\x1e", "a\tb\x1e"), (r"C:\dir", r"C:\dir"), ("\\\\n", "\\n")],
+    [(r"{a}\n{b}", "{a}\n{b}"), (r"a\tb\x1e", "a\tb\x1e"), (r"C:\dir", r"C:\dir"), ("\\\\n", "\\n")],
 )
-def test_escapes_of_a_shell_are_read(given: str | None, meant: str | None) -> None:
+def test_escapes_of_a_shell_are_read(given: str, meant: str) -> None:
     assert unescape(given) == meant
 
 
 def test_every_field_of_a_recipe_is_an_option() -> None:
-    fields = {"val_source" if field.name == "val_sources" else field.name for field in dataclasses.fields(Recipe)}
-    assert fields <= set(OPTIONS)
-    others = set(OPTIONS) - fields
-    assert others <= {"output", "config", "workers", "scratch", "layout", "executor", "restart", "update"} | PRINTED
-
-
-PRINTED = {"as_json", "quiet", "verbose", "no_progress"}
+    assert {field.name for field in dataclasses.fields(Recipe)} <= set(OPTIONS)
 
 
 def test_help_is_in_groups_and_summaries_are_whole(tokenmill: Command) -> None:

@@ -72,21 +72,22 @@ def _leave(code: int) -> NoReturn:
 def _early_workers(arguments: list[str]) -> Iterator[None]:
     """Let the fork server of a `prepare` load while this process does, where there are cores for both.
 
-    It is a guess from the words of the command line, since the parser is among what loads: a wrong one costs time only.
+    The parser itself takes time to load, so this guesses from the words. A wrong guess costs time only.
     """
     from tokenmill.resources import num_cores
 
     line = " ".join(arguments)
-    none = re.search(r"--help|--executor[ =]ray", line)
-    alone = re.search(r"(-j|--workers)[ =]?1( |$)", line) and "://" not in line
-    if arguments[:1] != ["prepare"] or none or alone or num_cores() == 1:
+    if arguments[:1] != ["prepare"] or _NO_WORKERS.search(line) or num_cores() == 1:
         yield
         return
     from tokenmill.executors.forkserver import start_early, stop_unused
 
-    other = re.search(r"--config|--tokenizer(?![ =]gpt2( |$))", line)
-    start_early(tokenizer="" if other else "gpt2")
+    start_early(tokenizer="" if _OTHER_TOKENIZER.search(line) else "gpt2")
     try:
         yield
     finally:
         stop_unused()
+
+
+_NO_WORKERS = re.compile(r"--help|--executor[ =]ray|(-j|--workers)[ =]?1( |$)")
+_OTHER_TOKENIZER = re.compile(r"--config|--tokenizer(?![ =]gpt2( |$))")

@@ -1,4 +1,10 @@
-"""The options that `prepare` and `plan` share, each declared once; and what Python calls them, in messages."""
+"""The options of all commands, each declared once: name, type, help, group. And the names of Python, in messages.
+
+    fields of a recipe, as `RecipeOptions` types them   -> options of prepare and plan
+    keywords of the library's functions                 -> options of the other commands
+
+An option has the name of its keyword, so a command hands on what it is given (`library_arguments`).
+"""
 
 from __future__ import annotations
 
@@ -11,24 +17,272 @@ import re
 import shlex
 import sys
 import traceback
+from collections import abc
 from collections.abc import Callable, Mapping
-from typing import Annotated, Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
+from tokenmill.arguments import RecipeOptions
 from tokenmill.errors import TokenmillError, redact
 
-DATASET, TEXT, TOKENIZER, RUN, PRINT = "Dataset", "Text", "Tokenizer", "Run", "Output"
+DATASET, TEXT, TOKENIZER, LAYOUT, RUN, PRINT = "Dataset", "Text", "Tokenizer", "Layout", "Run", "Output"
+REQUIRED = inspect.Parameter.empty
+SEVERAL = list[str]
 
 
-def _option(group: str, metavar: str | None, help: str, *names: str, kind: Any = str | None, **settings: Any) -> Any:
-    """An option that is named like its parameter unless `names` says otherwise."""
-    option = typer.Option(*names, metavar=metavar, help=help, show_default=False, rich_help_panel=group, **settings)
-    return Annotated[kind, option]
+@dataclass(frozen=True, slots=True)
+class Option:
+    """An option, or with `is_argument` an argument. It is called `--like-this` unless `names` says otherwise.
+
+    A field of a recipe needs no `kind`: its type is the recipe's. Paths are texts, for a `Path` makes an empty one
+    the current folder.
+    """
+
+    group: str
+    metavar: str | None
+    help: str
+    names: tuple[str, ...] = ()
+    kind: Any = str
+    default: Any = None
+    is_argument: bool = False
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    def parameter(self, name: str) -> inspect.Parameter:
+        """The option as a parameter that typer understands."""
+        is_flag = self.kind is bool
+        default = False if is_flag and self.default is None else self.default
+        declare: Any = typer.Argument if self.is_argument else typer.Option
+        option = declare(
+            *self.names,
+            metavar=self.metavar,
+            help=self.help,
+            rich_help_panel=self.group,
+            show_default=default not in (None, False, REQUIRED),
+            **self.settings,
+        )
+        kind = self.kind if is_flag or default is not None else self.kind | None
+        return inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[kind, option]
+        )
 
 
-def _flag(group: str, help: str, *names: str) -> Any:
-    return _option(group, None, help, *names, kind=bool)
+def _argument(metavar: str, help: str, kind: Any = str, default: Any = REQUIRED) -> Option:
+    return Option("Arguments", metavar, help, kind=kind, default=default, is_argument=True)
+
+
+def _flag(group: str, help: str, *names: str) -> Option:
+    return Option(group, None, help, names, kind=bool)
+
+
+def _workers(help: str) -> Option:
+    return Option(RUN, "N", help, ("-j", "--workers"), kind=int)
+
+
+def with_modules_here(given: Any) -> Any:
+    """Let a filter be a module of the current folder. Installed modules come first."""
+    if given is not None and os.getcwd() not in sys.path:
+        sys.path.append(os.getcwd())
+    return given
+
+
+def _recipe_field(name: str, group: str, metavar: str, help: str, *names: str, **settings: Any) -> Option:
+    """The option of a field of a recipe: one number, or several texts, or a text that the recipe reads."""
+    hint = _FIELD_TYPES[name]
+    is_many = any(get_origin(kind) in (abc.Sequence, abc.Mapping) for kind in get_args(hint))
+    kind = int if hint is int else SEVERAL if is_many else str
+    return Option(group, metavar, help, names, kind=kind, settings=settings)
+
+
+_FIELD_TYPES = get_type_hints(RecipeOptions)
+_MODULES = {"callback": with_modules_here}
+_FILTER = "MODULE:FUNCTION"
+
+VERBOSE = _flag(PRINT, "report every unit; show tracebacks", "-v", "--verbose")
+JSON = _flag(PRINT, "print the result as JSON", "--json")
+QUIET = _flag(PRINT, "print only errors", "-q", "--quiet")
+NO_PROGRESS = _flag(PRINT, "no progress bar and no progress lines", "--no-progress")
+# What a command prints, which the library is not told.
+PRINTED = {"json": JSON, "quiet": QUIET, "no_progress": NO_PROGRESS}
+
+# What `prepare` and `plan` share.
+OPTIONS: dict[str, Option] = {
+    "sources": _argument(
+        "SOURCE...", "files, folders or globs, also s3://, gs://, az://, hf://", kind=SEVERAL, default=None
+    ),
+    "output": Option(DATASET, "OUT", "the dataset's folder or URL", ("-o", "--output")),
+    "config": Option(
+        DATASET,
+        "FILE",
+        "a recipe in YAML: sources, tokenizer, split, max_tokens, ...; options override it",
+        settings=_MODULES,
+    ),
+    "split": _recipe_field(
+        "split",
+        DATASET,
+        "NAME=SHARE",
+        "hold out documents by their content: val=0.0005, or val=1%,test=2%; may be repeated. nanogpt: those that "
+        "nanoGPT's own script holds out",
+    ),
+    "val_sources": _recipe_field(
+        "val_sources", DATASET, "SOURCE", "a source that is the validation split; may be repeated", "--val-source"
+    ),
+    "max_tokens": _recipe_field("max_tokens", DATASET, "N", "stop at exactly this many tokens, like 150G"),
+    "sample": _recipe_field("sample", DATASET, "SHARE", "a seeded share of the units, like 1%, for a trial"),
+    "seed": _recipe_field("seed", DATASET, "N", "seed of the split and of the sample (0)"),
+    "layout": Option(
+        DATASET,
+        "LAYOUT",
+        "also export to OUT/LAYOUT: nanogpt, or with options templar:seq_len=2048,shard_size=1Gi",
+    ),
+    "text_column": _recipe_field("text_column", TEXT, "NAME", "the column or field that contains the text"),
+    "template": _recipe_field("template", TEXT, "TEXT", 'text from several columns: "{title}\\n\\n{body}"'),
+    "documents": _recipe_field(
+        "documents", TEXT, "WHAT", "what a document is in text files: lines (the default), files or separator:TEXT"
+    ),
+    "filter": _recipe_field(
+        "filter",
+        TEXT,
+        _FILTER,
+        "keep the documents for which this function is true; it is called with the text, a str. The module is in the "
+        "current folder or on the Python path",
+        **_MODULES,
+    ),
+    "min_chars": _recipe_field("min_chars", TEXT, "N", "drop documents with fewer characters"),
+    "max_document_bytes": _recipe_field("max_document_bytes", TEXT, "SIZE", "drop larger documents (64MB)"),
+    "on_bad": _recipe_field(
+        "on_bad", TEXT, "WHAT", "bad documents: quarantine (the default), or fail at the first one"
+    ),
+    "tokenizer": _recipe_field(
+        "tokenizer",
+        TOKENIZER,
+        "NAME",
+        "gpt2 (the default), byte, char, a tokenizer.json, a .tiktoken[:SCHEME], a SentencePiece .model, or a name on "
+        "the hub",
+    ),
+    "eot": _recipe_field("eot", TOKENIZER, "WHERE", "end of text: append (the default), prepend or none"),
+    "eot_token": _recipe_field(
+        "eot_token", TOKENIZER, "TOKEN", "the token that ends a text; added as a new token to a custom .tiktoken file"
+    ),
+    "workers": _workers("by default as many as cores and memory allow; 0 or less: three quarters of the cores"),
+    "unit_bytes": _recipe_field("unit_bytes", RUN, "SIZE", "text in one unit of work, like 256MB"),
+    "scratch": Option(RUN, "DIR", "write here first, if OUT is a slow network drive or a URL"),
+    "executor": Option(
+        RUN, "WHAT", "what runs the units: local (worker processes, the default), or ray (tasks of a cluster)"
+    ),
+    "restart": _flag(RUN, "delete what OUT contains, and start over", "--restart"),
+    "update": _flag(RUN, "sources of an unfinished build changed: keep the units of the unchanged ones", "--update"),
+    "json": JSON,
+    "quiet": QUIET,
+    "verbose": VERBOSE,
+    "no_progress": NO_PROGRESS,
+}
+PREPARE_OPTIONS = {
+    **OPTIONS,
+    "ray_address": Option(
+        RUN,
+        "ADDRESS",
+        "the Ray cluster: HOST:PORT or auto. By default the one that is found, else a temporary local Ray",
+    ),
+    "placement": Option(
+        RUN,
+        "WHERE",
+        "with ray: shared (all nodes reach OUT, the default), or node-local (every node stores a part in OUT on its "
+        "own disk; '$VARIABLES' in OUT are those of the node)",
+    ),
+    "wait": _flag(RUN, "if another process is building OUT, wait for it", "--wait"),
+}
+_FINISHED = {"path": _argument("OUT", "folder or URL of a dataset")}
+_REBUILD = {
+    "filter": Option(RUN, _FILTER, "the filter that the dataset was made with, if any", settings=_MODULES),
+    "workers": _workers("all cores by default"),
+    "json": JSON,
+}
+VERIFY_OPTIONS = {
+    **_FINISHED,
+    "quick": _flag(RUN, "sizes and structure only", "--quick"),
+    "source": Option(RUN, None, "tokenize the sources again and compare", kind=Literal["sample", "all"]),
+    **_REBUILD,
+}
+REPAIR_OPTIONS = {**_FINISHED, **_REBUILD}
+INSPECT_OPTIONS = {
+    **_FINISHED,
+    "split": Option(PRINT, "NAME", "which split to show texts of (train if there is one)"),
+    "documents": Option(PRINT, "N", "how many texts to show", kind=int, default=3, settings={"min": 0}),
+    "json": JSON,
+}
+BENCH_OPTIONS = {
+    **_FINISHED,
+    "split": Option(RUN, "NAME", "which split to read", default="train"),
+    "seq_len": Option(RUN, "N", "tokens in a sample", kind=int, default=1024, settings={"min": 1}),
+    "batch_size": Option(RUN, "N", "samples in a batch", kind=int, default=64, settings={"min": 1}),
+    "seconds": Option(RUN, "N", "how long to measure", kind=float, default=3.0, settings={"min": 0.01}),
+    "json": JSON,
+}
+# Repeated here so that --help loads no layout.
+LAYOUTS = "catid, datatrove, huggingface, litdata, llmc, mds, megatron, nanogpt, olmo, templar"
+_CONVERT = {
+    "workers": _workers("threads; all cores by default"),
+    "scratch": Option(RUN, "DIR", "write here first, if the output is a slow network drive"),
+    "restart": _flag(RUN, "delete what an earlier run wrote there", "--restart"),
+    **PRINTED,
+}
+_TEMPLAR_COMPAT = _flag(LAYOUT, "sample ids as the original computes them, which is wrong", "--templar-compat")
+EXPECTED = {
+    "expect": Option(
+        LAYOUT, "NAME=SHA256[:COUNT]", "what tokens or sample_ids must be (templar); may be repeated", kind=SEVERAL
+    ),
+    "checksums": Option(LAYOUT, "FILE", 'the same as JSON: {"tokens": {"sha256": ..., "elements": ...}}'),
+    "skip_validation": _flag(LAYOUT, "skip the comparison", "--skip-validation", "--skip_validation"),
+}
+EXPORT_OPTIONS = {
+    "dataset": _argument("DATASET", "a dataset, or token files of a layout"),
+    "output": _argument("OUT", "a folder of its own"),
+    "to": Option(LAYOUT, "LAYOUT", f"one of {LAYOUTS}", default=REQUIRED),
+    "shard_size": Option(LAYOUT, "N", "tokens in a file, like 100M or 1Gi"),
+    "seq_len": Option(LAYOUT, "N", "tokens in a sample (templar: 2048), or in a packed row (mds, huggingface)"),
+    "name": Option(LAYOUT, "NAME", "what file names begin with"),
+    "order": Option(
+        LAYOUT, None, "order of the documents (nanogpt); source by default", kind=Literal["source", "shuffled"]
+    ),
+    "seed": Option(LAYOUT, "N", "seed of --order shuffled (0)", kind=int),
+    "templar_compat": _TEMPLAR_COMPAT,
+    **EXPECTED,
+    **_CONVERT,
+}
+IMPORT_OPTIONS = {
+    "path": _argument("PATH", "files of the layout, or one of them"),
+    "layout": Option(LAYOUT, "LAYOUT", f"one of {LAYOUTS}", ("--from",), default=REQUIRED),
+    "eot_id": Option(LAYOUT, "N", "the id that ends a text", kind=int, settings={"min": 0}),
+    "dtype": Option(LAYOUT, None, "of files that do not store it", kind=Literal["uint16", "uint32", "int32"]),
+    "output": Option(DATASET, "DATASET", "the dataset's folder", ("-o", "--output"), default=REQUIRED),
+    "tokenizer": Option(DATASET, "NAME", "the tokenizer of the tokens, so that the dataset can be decoded"),
+    **_CONVERT,
+}
+CONSOLIDATE_OPTIONS = {
+    "data_root": Option(
+        LAYOUT, "DIR", "the folder with train_000000.npy, ...", ("--data_root", "--data-root"), default=REQUIRED
+    ),
+    "seq_len": Option(LAYOUT, "N", "tokens of a sample", ("--seq_len", "--seq-len"), default="2048"),
+    **EXPECTED,
+    "templar_compat": _TEMPLAR_COMPAT,
+    "workers": _CONVERT["workers"],
+    **PRINTED,
+}
+_TRANSFER = {
+    "split": Option(RUN, "NAME", "only this split; may be repeated", kind=SEVERAL),
+    "shards": Option(RUN, "NUMBERS", "only these shards of each split, like 0-9 or 0,3,5-7"),
+    "workers": _workers("files at once (4)"),
+    **PRINTED,
+}
+_URL = _argument("URL", "s3://, gs:// or az://")
+PUSH_OPTIONS = {"dataset": _argument("DATASET", "a dataset's folder"), "url": _URL, **_TRANSFER}
+PULL_OPTIONS = {"url": _URL, "folder": _argument("DIR", "the dataset's folder"), **_TRANSFER}
+CLUSTER_OPTIONS = {
+    "hosts": _argument("HOSTS", "a file like: node1 16"),
+    "user": Option(RUN, "NAME", "user on the hosts; you by default"),
+}
 
 
 class GroupedCommand(typer.core.TyperCommand):
@@ -37,9 +291,8 @@ class GroupedCommand(typer.core.TyperCommand):
     def format_options(self, ctx: Any, formatter: Any) -> None:
         groups: dict[str, list[tuple[str, str]]] = {}
         for option in self.get_params(ctx):
-            group = "Arguments" if option.param_type_name == "argument" else getattr(option, "rich_help_panel", None)
             if (record := option.get_help_record(ctx)) is not None:
-                groups.setdefault(group or "Options", []).append(record)
+                groups.setdefault(getattr(option, "rich_help_panel", None) or "Options", []).append(record)
         for group, records in groups.items():
             with formatter.section(group):
                 formatter.write_dl(records)
@@ -50,158 +303,48 @@ def summary(help: str) -> str:
     return " ".join(help.split()).partition(". ")[0].partition(" \b")[0].rstrip(".") + "."
 
 
-def with_modules_here(given: Any) -> Any:
-    """Let a filter be a module of the current folder. Installed modules come first."""
-    if given is not None and os.getcwd() not in sys.path:
-        sys.path.append(os.getcwd())
-    return given
+Run = Callable[[dict[str, Any]], int]
 
 
-SEVERAL, NUMBER, FILE = list[str] | None, int | None, str | None  # not a Path: an empty one means the current folder
+def command(app: typer.Typer, name: str, help: str, options: Mapping[str, Option]) -> Callable[[Run], Run]:
+    """Register a command, which is called with its options as one dict."""
 
-# What `prepare` and `plan` share. Fields of a recipe have the names that they have there, but for `val_source`.
-OPTIONS: dict[str, Any] = {
-    "sources": Annotated[
-        SEVERAL,
-        typer.Argument(
-            metavar="SOURCE...", help="files, folders or globs, also s3://, gs://, az://, hf://", show_default=False
-        ),
-    ],
-    "output": _option(DATASET, "OUT", "the dataset's folder or URL", "-o", "--output"),
-    "config": _option(
-        DATASET,
-        "FILE",
-        "a recipe in YAML: sources, tokenizer, split, max_tokens, ...; options override it",
-        kind=FILE,
-        callback=with_modules_here,
-    ),
-    "split": _option(
-        DATASET,
-        "NAME=SHARE",
-        "hold out documents by their content: val=0.0005, or val=1%,test=2%; may be repeated. nanogpt: those that "
-        "nanoGPT's own script holds out",
-        kind=SEVERAL,
-    ),
-    "val_source": _option(DATASET, "SOURCE", "a source that is the validation split; may be repeated", kind=SEVERAL),
-    "max_tokens": _option(DATASET, "N", "stop at exactly this many tokens, like 150G"),
-    "sample": _option(DATASET, "SHARE", "a seeded share of the units, like 1%, for a trial"),
-    "seed": _option(DATASET, "N", "seed of the split and of the sample (0)", kind=NUMBER),
-    "layout": _option(
-        DATASET,
-        "LAYOUT",
-        "also export to OUT/LAYOUT: nanogpt, or with options templar:seq_len=2048,shard_size=1Gi",
-    ),
-    "text_column": _option(TEXT, "NAME", "the column or field that contains the text"),
-    "template": _option(TEXT, "TEXT", 'text from several columns: "{title}\\n\\n{body}"'),
-    "documents": _option(
-        TEXT, "WHAT", "what a document is in text files: lines (the default), files or separator:TEXT"
-    ),
-    "filter": _option(
-        TEXT,
-        "MODULE:FUNCTION",
-        "keep the documents for which this function is true; it is called with the text, a str. The module is in the "
-        "current folder or on the Python path",
-        callback=with_modules_here,
-    ),
-    "min_chars": _option(TEXT, "N", "drop documents with fewer characters", kind=NUMBER),
-    "max_document_bytes": _option(TEXT, "SIZE", "drop larger documents (64MB)"),
-    "on_bad": _option(TEXT, "WHAT", "bad documents: quarantine (the default), or fail at the first one"),
-    "tokenizer": _option(
-        TOKENIZER,
-        "NAME",
-        "gpt2 (the default), byte, char, a tokenizer.json, a .tiktoken[:SCHEME], a SentencePiece .model, or a name on "
-        "the hub",
-    ),
-    "eot": _option(TOKENIZER, "WHERE", "end of text: append (the default), prepend or none"),
-    "eot_token": _option(
-        TOKENIZER, "TOKEN", "the token that ends a text; added as a new token to a custom .tiktoken file"
-    ),
-    "workers": _option(
-        RUN,
-        "N",
-        "by default as many as cores and memory allow; 0 or less: three quarters of the cores",
-        "-j",
-        "--workers",
-        kind=NUMBER,
-    ),
-    "unit_bytes": _option(RUN, "SIZE", "text in one unit of work, like 256MB"),
-    "scratch": _option(RUN, "DIR", "write here first, if OUT is a slow network drive or a URL", kind=FILE),
-    "executor": _option(
-        RUN, "WHAT", "what runs the units: local (worker processes, the default), or ray (tasks of a cluster)"
-    ),
-    "restart": _flag(RUN, "delete what OUT contains, and start over", "--restart"),
-    "update": _flag(RUN, "sources of an unfinished build changed: keep the units of the unchanged ones", "--update"),
-    "as_json": _flag(PRINT, "print the result as JSON", "--json"),
-    "quiet": _flag(PRINT, "print only errors", "-q", "--quiet"),
-    "verbose": _flag(PRINT, "report every unit; show tracebacks", "-v", "--verbose"),
-    "no_progress": _flag(PRINT, "no progress bar and no progress lines", "--no-progress"),
-}
-PREPARE_OPTIONS = {
-    **OPTIONS,
-    "ray_address": _option(
-        RUN,
-        "ADDRESS",
-        "the Ray cluster: HOST:PORT or auto. By default the one that is found, else a temporary local Ray",
-    ),
-    "placement": _option(
-        RUN,
-        "WHERE",
-        "with ray: shared (all nodes reach OUT, the default), or node-local (every node stores a part in OUT on its "
-        "own disk; '$VARIABLES' in OUT are those of the node)",
-    ),
-    "wait": _flag(RUN, "if another process is building OUT, wait for it", "--wait"),
-}
-_FLAGS = ("restart", "update", "as_json", "quiet", "verbose", "no_progress", "wait")
-
-
-def with_options(options: dict[str, Any]) -> Callable[[Callable[[dict[str, Any]], int]], Callable[..., int]]:
-    """A command that takes all of these options as one dict."""
-
-    def decorate(command: Callable[[dict[str, Any]], int]) -> Callable[..., int]:
-        def wrapper(**given: Any) -> int:
+    def register(run: Run) -> Run:
+        def call(**given: Any) -> int:
             try:
-                return command(given)
+                return run(given)
             except (TokenmillError, OSError):
                 raise
             except Exception:
-                if given["verbose"]:
+                if given.get("verbose"):
                     print(redact(traceback.format_exc()), file=sys.stderr)
                 raise
 
-        wrapper.__name__ = command.__name__
-        wrapper.__annotations__ = {**options, "return": int}
-        wrapper.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # what inspect looks for first
-            [
-                inspect.Parameter(
-                    name, inspect.Parameter.KEYWORD_ONLY, default=False if name in _FLAGS else None, annotation=kind
-                )
-                for name, kind in options.items()
-            ]
-        )
-        return wrapper
+        parameters = [option.parameter(name) for name, option in options.items()]
+        call.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+        call.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]  # what inspect looks for first
+        app.command(name, cls=GroupedCommand, help=help, short_help=summary(help))(call)
+        return run
 
-    return decorate
+    return register
 
 
-def library_arguments(given: dict[str, Any]) -> dict[str, Any]:
-    """The options as `tokenmill.prepare` and `tokenmill.plan` take them."""
-    arguments = {name: value for name, value in given.items() if name not in _FLAGS}
-    arguments["sources"] = tuple(arguments["sources"] or ())
-    arguments["val_sources"] = tuple(arguments.pop("val_source") or ())
-    arguments["split"] = tuple(arguments["split"] or ())
-    arguments["template"] = unescape(arguments["template"])
-    arguments["documents"] = unescape(arguments["documents"])
-    arguments |= {name: given[name] for name in ("restart", "update")}
-    for name in ("output", "executor", "placement"):
-        if given.get(name) is None:
-            arguments.pop(name, None)
-    return arguments
+def library_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options as the library's function takes them: nothing for an option that is not given."""
+    found = {name: value for name, value in given.items() if name not in _FOR_THE_COMMAND}
+    found = {name: value for name, value in found.items() if value is not None and value is not False}
+    for name in ("template", "documents"):
+        if isinstance(found.get(name), str):
+            found[name] = unescape(found[name])
+    return found
 
+
+_FOR_THE_COMMAND = (*PRINTED, "verbose", *EXPECTED)
 
 _QUOTED = re.compile(r"`([^`\n]{1,4000})`")
 _FIELD = re.compile(r"(\w+)(?=: | is )")
-# What the command line calls otherwise than Python does, beside the dashes.
-_PYTHON_NAMES = {"val_source": "val_sources", "expect": "expected", "as_json": "json"}
+# `--expect` and `--checksums` are one argument of the library.
+_PYTHON_NAMES = {"expect": "expected"}
 
 
 def for_shell(text: str, *, begins_with_field: bool = False) -> str:
@@ -277,10 +420,8 @@ def _quoted(value: object) -> str:
     return shlex.quote(str(value).replace("\n", "\\n"))
 
 
-def unescape(text: str | None) -> str | None:
+def unescape(text: str) -> str:
     """Interpret `\\n`, `\\t` and the like, which a shell passes on as they are."""
-    if text is None:
-        return None
     return re.sub(
         r"\\(?:[nrt\\]|x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4})", lambda found: codecs.decode(found[0], "unicode_escape"), text
     )

@@ -1,8 +1,7 @@
 """What the user sees in the end: results as a few lines, or as JSON.
 
-Texts from outside are printed with their control characters escaped.
-
-What `tokenmill inspect` tells of a dataset.
+Texts from outside are printed with their control characters escaped. Light: what opens datasets is loaded by the
+commands that do.
 """
 
 from __future__ import annotations
@@ -15,12 +14,8 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tokenmill.cli.options import for_shell
-from tokenmill.dataset import manifest as manifests
-from tokenmill.dataset import manifest as placement
 from tokenmill.errors import RecipeError
-from tokenmill.formats.open import open as open_dataset
 from tokenmill.sizes import counted, format_bytes, format_count, format_seconds
-from tokenmill.storage.base import open_folder
 
 if TYPE_CHECKING:
     from tokenmill.build.api import PrepareResult
@@ -198,6 +193,8 @@ def report(report: VerifyReport) -> None:
     else:
         for problem in report.problems:
             _print(f"bad: {problem.file}: {problem.what}")
+        from tokenmill.storage.base import open_folder
+
         can_repair = open_folder(report.path).exists(".build")
         hint = "tokenmill repair restores the files" if can_repair else "prepare it again with --restart"
         error(f"{counted(len(report.problems), 'problem')} in {report.path}", hint)
@@ -257,9 +254,13 @@ SHOWN_IDS = 20
 
 def describe(path: str) -> dict[str, Any]:
     """A dataset in numbers, and which node has what of it. Where no part of it is, that alone."""
+    from tokenmill.dataset.manifest import MANIFEST, load_nodes
+    from tokenmill.formats.open import open as open_dataset
+    from tokenmill.storage.base import open_folder
+
     folder = open_folder(path)
-    nodes = nodes_record(placement.load_nodes(folder))
-    if nodes and not folder.exists(manifests.MANIFEST):
+    nodes = nodes_record(load_nodes(folder))
+    if nodes and not folder.exists(MANIFEST):
         return {"path": folder.path, **nodes}
     manifest = open_dataset(path).manifest
     return {
@@ -284,6 +285,8 @@ def describe(path: str) -> dict[str, Any]:
 
 def first_texts(path: str, split: str | None, count: int) -> tuple[str, list[str]]:
     """The first documents of a split, decoded; as ids where no tokenizer is known. Tells which split it is."""
+    from tokenmill.formats.open import open as open_dataset
+    from tokenmill.storage.base import open_folder
     from tokenmill.tokenizers.engine import open_engine
     from tokenmill.tokenizers.spec import from_dataset
 

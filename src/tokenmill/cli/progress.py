@@ -1,12 +1,17 @@
-"""Progress while a command runs: on a terminal one line that fits into it, elsewhere a line every half minute."""
+"""Progress while a command runs: on a terminal one line that fits into it, elsewhere a line every half minute.
+
+    encoding  ━━━━━━━━━━━━━━━━  37%  482 MB of 1.28 GB  62.7M tokens/s  133 MB/s  ETA 6s  2 workers
+
+The columns are those of rich. What a terminal has no room for is left out, the least useful first.
+"""
 
 from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from tokenmill.arguments import Event
 from tokenmill.cli.options import for_shell
@@ -15,32 +20,37 @@ from tokenmill.sizes import counted, format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.live import Live
-    from rich.table import Table
-
+    from rich.progress import Progress
 
 LINE_SECONDS = 30.0
 
 _BAR_CELLS = (24, 16, 8)
 _GAP = "  "
-# Pieces of the line in their order; and by their use, for a terminal that has no room for all.
-_IN_ORDER = ("bar", "share", "bytes", "documents", "tokens", "speed", "left", "workers")
-_BY_USE = ("share", "left", "speed", "bytes", "tokens", "bar", "documents", "workers")
+# Columns in their order; and by their use, for a terminal that has no room for all.
+_IN_ORDER = ("label", "bar", "share", "bytes", "documents", "tokens", "speed", "left", "workers")
+_BY_USE = ("share", "left", "speed", "bytes", "tokens", "bar", "label", "documents", "workers")
 
 
 class ProgressDisplay:
-    """Shows the events of a build on standard error."""
+    """Shows the events of a command on standard error. `label` says what it does."""
 
-    def __init__(self, *, quiet: bool, verbose: bool, progress: bool) -> None:
+    def __init__(self, label: str, *, quiet: bool = False, verbose: bool = False, progress: bool = True) -> None:
+        self._label = label
         self._quiet = quiet
         self._verbose = verbose
-        self._live: Live | None = None
+        self._bar: Progress | None = None
         self._event: Event = {}
-        self._wants_live = progress and not quiet and sys.stderr.isatty()
+        self._wants_bar = progress and not quiet and sys.stderr.isatty()
         self._wants_lines = progress and not quiet and not sys.stderr.isatty()
         self._last_line = time.monotonic()
-        self._node = ""  # who speaks, where nodes build parts of their own
+        self._node = ""  # where nodes build parts of their own, the one that reports
         self._failures: set[str] = set()
+
+    @classmethod
+    def of(cls, options: Mapping[str, Any], label: str) -> ProgressDisplay:
+        """What the options of a command ask for."""
+        verbose = options.get("verbose", False)
+        return cls(label, quiet=options["quiet"], verbose=verbose, progress=not options["no_progress"])
 
     def __enter__(self) -> ProgressDisplay:
         return self
@@ -48,7 +58,7 @@ class ProgressDisplay:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._end_live()
+        self._end_bar()
 
     @property
     def tokens_per_second(self) -> int:
@@ -56,65 +66,89 @@ class ProgressDisplay:
         return int(self._event.get("tokens_per_second", 0))
 
     def __call__(self, event: Event) -> None:
-        kind = event["kind"]
         self._node = event.get("node", "")
-        if kind == "progress":
-            self._show_progress(event)
-        elif kind == "start":
-            if self._wants_live:
-                self._start_live(event)
-        elif kind == "resume":
-            unchecked = event["units"] - event["trusted"]
-            checks = f"; {unchecked:,} to be hashed again first, as the last run was cut off" if unchecked else ""
-            self._say(f"going on: {event['units']:,} of {counted(event['total_units'], 'unit')} done{checks}")
-        elif kind in ("note", "waiting"):
-            self._say(event["message"])
-        elif kind == "parity":
-            self._say(
-                f"parity: {counted(event['documents'], 'document')} ({format_bytes(event['bytes'])}) of your sources: "
-                f"the same tokens with {event['reference']}",
-                only_verbose=True,
-            )
-        elif kind == "retry":
-            self._say(f"unit {event['unit']} is tried again: {event['error']}")
-        elif kind == "failed":
-            # A source that is gone fails each of its units for the same reason.
-            self._say(f"unit {event['unit']} failed: {event['error']}", only_verbose=event["error"] in self._failures)
-            self._failures.add(event["error"])
-        elif kind == "done":
-            self._say(f"unit {event['unit']} done", only_verbose=True)
-        elif kind == "commit":
-            self._end_live()
+        show: Callable[[Event], None] | None = getattr(self, f"_on_{event['kind']}", None)
+        if show is not None:
+            show(event)
+
+    def _on_start(self, event: Event) -> None:
+        if self._wants_bar:
+            self._event = event
+            self._start_bar()
+
+    def _on_progress(self, event: Event) -> None:
+        self._event = event
+        if self._bar is not None:
+            for task in self._bar.task_ids:
+                self._bar.update(
+                    task, completed=event["bytes"], total=max(event["total_bytes"], 1), pieces=self._pieces()
+                )
+        if self._wants_lines and time.monotonic() - self._last_line >= LINE_SECONDS:
+            self._last_line = time.monotonic()
+            print(join_pieces(self._pieces()), file=sys.stderr, flush=True)
+
+    def _on_resume(self, event: Event) -> None:
+        unchecked = event["units"] - event["trusted"]
+        checks = f"; {unchecked:,} are hashed again first, because the last run was cut off" if unchecked else ""
+        self._say(f"resuming: {event['units']:,} of {counted(event['total_units'], 'unit')} are done{checks}")
+
+    def _on_note(self, event: Event) -> None:
+        self._say(event["message"])
+
+    _on_waiting = _on_note
+
+    def _on_parity(self, event: Event) -> None:
+        self._say(
+            f"parity: {counted(event['documents'], 'document')} ({format_bytes(event['bytes'])}) of your sources: "
+            f"the same tokens with {event['reference']}",
+            only_verbose=True,
+        )
+
+    def _on_retry(self, event: Event) -> None:
+        self._say(f"unit {event['unit']} is retried: {event['error']}")
+
+    def _on_failed(self, event: Event) -> None:
+        # A source that is gone fails each of its units for the same reason.
+        self._say(f"unit {event['unit']} failed: {event['error']}", only_verbose=event["error"] in self._failures)
+        self._failures.add(event["error"])
+
+    def _on_done(self, event: Event) -> None:
+        self._say(f"unit {event['unit']} done", only_verbose=True)
+
+    def _on_commit(self, event: Event) -> None:
+        self._end_bar()
 
     def _say(self, text: str, *, only_verbose: bool = False) -> None:
         if self._quiet or (only_verbose and not self._verbose):
             return
         text = for_shell(f"{self._node}: {text}" if self._node else text)
-        if self._live is not None:
-            self._live.console.print(printable(text), markup=False, highlight=False)
+        if self._bar is not None:
+            self._bar.console.print(printable(text), markup=False, highlight=False)
         else:
             print(printable(text), file=sys.stderr, flush=True)
 
-    def _show_progress(self, event: Event) -> None:
-        self._event = event
-        if self._wants_lines and time.monotonic() - self._last_line >= LINE_SECONDS:
-            self._last_line = time.monotonic()
-            print(join_pieces(pieces(event)), file=sys.stderr, flush=True)
+    def _pieces(self) -> dict[str, str]:
+        # With `--layout`, an export follows the build.
+        is_export = self._label == "encoding" and "documents" not in self._event
+        return {"label": "exporting" if is_export else self._label, **pieces(self._event)}
 
-    def _start_live(self, event: Event) -> None:
+    def _state(self) -> dict[str, Any]:
+        total = max(self._event["total_bytes"], 1)
+        return {"completed": self._event["bytes"], "total": total, "pieces": self._pieces()}
+
+    def _start_bar(self) -> None:
         from rich.console import Console
-        from rich.live import Live
 
-        self._event = event
-        console = Console(stderr=True)
-        # Drawn anew some times a second, for the width that the terminal has then.
-        self._live = Live(get_renderable=lambda: drawn(self._event, console), console=console)
-        self._live.start()
+        self._bar = make_bar(Console(stderr=True))
+        self._bar.add_task(
+            "", completed=self._event["bytes"], total=max(self._event["total_bytes"], 1), pieces=self._pieces()
+        )
+        self._bar.start()
 
-    def _end_live(self) -> None:
-        if self._live is not None:
-            self._live.stop()
-            self._live = None
+    def _end_bar(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
 
 
 def pieces(event: Event) -> dict[str, str]:
@@ -151,17 +185,29 @@ def fitting(found: Mapping[str, str], width: int) -> dict[str, str]:
     return chosen
 
 
-def drawn(event: Event, console: Console) -> Table:
-    """The line as a terminal shows it."""
-    from rich.progress_bar import ProgressBar
+def make_bar(console: Console) -> Progress:
+    """rich's progress, with the columns that fit into the terminal as wide as it is at the moment."""
+    from rich.progress import BarColumn, Progress
     from rich.table import Table
     from rich.text import Text
 
-    for cells in _BAR_CELLS:
-        found = fitting({**pieces(event), "bar": " " * cells}, console.width)
-        if "bar" in found:
-            break
-    bar = [ProgressBar(max(event["total_bytes"], 1), event["bytes"], width=cells)] if found.pop("bar", None) else []
-    line = Table.grid(padding=(0, len(_GAP), 0, 0))
-    line.add_row(*bar, Text(join_pieces(found), no_wrap=True))
-    return line
+    class FittingProgress(Progress):
+        def get_renderables(self) -> Iterator[Table]:
+            for task in self.tasks:
+                found = task.fields["pieces"]
+                for cells in _BAR_CELLS:
+                    chosen = fitting({**found, "bar": " " * cells}, self.console.width)
+                    if "bar" in chosen:
+                        break
+                bar = BarColumn(bar_width=cells)
+                line = Table.grid(padding=(0, len(_GAP), 0, 0))
+                line.add_row(
+                    *(
+                        bar(task) if name == "bar" else Text(chosen[name], no_wrap=True)
+                        for name in _IN_ORDER
+                        if name in chosen
+                    )
+                )
+                yield line
+
+    return FittingProgress(console=console)
