@@ -196,6 +196,21 @@ def test_no_step_is_lost_when_the_workers_cannot_share_them_evenly(dataset: Data
         assert found == take(loader)
 
 
+@FEW_CORES
+@pytest.mark.parametrize("workers", [0, 2])
+def test_workers_skip_what_the_plain_loader_skips(dataset: Dataset, workers: int) -> None:
+    options: dict[str, Any] = {"skip": [(2, 5), (6, 7)], "epochs": 1, "max_seq_len": 64, "fields": FIELDS}
+    loader = tokenmill.DataLoader(dataset, 16, 3, **options)
+    stream = adapters.IterableDataset(dataset, 16, 3, **options)
+    begun = take(loader, 4)
+    state = loader.state_dict()
+    assert json.loads(json.dumps(stream.state_dict(4))) == state
+    rest = take(loader)
+    assert take(torch_data.DataLoader(stream, batch_size=None, num_workers=workers)) == begun + rest
+    stream.load_state_dict(state)
+    assert take(torch_data.DataLoader(stream, batch_size=None, num_workers=workers)) == rest
+
+
 def test_an_iterable_dataset_begins_at_its_state_each_time(dataset: Dataset) -> None:
     whole = take(tokenmill.DataLoader(dataset, 32, 4, fields=FIELDS), 12)
     stream = adapters.IterableDataset(dataset, 32, 4, fields=FIELDS)

@@ -179,7 +179,7 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]  # torc
         loader = self._loader
         if loader.epochs is None or not loader.drop_last:
             return None
-        left = max(0, loader.epochs * loader.num_samples - loader.samples_seen)
+        left = max(0, loader.num_given(loader.samples_seen, loader.epochs * loader.num_samples))
         steps = left // (loader.batch_size * loader.world_size)
         return len(range(worker, steps, workers))
 
@@ -188,7 +188,7 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]  # torc
         loader = self._loader
         steps = arguments.whole("steps", steps, hint="give the number of batches consumed")
         last = float("inf") if loader.epochs is None else loader.epochs * loader.num_samples
-        seen = loader.samples_seen + steps * loader.batch_size * loader.world_size
+        seen = loader.seen_after(steps)
         return {**loader.state_dict(), "samples_seen": int(min(seen, max(last, loader.samples_seen)))}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

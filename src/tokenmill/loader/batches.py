@@ -108,7 +108,13 @@ class BatchSpec:
 
 
 class WindowStream:
-    """Windows of one split, in one of the orders. The identity names the split and the order."""
+    """Windows of one split, in one of the orders. The identity names the split and the order.
+
+    With `max_seq_len`, the order is that of longer windows, and each of them is cut into windows of `seq_len`:
+
+        order of windows of 8   | 3 ........ | 0 ........ | 2 ........ |
+        seq_len 4               | 3 .. | 3 .. | 0 .. | 0 .. | 2 .. | 2 .. |     the same tokens in the same order
+    """
 
     limit: int | None = None
 
@@ -121,26 +127,37 @@ class WindowStream:
         order: Order,
         seed: int,
         batch_spec: BatchSpec,
+        max_seq_len: int | None = None,
     ) -> None:
+        longer = max_seq_len or windows.seq_len
         # Hashed for the order, and stored in states: keys and their order never change.
-        self.identity = {**identity, "packing": "concat", "seq_len": windows.seq_len, "order": order, "seed": seed}
+        self._key = {**identity, "packing": "concat", "seq_len": longer, "order": order, "seed": seed}
+        self.identity = {**self._key, "seq_len": windows.seq_len}
+        if longer != windows.seq_len:
+            self.identity["max_seq_len"] = longer
         self.content = content
         self.windows = windows
+        self._parts = longer // windows.seq_len
+        self._num_longer = (windows.split.num_tokens - 1) // longer
         self._order = check_order(order)
         self._batch_spec = batch_spec
         self._layout = WindowLayout(batch_spec, windows.dtype)
 
     @property
     def num_samples(self) -> int:
-        return len(self.windows)
+        return self._num_longer * self._parts
 
     def locate(self, positions: Numbers) -> Numbers:
         """The first tokens of the windows."""
         windows = self.windows
         if self._order == "random":
             num_starts = windows.split.num_tokens - windows.seq_len
-            return sample_with_replacement(positions, num_starts, make_key(self.identity))
-        return samples_in_order(positions, self.num_samples, self._order, self.identity) * windows.seq_len
+            return sample_with_replacement(positions, num_starts, make_key(self._key))
+        if self._parts == 1:
+            return samples_in_order(positions, self._num_longer, self._order, self._key) * windows.seq_len
+        longer, parts = np.divmod(positions, self._parts)
+        found = samples_in_order(longer, self._num_longer, self._order, self._key) * self._parts + parts
+        return found * windows.seq_len
 
     def prefetch(self, batches: Sequence[Numbers]) -> Iterator[None]:
         windows = self.windows

@@ -24,14 +24,15 @@ import numpy.typing as npt
 from tokenmill import arguments
 from tokenmill.dataset.bin_idx import numpy_dtype
 from tokenmill.dataset.dataset import Dataset
-from tokenmill.dataset.windows import Windows, check_seq_len
+from tokenmill.dataset.windows import Windows, check_seq_len, check_tokens
 from tokenmill.errors import RecipeError, StateError
 from tokenmill.formats import open as datasets
 from tokenmill.loader.batches import Batch, BatchSpec, Labels, Numbers, SampleStream, WindowStream
 from tokenmill.loader.mixture import Mixture, MixtureStream
 from tokenmill.loader.packing import open_packed
 from tokenmill.loader.page_cache import release
-from tokenmill.loader.state import STATE_VERSION, check_content, check_ignore, check_state
+from tokenmill.loader.skip import Skip, check_skip
+from tokenmill.loader.state import STATE_VERSION, check_content, check_ignore, check_state, seq_lens
 from tokenmill.permutation import Order
 
 PackingKind = Literal["concat", "document_start", "best_fit", "padded", "truncated"]
@@ -59,6 +60,8 @@ class SampleOptions(RowOptions, total=False):
 class LoaderOptions(SampleOptions, total=False):
     """The same, and the options of iteration."""
 
+    max_seq_len: int | None
+    skip: Skip
     epochs: int | None
     drop_last: bool
     prefetch: int
@@ -101,6 +104,13 @@ class DataLoader:
     but each row begins with a document, and what is left of the one before is dropped. `stream.packing` says how many
     tokens are padding and how many are dropped.
 
+    `max_seq_len` makes loaders of several seq_len, each of which divides it, parts of one run: the order is that of
+    rows of `max_seq_len`, which are cut into rows of `seq_len`. A state continues at the same token with any of them.
+    Rows of a mixture, and the samples that its schedule counts, are then those of `max_seq_len`.
+
+    `skip=[(1000, 1100)]` leaves out steps 1000 to 1099 of all ranks, counted from the start of the run. They become
+    samples with the batch size and world size of this loader, are recorded in the state, and count as seen.
+
     `dataset` is a path, a URL, an open dataset, or a `Mixture` of several. The field "component" then tells which
     component of the mixture each row is from.
     """
@@ -117,6 +127,8 @@ class DataLoader:
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
+        max_seq_len: int | None = None,
+        skip: Skip = (),
         epochs: int | None = None,
         drop_last: bool = True,
         labels: Labels = "shifted",
@@ -133,9 +145,18 @@ class DataLoader:
         opened = dataset if isinstance(dataset, Dataset | Mixture) else datasets.open(dataset)
         self.path = None if isinstance(opened, Mixture) else opened.path
         self.stream = open_stream(
-            opened, self.seq_len, split=split, order=order, seed=seed, batch_spec=batch_spec, packing=packing
+            opened,
+            self.seq_len,
+            split=split,
+            order=order,
+            seed=seed,
+            batch_spec=batch_spec,
+            packing=packing,
+            max_seq_len=_check_max_seq_len(max_seq_len, self.seq_len, packing, order),
         )
         self.samples_seen = 0
+        self._asked_to_skip = check_skip(skip, self.batch_size * self.world_size)
+        self._skips = self._asked_to_skip
         # The end of the pass whose last samples were taken, until its iteration ends.
         self._open_end: int | None = None
         if self.epochs is not None:
@@ -149,9 +170,11 @@ class DataLoader:
     @property
     def num_steps(self) -> int | None:
         """Batches of a rank in a pass, or None if the loader repeats endlessly."""
-        if self.epochs is None:
+        end = self._pass_end()
+        if end is None:
             return None
-        steps, rest = divmod(self._pass_samples, self.batch_size * self.world_size)
+        samples = self.num_given(end - self._pass_samples, end)
+        steps, rest = divmod(samples, self.batch_size * self.world_size)
         return steps + (not self.drop_last and rest > self.batch_size * self.rank)
 
     @property
@@ -162,7 +185,8 @@ class DataLoader:
         source = "Mixture" if self.path is None else repr(self.path)
         shape = f"seq_len={self.seq_len}, batch_size={self.batch_size}, rank={self.rank}, world_size={self.world_size}"
         steps = "endless" if self.num_steps is None else f"{self.num_steps:,} steps"
-        return f"{type(self).__name__}({source}, {shape}, {steps}, {self.samples_seen:,} samples seen)"
+        skipped = f", skips {self._skips.num_skipped:,} samples" if self._skips.ranges else ""
+        return f"{type(self).__name__}({source}, {shape}, {steps}, {self.samples_seen:,} samples seen{skipped})"
 
     def __len__(self) -> int:
         """Batches of a rank in a pass. A `TypeError` if the loader repeats endlessly, as if it had no length."""
@@ -187,6 +211,14 @@ class DataLoader:
         if end is not None:
             self.samples_seen, self._open_end = end, None
 
+    def num_given(self, begin: int, end: int) -> int:
+        """Samples from position `begin` up to `end` that are not skipped."""
+        return self._skips.num_given(end) - self._skips.num_given(begin)
+
+    def seen_after(self, steps: int) -> int:
+        """What `samples_seen` will be so many whole steps from now."""
+        return self._skips.end_of(self._skips.num_given(self.samples_seen) + steps * self.batch_size * self.world_size)
+
     def set_epoch(self, epoch: int) -> None:
         """Move to the start of pass number `epoch`, which counts from 0, unless the position is inside of it.
 
@@ -204,11 +236,15 @@ class DataLoader:
             "content": self.stream.content,
             "samples_seen": self.samples_seen,
         }
+        if self._skips.ranges:
+            state["skip"] = self._skips.to_json()
         # The end of a pass is the start of the next one: an iteration that was interrupted there has to end first.
         return {**state, "at_pass_end": True} if self._open_end == self.samples_seen else state
 
     def load_state_dict(self, state: dict[str, Any], *, ignore: Collection[str] = ()) -> None:
         """Continue at the position of another loader of the same stream, with any ranks and batch size.
+
+        What the state skips is skipped, and what this loader was told to skip if it is not seen yet.
 
         A mixture may have other weights from there on, and more components. A state that differs in anything else is
         refused, unless `ignore` names the fields: "seed", "order", "packing", "plan", "fingerprint" or "content". Then
@@ -217,6 +253,8 @@ class DataLoader:
         hint, ignored = "open the same dataset with the same seed, order, packing and seq_len", check_ignore(ignore)
         seen = check_state(state, self.stream.identity, hint=hint, ignore=ignored)
         check_content(state, "content", self.stream.content, ignore=ignored)
+        recorded = state.get("skip", [])
+        self._skips = self._asked_to_skip.resumed_from(recorded, seen, *seq_lens(state, self.stream.identity))
         self.samples_seen = seen
         self._open_end = seen if seen and state.get("at_pass_end") else None
 
@@ -234,9 +272,9 @@ class DataLoader:
 
     def _warn_if_empty(self, begin: int, end: int) -> None:
         step = self.batch_size * self.world_size
-        if end - begin >= (step if self.drop_last else 1):
+        if self.num_given(begin, end) >= (step if self.drop_last else 1):
             return
-        number, count = end // self._pass_samples - 1, self._pass_samples
+        number, count = end // self._pass_samples - 1, self.num_given(end - self._pass_samples, end)
         message = (
             f"epoch {number} has no batch left after sample {begin:,}: the state was saved behind its last batch. "
             f"This iteration is empty, and the next one is epoch {number + 1}."
@@ -249,9 +287,11 @@ class DataLoader:
         """Batches from a sample on up to `last`, each with the number of samples that all ranks have seen after it."""
         step = self.batch_size * self.world_size
         mine = self.batch_size * self.rank + np.arange(self.batch_size)
-        ends = [end for end in (last, self.stream.limit) if end is not None]
-        left = max(0, min(ends) - seen) // step if ends else None
-        chunks = self._locate_chunks(seen + mine, step, left)
+        skips = self._skips
+        taken, stop = skips.num_given(seen), None if last is None else skips.num_given(last)
+        ends = [self.num_given(seen, end) for end in (last, self.stream.limit) if end is not None]
+        left = max(0, min(ends)) // step if ends else None
+        chunks = self._locate_chunks(taken + mine, step, left)
         following = next(chunks, None)
         prefetching = self._prefetch_chunk(following)
         release_steps, others_bytes = max(1, _RELEASE_ROWS // self.batch_size), 0
@@ -264,14 +304,14 @@ class DataLoader:
                 next(prefetching, None)  # one step with each batch, so that no batch waits for it
                 if number % release_steps == 0:
                     others_bytes = release(self.stream.maps(), others_bytes)
-                seen += step
-                yield seen, batch
-        if last is None or seen + step <= last:
-            self._check_limit(seen + step)
-        elif seen < last and not self.drop_last:
-            rest = seen + mine[seen + mine < last]
+                taken += step
+                yield skips.end_of(taken), batch
+        if last is None or stop is None or taken + step <= stop:
+            self._check_limit(skips.end_of(taken + step))
+        elif taken < stop and not self.drop_last:
+            rest = taken + mine[taken + mine < stop]
             if len(rest):
-                yield last, self.stream.batch(self.stream.locate(rest))
+                yield last, self.stream.batch(self.stream.locate(skips.positions(rest)))
 
     def _check_limit(self, stop: int) -> None:
         """Raise `RecipeError` if the stream ends before position `stop`."""
@@ -283,7 +323,7 @@ class DataLoader:
         return iter(()) if located is None else self.stream.prefetch(list(located))
 
     def _locate_chunks(self, first: Numbers, step: int, left: int | None) -> Iterator[Numbers]:
-        """The samples of the remaining steps, several steps at a time. `first` are the positions of the first step."""
+        """The samples of the remaining steps, several steps at a time. `first` are those of the first one."""
         chunk = max(1, _CHUNK_TOKENS // (self.batch_size * self.seq_len))
         done = 0
         for power in count():
@@ -292,7 +332,7 @@ class DataLoader:
                 steps = min(steps, left - done)
             if not steps:
                 return
-            positions = first + step * np.arange(done, done + steps)[:, None]
+            positions = self._skips.positions(first + step * np.arange(done, done + steps)[:, None])
             located = self.stream.locate(positions.ravel())
             located = located.reshape(*positions.shape, *located.shape[1:])
             done += steps
@@ -309,11 +349,20 @@ def open_stream(
     seed: int,
     batch_spec: BatchSpec,
     packing: PackingKind = "concat",
+    max_seq_len: int | None = None,
 ) -> SampleStream:
     """The stream of the samples of a split, or of all components of a mixture."""
     if isinstance(dataset, Dataset):
         return _open_component(
-            dataset, seq_len, {}, split=split, order=order, seed=seed, batch_spec=batch_spec, packing=packing
+            dataset,
+            seq_len,
+            {},
+            split=split,
+            order=order,
+            seed=seed,
+            batch_spec=batch_spec,
+            packing=packing,
+            max_seq_len=max_seq_len,
         )
     stored = [numpy_dtype(component[split].dtype) for component in dataset.datasets.values()]
     plain = replace(
@@ -326,11 +375,19 @@ def open_stream(
         # The name is hashed for the order (under its key of version 0.1), so that two components with the same
         # dataset have different orders.
         _open_component(
-            component, seq_len, {"part": name}, split=split, order=order, seed=seed, batch_spec=plain, packing=packing
+            component,
+            seq_len,
+            {"part": name},
+            split=split,
+            order=order,
+            seed=seed,
+            batch_spec=plain,
+            packing=packing,
+            max_seq_len=max_seq_len,
         )
         for name, component in dataset.datasets.items()
     ]
-    return MixtureStream(dataset, streams, seq_len=seq_len, fields=batch_spec.fields)
+    return MixtureStream(dataset, streams, seq_len=seq_len, max_seq_len=max_seq_len, fields=batch_spec.fields)
 
 
 def _open_component(
@@ -343,14 +400,35 @@ def _open_component(
     seed: int,
     batch_spec: BatchSpec,
     packing: PackingKind,
+    max_seq_len: int | None,
 ) -> SampleStream:
     if "component" in batch_spec.fields:
         raise RecipeError("field 'component' of a single dataset", hint="only a Mixture has components")
     identity = {"fingerprint": dataset.manifest.fingerprint, "split": split, **extra}
     if packing == "concat":
+        check_tokens(dataset[split].num_tokens, max_seq_len or seq_len)
         windows, content = Windows(dataset[split], seq_len), dataset.content(split)
-        return WindowStream(windows, identity, content, order=order, seed=seed, batch_spec=batch_spec)
+        return WindowStream(
+            windows, identity, content, order=order, seed=seed, batch_spec=batch_spec, max_seq_len=max_seq_len
+        )
     return open_packed(dataset, split, packing, seq_len, identity, order=order, seed=seed, batch_spec=batch_spec)
+
+
+def _check_max_seq_len(max_seq_len: Any, seq_len: int, packing: str, order: str) -> int | None:
+    """The length of the rows whose order it is, if `max_seq_len` is given."""
+    if max_seq_len is None:
+        return None
+    found = arguments.whole("max_seq_len", max_seq_len, least=seq_len, hint="give the longest `seq_len` of the run")
+    if found % seq_len:
+        raise RecipeError(f"max_seq_len {found} is not a multiple of seq_len {seq_len}", hint="give a multiple of it")
+    if packing != "concat":
+        raise RecipeError(
+            f"max_seq_len with packing {packing!r}, whose rows are other ones for each seq_len",
+            hint="use packing 'concat', or leave max_seq_len out",
+        )
+    if order == "random":
+        raise RecipeError("max_seq_len with order 'random', whose windows begin anywhere", hint="leave it out")
+    return found
 
 
 class Share(NamedTuple):

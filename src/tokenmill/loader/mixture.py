@@ -119,10 +119,18 @@ class MixtureStream:
     """The streams of the components, interleaved by their shares."""
 
     def __init__(
-        self, mixture: Mixture, streams: Sequence[SampleStream], *, seq_len: int, fields: Sequence[str] = ()
+        self,
+        mixture: Mixture,
+        streams: Sequence[SampleStream],
+        *,
+        seq_len: int,
+        max_seq_len: int | None = None,
+        fields: Sequence[str] = (),
     ) -> None:
         self.mixture = mixture
         self._seq_len = seq_len
+        # The rows that are mixed are cut into so many samples.
+        self._parts = (max_seq_len or seq_len) // seq_len
         self.streams = tuple(streams)
         # Lists, not dictionaries: the order of the components matters. Keys are those that states of 0.1 have.
         self.identity: dict[str, Any] = {
@@ -139,18 +147,20 @@ class MixtureStream:
     def num_samples(self) -> int:
         """Samples in an epoch: of all components, or of the budgets, where an incomplete one counts."""
         if self.mixture.num_tokens is not None:
-            return -(-self.mixture.num_tokens // self._seq_len)
+            return -(-self.mixture.num_tokens // (self._seq_len * self._parts)) * self._parts
         return sum(stream.num_samples for stream in self.streams)
 
     def locate(self, positions: Numbers) -> Numbers:
         """Two columns: the component, and the sample of its own stream."""
         self._check_limit(int(positions.max(initial=-1)) + 1)
         located = np.empty((len(positions), 2), np.int64)
-        numbers = np.searchsorted(self._begins, positions, side="right") - 1
+        rows, parts = np.divmod(positions, self._parts)
+        numbers = np.searchsorted(self._begins, rows, side="right") - 1
         for number in np.unique(numbers).tolist():
             mine, phase = numbers == number, self._phases[number]
-            components, before = phase.schedule.at(positions[mine] - phase.begin)
-            located[mine] = np.stack((components, before + np.array(phase.before)[components]), axis=1)
+            components, before = phase.schedule.at(rows[mine] - phase.begin)
+            samples = (before + np.array(phase.before)[components]) * self._parts + parts[mine]
+            located[mine] = np.stack((components, samples), axis=1)
         for component in np.unique(located[:, 0]).tolist():
             mine = located[:, 0] == component
             located[mine, 1] = self.streams[component].locate(located[mine, 1])
@@ -183,7 +193,7 @@ class MixtureStream:
         if self.limit is None or stop <= self.limit:
             return
         name, limit = self._exhausted, self.limit
-        weights = self.mixture.weights[max(begin for begin in self.mixture.weights if begin <= limit)]
+        weights = self.mixture.weights[max(begin for begin in self.mixture.weights if begin * self._parts <= limit)]
         count = self.streams[self.mixture.names.index(name)].num_samples
         raise RecipeError(
             f"component {name!r}, of weight {weights[name]} and {count} samples, is exhausted at sample {limit} of the "
@@ -196,10 +206,10 @@ class MixtureStream:
         found: list[tuple[int, str]] = []
         for component, name in enumerate(self.mixture.names):
             if name in self.mixture.max_repeats:
-                allowed = self.mixture.max_repeats[name] * self.streams[component].num_samples
-                position = _find(self._phases, component, allowed)
-                if position is not None:
-                    found.append((position, name))
+                allowed = self.mixture.max_repeats[name] * self.streams[component].num_samples // self._parts
+                row = _find(self._phases, component, allowed)
+                if row is not None:
+                    found.append((row * self._parts, name))
         return min(found) if found else (None, "")
 
 
@@ -216,7 +226,7 @@ def _make_phases(mixture: Mixture) -> list[Phase]:
 
 
 def _find(phases: Sequence[Phase], component: int, number: int) -> int | None:
-    """The position of a component's `number`th sample, from 0; None if it never comes."""
+    """The position of a component's `number`th row, from 0; None if it never comes."""
     for phase, following in zip(phases, [*phases[1:], None], strict=True):
         if following is not None and following.before[component] <= number:
             continue

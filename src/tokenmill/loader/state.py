@@ -9,6 +9,7 @@ then the count of samples continues, in another order or text.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import zip_longest
 from typing import Any, NamedTuple
@@ -56,7 +57,36 @@ def check_state(state: Any, mine: dict[str, Any], *, hint: str, ignore: Collecti
     if found:
         lines = "\n  ".join(map(str, found))
         raise StateError(f"the state belongs to another stream:\n  {lines}", hint=_make_hint(found, hint, seen, ignore))
-    return seen
+    return _rescale(seen, *seq_lens(state, mine))
+
+
+def seq_lens(state: Mapping[str, Any], mine: Mapping[str, Any]) -> tuple[int, int]:
+    """The `seq_len` of a state that fits, and of the stream with this identity."""
+    theirs, ours = (_row_fields(found)[0] for found in (state["stream"], mine))
+    return theirs or ours or 1, ours or 1
+
+
+def _rescale(seen: int, theirs: int, mine: int) -> int:
+    """The samples of `mine` tokens that have as many tokens as those seen."""
+    rows, rest = divmod(seen * theirs, mine)
+    if rest:
+        times = mine // math.gcd(mine, theirs)
+        raise StateError(
+            f"the state is inside a row: {seen} samples of seq_len {theirs} are {rows} of seq_len {mine}, and {rest} "
+            f"tokens of the next one",
+            hint=f"change the `seq_len` at a multiple of {times} samples",
+        )
+    return rows
+
+
+def _row_fields(stream: Any) -> tuple[int, int]:
+    """The `seq_len` of a stream, and of the rows whose order it has: 0 for what is damaged."""
+    first = next(iter(_parts(stream)), stream)
+    fields = first if isinstance(first, Mapping) else {}
+    seq_len = arguments.as_int(fields.get("seq_len")) or 0
+    longer = arguments.as_int(fields.get("max_seq_len")) or seq_len
+    fits = fields.get("packing") == "concat" and 0 < seq_len <= longer < MAX_INT and longer % seq_len == 0
+    return (seq_len, longer) if fits else (0, 0)
 
 
 def check_ignore(ignore: Any) -> frozenset[str]:
@@ -104,6 +134,9 @@ def find_differences(theirs: Any, mine: dict[str, Any], seen: int) -> Iterator[D
         return
     for part, name, ours in zip(parts, before, mine["parts"], strict=False):
         yield from _of_fields(part, ours, where=f"component {name!r}, ")
+    seq_len, longer = _row_fields(theirs)
+    if seq_len:  # weights change at rows of the longest seq_len
+        seen = -(-seen * seq_len // longer)
     later = (0,) * (len(now) - len(before))  # components that were added had no weight
     phases = (
         _phases_before(theirs.get("shares"), seen, len(before), later),
@@ -117,7 +150,10 @@ def find_differences(theirs: Any, mine: dict[str, Any], seen: int) -> Iterator[D
 
 
 def _of_fields(theirs: Mapping[str, Any], mine: Mapping[str, Any], where: str = "") -> Iterator[Difference]:
+    same_rows = _row_fields(theirs)[1] == _row_fields(mine)[1] > 0
     for name in sorted({*map(str, theirs), *mine}):
+        if same_rows and name in ("seq_len", "max_seq_len"):
+            continue
         if theirs.get(name) != mine.get(name):
             yield Difference(name, theirs.get(name), mine.get(name), where)
 
@@ -152,6 +188,11 @@ def _make_hint(found: Sequence[Difference], hint: str, seen: int, ignore: Collec
         return (
             f"keep the weights before sample {seen}, which are used; other weights from there on are an entry of the "
             f"schedule: {seen} or more"
+        )
+    if ignore is not None and fields <= {"seq_len", "max_seq_len"}:
+        return (
+            "rows of another `seq_len` continue a run if both are cut from the same longer rows: give all loaders of a "
+            "run one max_seq_len, which each `seq_len` divides; a state without it is of rows of its `seq_len`"
         )
     return hint if ignore is None or not fields <= set(IGNORABLE) else f"{hint}; {_to_ignore(fields)}"
 
