@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from itertools import chain, pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -176,6 +178,67 @@ def test_what_becomes_of_a_line_does_not_depend_on_its_neighbours(
     assert found == expected
 
 
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (rb'{"text": "\\\\\ude00"}', "lone_surrogate"),  # behind an escaped backslash
+        (rb'{"text": "\\\\\\ude00"}', ""),  # an escaped backslash and letters
+        (rb'{"text": "\\ud83d\ude00"}', "lone_surrogate"),
+        (rb'{"text": "\ud83d\ude00"}', ""),
+        (rb'{"text": "\ud83d\ude00\ude00"}', "lone_surrogate"),
+        (rb'{"x": "\ud83d", "x": "", "text": "a"}', "invalid_json"),  # as Python's parser has it, there is none
+        (rb'{"x": ["\ud83d"], "text": "a"}', "lone_surrogate"),
+        (rb'{"\ud83d": 1, "text": "a"}', "lone_surrogate"),
+        (rb'{"text": "\ud83d"} x}', "invalid_json"),
+        ('{"text": "é\\ud83d"}'.encode(), "lone_surrogate"),
+        (b'{"text": "\xff\\ud83d"}', "invalid_json"),
+        (b'{"text": "a", "x": 1e999}', ""),
+        (b'{"x": 1e999, "text": "\xff"}', "invalid_json"),
+        (b'{"x": 1, "text": "\xff"}', "invalid_utf8"),
+        (b'{"text": "\xff", "text": "a"}', "invalid_utf8"),
+        (b'{"x": Inf, "text": "a"}', ""),
+        (b'{"x": Inf, "text": a}', "invalid_json"),
+        (b'{"x": [: NaN], "text": "a"}', "invalid_json"),
+        (b'{"te\x00xt": "a"}', "invalid_json"),
+    ],
+)
+def test_the_reason_of_a_line_is_that_of_datasets_that_exist(tmp_path: Path, line: bytes, reason: str) -> None:
+    """Reasons are part of a dataset's bytes, so that no shortcut may change one."""
+    write(tmp_path / "f.jsonl", [b'{"text": "good"}', line])
+    documents, skips = read(tmp_path / "f.jsonl")
+    assert len(documents) == 1 + (not reason)
+    assert [found for _, found in skips] == [reason] * bool(reason)
+
+
+@pytest.mark.parametrize(
+    ("line", "parsers"),
+    [
+        (rb'{"text": "\ud800"}', {"python"}),
+        (b'{"text": "cut}', {"row"}),
+        (b'{"text": "\xff' + b"a" * 99 + b'"}', {"row"}),
+        (b"not json", {"any"}),
+    ],
+)
+def test_a_bad_line_is_given_to_one_parser(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: bytes, parsers: set[str]
+) -> None:
+    """An exception takes ten times as long as a good line."""
+    asked: list[str] = []
+
+    def watch(name: str, parse: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda *arguments: asked.append(name) or parse(*arguments)  # type: ignore[func-returns-value]
+
+    row = jsonl._row_decoder("text")
+    watched = SimpleNamespace(decode=watch("row", row.decode), decode_lines=row.decode_lines)
+    monkeypatch.setattr(jsonl, "_row_decoder", lambda column: watched)
+    monkeypatch.setattr(jsonl.msgspec.json, "decode", watch("any", jsonl.msgspec.json.decode))
+    monkeypatch.setattr(jsonl, "_parse_object", watch("python", jsonl._parse_object))
+    monkeypatch.setattr(jsonl, "_parse_any_number", watch("numbers", jsonl._parse_any_number))
+    write(tmp_path / "f.jsonl", [line] * 9)
+    assert len(read(tmp_path / "f.jsonl")[1]) == 9
+    assert (set(asked), len(asked)) == (parsers, 9)
+
+
 def test_a_run_of_good_lines_is_parsed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jsonl, "_judge_lines", None)
     for text in ("good", "漢字"):
@@ -196,6 +259,10 @@ def test_a_run_of_good_lines_is_parsed_at_once(tmp_path: Path, monkeypatch: pyte
         b'{"text": "a"} trailing}',
         b"{not JSON}",
         b'{"text": ["a"]}',
+        b'{"id": Inf, "text": words, Info}',
+        b'{"id": -NaN, "text": "cut}',
+        b'{"text": "a", "x": ' + b"[" * 3000 + b"}",
+        b'{"text": "\xff", "x": NaN',
     ],
 )
 def test_arrow_is_asked_for_all_odd_lines_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: bytes) -> None:

@@ -43,9 +43,21 @@ _UNPARSED = ("invalid_utf8", "invalid_json")
 # How half of a surrogate pair begins: an escape, or its bytes in one of the encodings that json detects.
 _HALVES = (b"\\u", b"\xed", b"\x00")
 _ENCODER = json.JSONEncoder(ensure_ascii=False)
-_DECODER = json.JSONDecoder(parse_int=float)  # long integers would be refused
-# Numbers that Arrow accepts and Python's parser does not.
-_OTHER_NUMBER = re.compile(rb"[:\[,]\s*-?(?:Inf|NaN)")
+_parse_object = json.JSONDecoder().raw_decode
+_parse_any_number = json.JSONDecoder(parse_int=float).raw_decode  # long integers would be refused
+_WHITE_SPACE = " \t\n\r"
+# Types of values that contain no others.
+_PLAIN = {str, int, float, bool, type(None)}
+# An escape that is surely half of a pair. Behind a backslash it may not be an escape, which a parser decides.
+_HALF_ESCAPE = re.compile(
+    rb"\\u[dD](?<!\\\\u[dD])(?:[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
+    rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD])[c-fC-F][0-9a-fA-F]{2})"
+)
+# Numbers that msgspec may refuse as out of range, or ignore in a field that is not requested.
+_EXTREME_NUMBER = re.compile(rb"\d[eE]\+?\d{2}|\d{200}")
+# Numbers that Arrow accepts and msgspec does not; Python's parser does not know all of them either.
+_OTHER_NUMBER = re.compile(rb"([:\[,]\s*)-?(?:Inf(?:inity)?|NaN)")
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
 
 
 class JsonLinesFormat(LineFormat):
@@ -205,13 +217,17 @@ def _judge_lines(
     judged: list[tuple[int, str, str]] = []
     # Lines that Arrow may still accept: their index in `judged`, and the reason if it does not.
     odd: list[tuple[int, bytes, str]] = []
+    column = rule.get("column")
     for line, position in zip(lines, positions.tolist(), strict=True):
-        if len(line.removesuffix(b"\r")) > limit:
+        if len(line) > limit and len(line.removesuffix(b"\r")) > limit:
             judged.append((position, "", "too_large"))
         elif line and not line.isspace():
-            text, reason = _line_text(line, rule)
-            if reason and "column" in rule and _arrow_may_accept(line, rule["column"], reason):
-                odd.append((len(judged), line, reason))
+            if column is not None and _is_braced(line):
+                text, reason, is_odd = _column_text(line, column)
+                if is_odd:
+                    odd.append((len(judged), line, reason))
+            else:
+                text, reason = _any_text(line, rule)
             judged.append((position, text, reason))
     if odd:
         parsed = _parsed_by_arrow([line for _, line, _ in odd], rule["column"])
@@ -220,13 +236,55 @@ def _judge_lines(
     yield from judged
 
 
-def _line_text(line: bytes, rule: Rule) -> tuple[str, str]:
-    """The text of a line, or the reason why msgspec does not find any."""
+def _is_braced(line: bytes) -> bool:
+    return line.startswith(b"{") and (line.endswith(b"}") or line.rstrip(b"\r").endswith(b"}"))
+
+
+def _column_text(line: bytes, column: str) -> tuple[str, str, bool]:
+    """The text of an object; or the reason why msgspec does not find any, and whether Arrow may.
+
+    An exception takes ten times as long as a good line, so no parser is called that is known to fail.
+    """
+    if _HALF_ESCAPE.search(line) and _is_utf8(line):  # every parser refuses it; is anything else wrong?
+        return "", *_unparsed(line, column)
     try:
-        if "column" in rule and _is_braced(line):
-            return _row_decoder(rule["column"]).decode(line).text, ""
-    except (ValueError, RecursionError):
+        return _row_decoder(column).decode(line).text, "", False
+    except msgspec.ValidationError:  # it is JSON, and its text is missing or is not text
         pass
+    except UnicodeDecodeError:
+        # It is the text itself if no other key has this name, and nothing before it is refused.
+        if b"\\" not in line and line.count(column.encode()) == 1 and not _EXTREME_NUMBER.search(line):
+            return "", "invalid_utf8", False
+    except msgspec.DecodeError:
+        if _is_utf8(line):
+            return "", *_unparsed(line, column)
+    except RecursionError:
+        if _is_utf8(line):
+            return "", "invalid_json", _is_balanced(line)
+    except ValueError:  # a name of a column that msgspec cannot have
+        pass
+    text, reason = _any_text(line, {"column": column})
+    # Arrow ignores half of a surrogate pair as raw bytes in another field, but not as an escape.
+    is_unparsed = reason in _UNPARSED or (reason == "lone_surrogate" and b"\xed" in line)
+    return text, reason, is_unparsed and _arrow_may_accept(line, column)
+
+
+def _is_utf8(line: bytes) -> bool:
+    """Whether an object is UTF-8, so that only its JSON can be wrong."""
+    if line[1:2] == b"\x00":  # UTF-16 or UTF-32 to Python's parser
+        return False
+    return line.isascii() or not _valid_text(line)[1]
+
+
+def _unparsed(line: bytes, column: str) -> tuple[str, bool]:
+    """Why msgspec refuses a line of UTF-8, and whether Arrow may accept it."""
+    if _has_lone_surrogate(line):
+        return "lone_surrogate", False
+    return "invalid_json", _OTHER_NUMBER.search(line) is not None and _arrow_may_accept(line, column)
+
+
+def _any_text(line: bytes, rule: Rule) -> tuple[str, str]:
+    """The text of any line, or the reason why msgspec does not find any."""
     try:
         row: Any = msgspec.json.decode(line)
     except UnicodeDecodeError:
@@ -236,28 +294,26 @@ def _line_text(line: bytes, rule: Rule) -> tuple[str, str]:
     return row_text(rule, row) if isinstance(row, dict) else ("", "invalid_json")
 
 
-def _is_braced(line: bytes) -> bool:
-    return line.startswith(b"{") and line.rstrip(b"\r").endswith(b"}")
-
-
-def _arrow_may_accept(line: bytes, column: str, reason: str) -> bool:
-    """Whether Arrow might parse a line that msgspec refuses: NaN, deep nesting, invalid bytes in other fields.
+def _arrow_may_accept(line: bytes, column: str) -> bool:
+    """Whether Arrow might parse an object that msgspec refuses: NaN, deep nesting, invalid bytes in other fields.
 
     A call to Arrow takes a hundred times as long as parsing a line, so Python's own parser rules out most bad lines.
     """
-    # Arrow ignores half of a surrogate pair as raw bytes in another field, but not as an escape.
-    is_unparsed = reason in _UNPARSED or (reason == "lone_surrogate" and b"\xed" in line)
-    if not is_unparsed or not _is_braced(line):
-        return False
     try:
-        row = _DECODER.decode(line.decode(errors="replace"))
+        row, _ = _parse_any_number(_OTHER_NUMBER.sub(rb"\g<1>0", line).decode(errors="replace"))
     except RecursionError:
-        return True
+        return _is_balanced(line)
     except ValueError:
-        return _OTHER_NUMBER.search(line) is not None
+        return False
     if not isinstance(row, dict) or not isinstance(row.get(column), str):
         return False
     return b"\\u" not in line or not _has_surrogate(row)
+
+
+def _is_balanced(line: bytes) -> bool:
+    """Whether as many brackets are closed as opened, outside of strings."""
+    outside = _STRING.sub(b"", line)
+    return outside.count(b"[") == outside.count(b"]") and outside.count(b"{") == outside.count(b"}")
 
 
 def _parsed_by_arrow(lines: list[bytes], column: str) -> list[bytes | None]:
@@ -284,6 +340,10 @@ def _has_lone_surrogate(line: bytes) -> bool:
     if not any(half in line for half in _HALVES):
         return False
     try:
+        if line.startswith(b"{") and line[1:2] != b"\x00":  # as `loads` parses it, in half the time
+            text = line.decode(errors="surrogatepass")
+            value, end = _parse_object(text)
+            return not text[end:].strip(_WHITE_SPACE) and _has_surrogate(value)
         return _has_surrogate(json.loads(line))
     except (ValueError, RecursionError):
         return False
@@ -292,7 +352,10 @@ def _has_lone_surrogate(line: bytes) -> bool:
 def _has_surrogate(value: Any) -> bool:
     """Whether a parsed value contains text that UTF-8 cannot encode."""
     try:
-        _ENCODER.encode(value).encode()
+        if isinstance(value, dict) and all(type(field) in _PLAIN for field in value.values()):
+            "".join([*value, *(field for field in value.values() if type(field) is str)]).encode()
+        else:
+            _ENCODER.encode(value).encode()
     except UnicodeEncodeError:
         return True
     except RecursionError:

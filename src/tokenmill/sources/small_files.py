@@ -9,7 +9,7 @@ The documents are the same as those of the files one by one.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
@@ -100,7 +100,7 @@ class _JoinedFiles:
             batch.text,
             self.numbers[files],
             self._own(batch.positions, files),
-            tuple(replace(skip, source=number, position=position) for number, position, skip in own),
+            tuple(skip._replace(source=number, position=position) for number, position, skip in own),
         )
 
     def _files(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.intp]:
