@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tokenmill.errors import AccessError, DatasetError, DeterminismError, DiskFullError, FileLimitError, StorageError
-from tokenmill.storage.filesystem import FileStat, LocalFileSystem, storage_error
+from tokenmill.errors import DatasetError, DeterminismError, DiskFullError, StorageError
+from tokenmill.storage.filesystem import FileStat, LocalFileSystem
 from tokenmill.storage.local import Folder
 from tokenmill.storage.memory_maps import fast_digest
 from tokenmill.storage.output import EARLY_BYTES, Digest
@@ -553,14 +553,6 @@ def test_free_space_is_known_before_the_folder_is_there(tmp_path: Path) -> None:
     assert 0 < free <= found.f_blocks * found.f_frsize
 
 
-@pytest.mark.parametrize("size", [0, 1, 4096, (16 << 20) - 1, (16 << 20) + 5])
-def test_a_digest_from_a_map_is_the_digest_of_the_bytes(tmp_path: Path, size: int) -> None:
-    content = bytes(range(256)) * (size // 256) + b"x" * (size % 256)
-    (tmp_path / "file").write_bytes(content)
-    found = fast_digest(Folder(str(tmp_path)), "file")
-    assert (found.bytes, found.sha256) == (size, hashlib.sha256(content).hexdigest())
-
-
 def test_an_error_of_close_after_reading_loses_nothing(tmp_path: Path) -> None:
     (tmp_path / "x").write_bytes(DATA)
     folder = Folder(str(tmp_path), Failing("close", errno.EIO))
@@ -618,20 +610,6 @@ def test_a_file_that_has_another_name_is_not_appended_to(tmp_path: Path) -> None
     os.write(fd, b"ours")
     os.close(fd)
     assert ((tmp_path / "theirs").read_bytes(), (tmp_path / "out/log").read_bytes()) == (DATA, b"ours")
-
-
-@pytest.mark.parametrize("how", ["open", "append"])
-def test_a_pipe_is_not_waited_for(tmp_path: Path, how: str) -> None:
-    os.mkfifo(tmp_path / "pipe")
-    held = os.open(tmp_path / "pipe", os.O_RDWR)
-    with pytest.raises(OSError, match="not a plain file"):
-        getattr(LocalFileSystem(), how)(str(tmp_path / "pipe"))
-    os.close(held)
-    with pytest.raises(OSError):
-        getattr(LocalFileSystem(), how)(str(tmp_path / "pipe"))
-    os.symlink(tmp_path / "pipe", tmp_path / "link")
-    with pytest.raises(OSError, match="symbolic links"):
-        getattr(LocalFileSystem(), how)(str(tmp_path / "link"))
 
 
 class Sweeping(LocalFileSystem):
@@ -715,23 +693,3 @@ def test_the_disk_is_asked_for_announced_files_before_their_turn_and_what_is_wro
     assert asked == ["0", "1", "2"]
     assert list(announced) == [1, 2, 3, 4]
     assert asked == ["0", "1", "2", "3", "4"]
-
-
-@pytest.mark.parametrize(
-    ("number", "kind", "hint"),
-    [
-        (errno.EACCES, AccessError, "rights"),
-        (errno.EPERM, AccessError, "rights"),
-        (errno.EROFS, AccessError, "mounted read-only"),
-        (errno.EFBIG, FileLimitError, "ulimit -f"),
-        (errno.ENOSPC, DiskFullError, "free some space"),
-        (errno.EMFILE, StorageError, "ulimit -n"),
-        (errno.EIO, StorageError, "check the drive"),
-    ],
-)
-def test_each_error_of_the_system_has_a_hint_of_its_own(number: int, kind: type[StorageError], hint: str) -> None:
-    error = storage_error(OSError(number, os.strerror(number)), "/some/file")
-    assert type(error) is kind
-    assert "/some/file" in error.message
-    assert hint in error.hint
-    assert ("drive" in error.hint) == (number == errno.EIO)
