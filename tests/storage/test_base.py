@@ -1,4 +1,4 @@
-"""Which URLs are taken, and which settings of the environment lead to what they name."""
+"""Which URLs are accepted, and what every kind of folder can do."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from tokenmill.errors import DiskFullError, StorageError
 from tokenmill.storage.filesystem import LocalFileSystem
 from tokenmill.storage.local import Folder
 from tokenmill.storage.output import Digest
-from tokenmill.storage.scratch import _FULL, RESERVE_BYTES, Fallback, ScratchOutput, make_corner
+from tokenmill.storage.scratch import _FULL, RESERVE_BYTES, Fallback, ScratchOutput, make_scratch_folder
 
 DATA = os.urandom(1000)
 
@@ -176,12 +176,12 @@ def test_a_scratch_disk_keeps_its_reserve_and_it_is_said_once(tmp_path: Path) ->
     block = os.urandom(1 << 20)
     for count in range(9):
         output.write(block)
-        fallback.look()
+        fallback.check()
         assert bool(said) == (count >= 5)
     assert disk.free >= RESERVE_BYTES
     target.publish([output])
     assert (tmp_path / "target/a.bin").read_bytes() == 9 * block
     assert len(said) == 1
     assert "straight to the output" in said[0]
-    make_corner(scratch)
+    make_scratch_folder(scratch)
     assert os.listdir(tmp_path / "scratch") == []

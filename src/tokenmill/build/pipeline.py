@@ -41,7 +41,7 @@ from tokenmill.sources.base import Unit
 from tokenmill.sources.files import ask
 from tokenmill.storage.base import Storage, is_hub
 from tokenmill.storage.locks import locked
-from tokenmill.storage.scratch import Fallback, make_corner, scratch_corner
+from tokenmill.storage.scratch import Fallback, make_scratch_folder, scratch_folder
 from tokenmill.tokenizers.spec import TokenizerSpec
 from tokenmill.units import receipts as units_receipts
 from tokenmill.units.receipts import (
@@ -104,7 +104,7 @@ def run_build(resolved: ResolvedBuild, folder: Storage, options: BuildOptions) -
     progress = Progress(options.watch)
     for note in resolved.notes:
         progress.tell("note", message=note)
-    scratch = scratch_corner(options.scratch, folder) if options.scratch else None
+    scratch = scratch_folder(options.scratch, folder) if options.scratch else None
     complete = None if options.restart else workspace.finished(folder, resolved.plan)
     if complete is not None:
         _prove(resolved, folder, complete, progress)
@@ -122,7 +122,7 @@ def run_build(resolved: ResolvedBuild, folder: Storage, options: BuildOptions) -
             _prove(resolved, folder, complete, progress)
             return complete, True
         options.on_lock()
-        scratch = make_corner(scratch) if scratch else None
+        scratch = make_scratch_folder(scratch) if scratch else None
         if not options.restart and folder.exists(workspace.KEPT_PLAN):
             finish_update(folder)
         if options.update:
@@ -315,7 +315,7 @@ def _begin_beside(
     after_unit = [lambda _: copy_eagerly(), pack, *release]
     if run.scratch:
         fallback = Fallback(run.scratch, lambda message: run.progress.tell("note", message=message))
-        after_unit.append(lambda _: fallback.look())
+        after_unit.append(lambda _: fallback.check())
     return tasks, after_unit
 
 

@@ -50,7 +50,7 @@ from tokenmill.storage import hub
 from tokenmill.storage.base import Storage, is_hub
 from tokenmill.storage.locks import LOCK, locked
 from tokenmill.storage.output import TEMP_SUFFIX, Digest, is_temp
-from tokenmill.storage.scratch import leave_corner
+from tokenmill.storage.scratch import remove_scratch_folder
 from tokenmill.tokenizers.spec import TokenizerSpec
 from tokenmill.units import receipts
 from tokenmill.units.receipts import (
@@ -434,7 +434,7 @@ def clean_up(folder: Storage, local: Storage | None) -> None:
     folder.remove_tree(CLEAN)
     forget_kept(folder)
     if local is not None:
-        leave_corner(local)
+        remove_scratch_folder(local)
 
 
 def tidy(folder: Storage, splits: Iterable[str], local: Storage | None) -> None:

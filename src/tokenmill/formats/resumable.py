@@ -30,7 +30,13 @@ from tokenmill.storage.local import Folder
 from tokenmill.storage.locks import LOCK, locked, telling
 from tokenmill.storage.memory_maps import fast_digest
 from tokenmill.storage.output import Digest, Output, is_temp
-from tokenmill.storage.scratch import Fallback, ScratchOutput, leave_corner, make_corner, scratch_corner
+from tokenmill.storage.scratch import (
+    Fallback,
+    ScratchOutput,
+    make_scratch_folder,
+    remove_scratch_folder,
+    scratch_folder,
+)
 from tokenmill.threads import as_done
 
 REQUEST = ".build/request.json"
@@ -152,7 +158,7 @@ def run_conversion(
     If the source cannot be converted, everything written here is removed: there is nothing to resume.
     """
     is_new, was_there = not folder.exists(REQUEST), folder.exists("")
-    local = scratch_corner(scratch, folder) if scratch else None
+    local = scratch_folder(scratch, folder) if scratch else None
     try:
         return _convert(folder, request, parts, finish, threads, local, watch)
     except (DatasetError, RecipeError):
@@ -178,7 +184,7 @@ def _convert(
     folder.make(RECEIPTS)
     with locked(folder, tell=telling(watch)):
         _sweep(folder)
-        local = make_corner(local) if local else None
+        local = make_scratch_folder(local) if local else None
         folder.write(REQUEST, records.seal(request))
         run = _ConversionRun(folder, local, request.fingerprint, watch)
         try:
@@ -187,7 +193,7 @@ def _convert(
         finally:
             _sweep(folder)
             if local is not None:
-                leave_corner(local)
+                remove_scratch_folder(local)
     return Conversion(receipts=(*receipts, last), num_kept=num_kept)
 
 
@@ -253,7 +259,7 @@ class _ConversionRun:
                     if done is not None:
                         found[done[0].name] = done[1]
                         if self._fallback:
-                            self._fallback.look()
+                            self._fallback.check()
                     now = time.monotonic()
                     if about and (now - reported >= _PROGRESS_SECONDS or len(found) == len(parts)):
                         reported = now

@@ -219,7 +219,7 @@ def check_name(path: str) -> None:
         hub.parse(path) if is_hub(path) else parse_url(path)
     except RecipeError as error:
         raise RecipeError(
-            f"{path} is an object that cannot be read: {error.message.partition(' holds ')[2]} in its name",
+            f"{path} is an object that cannot be read: {error.message.partition(' contains ')[2]} in its name",
             hint="rename it, or name the sources so that it is not among them",
         ) from None
 

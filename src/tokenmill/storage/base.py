@@ -5,8 +5,8 @@
     gs://bucket/some/prefix        Google Cloud Storage
     az://container/some/prefix     Azure Blob Storage
 
-A URL with anything else in it (users, queries, fragments, a second URL) is refused: secrets come from the environment
-or a profile, and a name leads to one place only.
+A URL with anything else in it (a user, a query, a fragment, a second URL) is refused: secrets come from the environment
+or a profile, and each place has one name.
 """
 
 from __future__ import annotations
@@ -201,12 +201,12 @@ CACHE = "TOKENMILL_CACHE"
 def open_folder(
     path: str | os.PathLike[str], *, spool: str | os.PathLike[str] | None = None, name: str = "path"
 ) -> Storage:
-    """The folder at a path or a URL. What is written to a URL grows below `spool` first. Errors say its `name`."""
+    """The folder at a path or URL. Files for a URL grow below `spool` first. Errors mention the argument's `name`."""
     text = arguments.place(name, path)
     if not is_url(text):
         return Folder(os.path.abspath(text))
     url = str(parse_url(text))
-    # Only here: a trainer that reads a local dataset needs no object stores.
+    # A trainer that reads a local dataset does not load object stores.
     from tokenmill.storage.object_folder import ObjectFolder
 
     base = local_folder(spool).path if spool is not None else os.path.join(cache_path(), "spool")
@@ -217,12 +217,12 @@ def local_folder(path: str | os.PathLike[str], *, name: str = "path") -> Folder:
     """The folder at a path of this machine."""
     text = arguments.place(name, path)
     if is_url(text):
-        raise RecipeError(f"{text.partition(':')[0]}:// is no place on this machine", hint="give a local folder")
+        raise RecipeError(f"{text.partition(':')[0]}:// is not a place on this machine", hint="give a local folder")
     return Folder(os.path.abspath(text))
 
 
 def cache_path() -> str:
-    """Where copies of remote files are kept on this machine: TOKENMILL_CACHE, or a folder of the user's."""
+    """Where copies of remote files are kept on this machine: TOKENMILL_CACHE, or a folder in the user's home."""
     found = os.environ.get(CACHE) or os.path.join(os.path.expanduser("~"), ".cache", "tokenmill")
     return local_folder(found, name=CACHE).path
 
@@ -258,16 +258,16 @@ class Url:
 
 
 def is_url(place: str) -> bool:
-    """Whether a place is a URL of any kind, or several chained. A slash is enough: pathlib takes the other one away."""
+    """Whether a place is a URL of any kind, or a chain of them. One slash is enough: pathlib removes the other."""
     return _ANY_SCHEME.match(place) is not None
 
 
 def parse_url(place: str) -> Url:
-    """The parts of a URL that tokenmill goes to; any other one is a `RecipeError` that shows nothing of it."""
+    """The parts of a URL of a known scheme. Any other URL is a `RecipeError` that does not show it."""
     scheme = place.partition(":")[0]
     if scheme not in SCHEMES:
         raise RecipeError(
-            f"{scheme}:// is neither read nor written by this version",
+            f"{scheme}:// URLs are not supported by this version",
             hint=f"give a local path, or a URL of {', '.join(f'{known}://' for known in SCHEMES)}",
         )
     if not place.startswith(f"{scheme}://"):
@@ -275,19 +275,19 @@ def parse_url(place: str) -> Url:
     found = _URL.fullmatch(place)
     if "@" in place.removeprefix(f"{scheme}://").partition("/")[0]:
         raise RecipeError(
-            f"a {scheme}:// URL holds a user or a secret",
+            f"a {scheme}:// URL contains a user or a secret",
             hint="give credentials in the environment, or in a profile (AWS_PROFILE)",
         )
     if found is None:
         raise RecipeError(f"a {scheme}:// URL names no bucket", hint=f"write it like {scheme}://bucket/prefix")
     key = (found["key"] or "").rstrip("/")
     if what := wrong_key(key):
-        raise RecipeError(f"a {scheme}:// URL holds {what}", hint=f"write it like {scheme}://bucket/prefix")
+        raise RecipeError(f"a {scheme}:// URL contains {what}", hint=f"write it like {scheme}://bucket/prefix")
     return Url(scheme, found["bucket"], key)
 
 
 def wrong_key(key: str) -> str:
-    """What a key must not hold, if it does; else ""."""
+    """What a key contains that it must not; empty if it is valid."""
     wrong = {
         "a second URL": "://" in key or "::" in key,
         "a query or a fragment": "#" in key or re.search(r"\?[\w.~-]+=", key) is not None,
@@ -301,7 +301,7 @@ MARGIN_BYTES = 64_000_000
 
 
 def same_disk(one: Storage, other: Storage) -> bool:
-    """Whether two folders of this machine, made already or not, are on the same file system."""
+    """Whether two folders of this machine, existing or not, are on the same file system."""
     return _device(one.path) == _device(other.path)
 
 
@@ -313,12 +313,12 @@ def _device(path: str) -> int:
 
 
 def has_space(folder: Storage, need: int) -> bool:
-    """Whether so many bytes, and a margin, are free, as far as that is known."""
+    """Whether `need` bytes and a margin are free. True if that is unknown."""
     return _fits(need, folder.free_bytes())
 
 
 def require_space(folder: Storage, need: int, *, hint: str = "free some space, or choose another output") -> None:
-    """Raise `DiskFullError` unless so many bytes, and a margin, are free."""
+    """Raise `DiskFullError` unless `need` bytes and a margin are free."""
     free = folder.free_bytes()
     if free is not None and not _fits(need, free):
         raise DiskFullError(

@@ -1,7 +1,7 @@
-"""The seam: every operation on files that tokenmill does, and nothing more.
+"""System calls, each once: every operation on files that tokenmill makes, behind the `FileSystem` protocol.
 
-`LOCAL` does them for real. A crash lab stands in for it to model kills and power cuts,
-so each operation is as small as a system call and none of them has an opinion.
+`LOCAL` makes the calls. The crash lab replaces it to model kills and power cuts, so each operation is as small as one
+system call and makes no decisions.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _OUT_OF_DESCRIPTORS = (errno.EMFILE, errno.ENFILE)
 
 
 def write_all(fs: FileSystem, fd: int, view: memoryview, path: str) -> None:
-    """Write every byte, however short the single writes are."""
+    """Write every byte, in as many calls as it takes."""
     done = 0
     while done < len(view):
         with explained(path):
@@ -36,7 +36,7 @@ def write_all(fs: FileSystem, fd: int, view: memoryview, path: str) -> None:
 
 @contextlib.contextmanager
 def explained(path: str, *, but: tuple[type[OSError], ...] = ()) -> Iterator[None]:
-    """Turn the operating system's errors into ours, but for those that the caller judges."""
+    """Turn errors of the operating system into ours, except those that the caller handles."""
     try:
         yield
     except but:
@@ -46,19 +46,20 @@ def explained(path: str, *, but: tuple[type[OSError], ...] = ()) -> Iterator[Non
 
 
 def storage_error(error: OSError, path: str) -> StorageError:
+    """The error of ours for an error of the operating system, with a hint."""
     if error.errno in _FULL:
         return DiskFullError(
             f"no space left while writing {path}",
-            hint="free some space and run the same command again: it goes on where it stopped",
+            hint="free some space, then run the same command again to resume",
         )
     if error.errno == errno.EFBIG:
-        return FileLimitError(f"{path} may not grow further: {_file_limit()}", hint=_FILE_LIMIT_HINT)
+        return FileLimitError(f"{path} cannot grow further: {_file_limit()}", hint=_FILE_LIMIT_HINT)
     if error.errno in _NO_ACCESS:
         return AccessError(f"{path}: {error.strerror}", hint=hint_for(error, ""))
     if error.errno == errno.ELOOP:
         return StorageError(
-            f"{path} is a link, or there is one too many on the way to it",
-            hint="put the file or folder itself in its place, then run the same command again",
+            f"{path} is a link, or there are too many links in its path",
+            hint="replace the link by the file or folder itself, then run the same command again",
         )
     if error.errno in _OUT_OF_DESCRIPTORS:
         return StorageError(
@@ -66,23 +67,23 @@ def storage_error(error: OSError, path: str) -> StorageError:
         )
     if isinstance(error, FileNotFoundError):
         return StorageError(
-            f"{path} is gone", hint="does another process work on this folder? then run the same command again"
+            f"{path} is gone", hint="is another process using this folder? then run the same command again"
         )
     return StorageError(f"{path}: {error.strerror or error}", hint="check the drive and run the same command again")
 
 
 def _file_limit() -> str:
-    """What limits the size of a file: what this process may write, or the file system."""
+    """What limits the size of a file: the limit of this process, or the file system."""
     import resource  # not every system has it
 
     limit = resource.getrlimit(resource.RLIMIT_FSIZE)[0]
     if limit == resource.RLIM_INFINITY:
-        return "its file system takes no larger file"
+        return "its file system does not store larger files"
     return f"this process may write files of {format_bytes(limit)} (ulimit -f)"
 
 
 class FileStat(NamedTuple):
-    """What is asked of a file. A tuple, for going on with a build asks for it some million times."""
+    """Size, time and kind of a file. A tuple, because resuming a build can ask for millions of them."""
 
     size: int
     modified: int
@@ -92,6 +93,8 @@ class FileStat(NamedTuple):
 
 
 class FileSystem(Protocol):
+    """The operations on files that tokenmill makes."""
+
     def create(self, path: str) -> int: ...
     def open(self, path: str) -> int: ...
     def append(self, path: str) -> int: ...
@@ -117,31 +120,31 @@ class FileSystem(Protocol):
 
 
 class LocalFileSystem:
-    """The operating system's own files."""
+    """The files of the operating system."""
 
     def create(self, path: str) -> int:
-        """Open a new file for writing; it must not exist, nor be a link."""
+        """Open a new file for writing. An existing file or link is an error."""
         return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
 
     def open(self, path: str) -> int:
-        """Open a file for reading; no link, and nothing that would have to be waited for."""
+        """Open a plain file or a folder for reading. Links, pipes and devices are errors."""
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
         return _checked(fd, path, stat.S_ISREG, stat.S_ISDIR)
 
     def append(self, path: str) -> int:
-        """Open a file for writing at its end. It has this name alone: by another one, it may be somebody else's."""
+        """Open a file for appending. A file with a second name is an error: it may belong to another folder."""
         flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         fd = _checked(os.open(path, flags, 0o644), path, stat.S_ISREG)
         if os.fstat(fd).st_nlink > 1:
             os.close(fd)
-            raise OSError(errno.EMLINK, "it has another name as well, by which it may be somebody else's", path)
+            raise OSError(errno.EMLINK, "it has a second name, so it may belong to another folder", path)
         return fd
 
     def read(self, fd: int, buffer: memoryview) -> int:
         return os.readv(fd, [buffer])
 
     def map(self, fd: int) -> mmap.mmap:
-        """The file's pages, not to be written to."""
+        """The pages of a file, read-only."""
         return mmap.mmap(fd, 0, access=mmap.ACCESS_READ)
 
     def write(self, fd: int, data: memoryview) -> int:
@@ -154,17 +157,17 @@ class LocalFileSystem:
         os.fsync(fd)
 
     def begin_sync(self, fd: int, start: int, size: int) -> None:
-        """Ask the disk to begin with these bytes; the system itself waits until much of the memory is full of such."""
+        """Ask the system to begin writing these bytes to disk. By itself it waits until much of the memory is dirty."""
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(fd, start, size, os.POSIX_FADV_DONTNEED)
 
     def forget(self, fd: int) -> None:
-        """Ask for the next read to come from the disk, not from memory."""
+        """Drop cached pages, so that the next read comes from the disk."""
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_DONTNEED)
 
     def expect(self, path: str) -> None:
-        """Ask for a file to be read into memory, and wait for nothing, be it a pipe."""
+        """Ask for a file to be read into memory, without waiting; a pipe does not block either."""
         if hasattr(os, "posix_fadvise"):
             fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
             try:
@@ -215,7 +218,7 @@ class LocalFileSystem:
 
 
 def _checked(fd: int, path: str, *kinds: Callable[[int], bool]) -> int:
-    """The same descriptor if it is of a file of one of these kinds; a pipe or a device is closed again."""
+    """The descriptor, if its file is of one of these kinds. Otherwise it is closed, and an error is raised."""
     mode = os.fstat(fd).st_mode
     if not any(is_kind(mode) for is_kind in kinds):
         os.close(fd)

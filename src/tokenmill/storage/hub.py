@@ -82,7 +82,7 @@ def parse(place: str) -> HubPlace:
         raise RecipeError("a hf:// URL does not name a dataset", hint=_FORM)
     key = (found["key"] or "").rstrip("/")
     if what := wrong_key(key.replace("#", "")):  # there are files of languages that are called so
-        raise RecipeError(f"a hf:// URL holds {what}", hint=_FORM)
+        raise RecipeError(f"a hf:// URL contains {what}", hint=_FORM)
     return HubPlace(found["repo"], found["revision"] or "", found["config"] or "", key)
 
 

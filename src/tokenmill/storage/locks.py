@@ -1,10 +1,13 @@
-"""A lock on an output folder: it saves work, it never carries correctness.
+"""The build lock of an output folder, with a heartbeat; and file locks of the operating system.
 
-The lock is a small file that its holder touches every few seconds. A holder that died on
-this machine is seen at once, by its process or by a boot since; one elsewhere, by a heartbeat
-that stands still. Two builders that race past the lock would write the same bytes.
+The build lock saves work. Correctness never depends on it: two builds that race past it would write the same bytes. It
+is a small file that its holder touches every few seconds. We have our own because file locks do not work across the
+machines of a network drive or in an object store.
 
-Locks of the operating system: whoever dies lets go of them, so no claim is left behind.
+    holder on this machine     dead if its process has ended, or the machine has booted since
+    holder on another machine  dead if the heartbeat has stopped for PATIENCE_SECONDS
+
+`FileLocks` protect the copies in a shard cache: the system releases them when a process dies.
 """
 
 from __future__ import annotations
@@ -30,12 +33,12 @@ from tokenmill.storage.output import TEMP_SUFFIX
 LOCK = ".build/lock"
 HEARTBEAT_SECONDS = 5.0
 PATIENCE_SECONDS = 30.0
-_LOOKS = 50
+_CHECKS = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Holder:
-    """Who holds a lock: a process on a machine, told apart from a later one with the same number."""
+    """The process that has a lock. Its start time distinguishes it from a later process with the same id."""
 
     machine: str
     process: int
@@ -48,10 +51,10 @@ class Holder:
 def locked(
     folder: Storage, *, patience: float | None = PATIENCE_SECONDS, tell: Callable[[str], None] = lambda _: None
 ) -> Iterator[None]:
-    """Hold the folder's lock, or raise `LockedError` if a living build has it.
+    """Hold the folder's lock during a `with` block. Raises `LockedError` if a running build has it.
 
-    `patience` is how long the heartbeat of another machine may stand still; None takes it for alive. `tell` hears what
-    is waited for before it is.
+    `patience` is how many seconds the heartbeat of another machine may stop before its lock is taken over; None never
+    takes it over. `tell` receives a message before a wait.
     """
     me = Holder(
         machine=_machine(),
@@ -61,7 +64,7 @@ def locked(
         host=platform.node(),
     )
     held, stop = threading.Event(), threading.Event()
-    # It runs before the lock is there, so that no other thread takes a lock without a heart for a dead one.
+    # It starts before the lock exists, so that no other thread takes a lock without a heartbeat for a dead one.
     beat = threading.Thread(target=_beat, args=(folder, held, stop), daemon=True, name=_heart(me))
     beat.start()
     try:
@@ -79,12 +82,12 @@ def locked(
 
 
 def telling(watch: Callable[[dict[str, Any]], None] | None) -> Callable[[str], None]:
-    """What `locked` tells, as an event for whoever watches."""
+    """A function for `tell` that passes messages on as events."""
     return lambda message: None if watch is None else watch({"kind": "waiting", "message": message})
 
 
 def is_held(folder: Storage) -> bool:
-    """Whether a living build has the lock. That of a dead one is removed, as by whoever would take it."""
+    """Whether a running build has the lock. The lock of a dead one is removed."""
     if not folder.exists(LOCK):
         return False
     try:
@@ -99,7 +102,7 @@ def _acquire(folder: Storage, me: Holder) -> bool:
 
 
 def _break_if_dead(folder: Storage, patience: float | None, tell: Callable[[str], None] = lambda _: None) -> None:
-    """Remove a dead holder's lock; a living one is a `LockedError`. A lock that went away meanwhile is for no one."""
+    """Remove the lock of a dead holder; that of a live one is a `LockedError`. Returns if the lock has disappeared."""
     holder = _holder(folder)
     if holder is not None and holder.machine == _machine():
         if _is_alive(holder):
@@ -116,14 +119,14 @@ def _break_if_dead(folder: Storage, patience: float | None, tell: Callable[[str]
     if first is None:
         return
     elsewhere = LockedError(
-        f"{folder.path} is being built {_place(holder)}",
+        f"{folder.path} is being built {_location(holder)}",
         hint="wait for it, or stop it and run the same command again",
     )
     if patience is None:
         raise elsewhere
     age = max(0.0, time.time() - first.modified / 1e9)
     tell(
-        f"waiting for the lock of {folder.path}, held {_place(holder)}, last heartbeat {age:.0f} s ago; "
+        f"waiting for the lock of {folder.path}, held {_location(holder)}, last heartbeat {age:.0f} s ago; "
         f"taken over after {patience:g} s without a heartbeat"
     )
     while waited < patience:
@@ -137,15 +140,15 @@ def _break_if_dead(folder: Storage, patience: float | None, tell: Callable[[str]
     _remove(folder, holder)
 
 
-def _place(holder: Holder | None) -> str:
+def _location(holder: Holder | None) -> str:
     """Where a holder is that is not a process of this machine."""
     return "on another machine" if holder is None or not holder.host else f"on {holder.host} (process {holder.process})"
 
 
 def _remove(folder: Storage, holder: Holder | None) -> None:
-    """Remove a dead holder's lock, unless another one was quicker and the lock is its own by now.
+    """Remove the lock of a dead holder, unless another process has taken it over already.
 
-    Between the look and the removal it must not become another one's: so one at a time has the right to both.
+    The lock must not change between the comparison and the removal, so one process at a time claims the right to both.
     """
     right = f"{LOCK}.{records.digest(holder)[:12]}{TEMP_SUFFIX}"
     if not folder.claim(right, secrets.token_bytes(8)):
@@ -159,16 +162,16 @@ def _remove(folder: Storage, holder: Holder | None) -> None:
 
 
 def _wait_until_used(folder: Storage, right: str) -> None:
-    """Whoever has the right uses it at once; one who died with it is not waited for."""
-    for _ in range(_LOOKS):
+    """Wait for the process with the right, which uses it at once; if it has died, remove the right."""
+    for _ in range(_CHECKS):
         if not folder.exists(right):
             return
-        time.sleep(HEARTBEAT_SECONDS / _LOOKS)
+        time.sleep(HEARTBEAT_SECONDS / _CHECKS)
     folder.remove(right)
 
 
 def _holder(folder: Storage) -> Holder | None:
-    """Who has the lock; None if nobody, or if the file says nothing sensible."""
+    """The holder of the lock; None if there is no lock, or its file is damaged."""
     try:
         return records.unseal(Holder, folder.read(LOCK, max_bytes=4096), where=LOCK)
     except DatasetError:
@@ -176,7 +179,7 @@ def _holder(folder: Storage) -> Holder | None:
 
 
 def _is_alive(holder: Holder) -> bool:
-    """Whether a holder on this machine still holds its lock; this process may have failed to remove an earlier one."""
+    """Whether a holder on this machine is running. In this process, only a heartbeat proves it: a lock can be left."""
     if holder.process == os.getpid():
         return any(thread.name == _heart(holder) for thread in threading.enumerate())
     return holder.started == _started(holder.process)
@@ -194,18 +197,18 @@ def _beat(folder: Storage, held: threading.Event, stop: threading.Event) -> None
 
 
 def _machine() -> str:
-    """A name for this boot of this machine and its process numbers, HOST.BOOT.NUMBERS: containers count as machines."""
+    """An id of this machine, boot and process namespace: HOST.BOOT.NAMESPACE. A container counts as a machine."""
     boot = _line_of("/proc/sys/kernel/random/boot_id")
-    # Without a name of its own, a machine cannot be told from one that has the same host name: each boot is another.
+    # Without an id of its own, a machine is indistinguishable from others with its host name: each boot is another one.
     host = [platform.node(), _line_of("/etc/machine-id") or boot]
-    numbers = ""
+    namespace = ""
     with contextlib.suppress(OSError):
-        numbers = os.readlink("/proc/self/ns/pid")
-    return ".".join(records.digest(part)[:12] for part in (host, boot, numbers))
+        namespace = os.readlink("/proc/self/ns/pid")
+    return ".".join(records.digest(part)[:12] for part in (host, boot, namespace))
 
 
 def _booted_since(holder: Holder) -> bool:
-    """Whether this machine was started anew since a holder got its lock: then nothing of that time runs any more."""
+    """Whether this machine has booted since a holder took its lock, which ended all processes of that time."""
     then, now = holder.machine.split("."), _machine().split(".")
     return then[0] == now[0] and then[1:2] != now[1:2]
 
@@ -219,12 +222,12 @@ def _line_of(path: str) -> str:
 
 
 def _started(process: int) -> str:
-    """When a process began, in the kernel's own ticks; empty if it is not there."""
+    """When a process started, in ticks of the kernel; empty if it has ended."""
     try:
         with open(f"/proc/{process}/stat", encoding="ascii", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()
         return "" if fields[0] in "ZX" else fields[19]
-    except (FileNotFoundError, ProcessLookupError):  # it is gone, maybe between the opening and the reading
+    except (FileNotFoundError, ProcessLookupError):  # it has ended, possibly between opening and reading
         if os.path.isdir("/proc/self"):
             return ""
     try:
@@ -232,65 +235,65 @@ def _started(process: int) -> str:
     except ProcessLookupError:
         return ""
     except PermissionError:
-        pass  # it is there, and somebody else's
+        pass  # it exists and belongs to another user
     return "alive"
 
 
-class Locks:
-    """The locks that this process holds or waits for: files beside what they are for."""
+class FileLocks:
+    """The file locks of this process, on NAME.lock next to each locked file. Locks are shared or exclusive."""
 
     def __init__(self) -> None:
         self._open: set[int] = set()
 
-    def take(self, folder: Storage, name: str, *, alone: bool) -> int:
-        """Wait for a lock; it is to be given back."""
-        found = self._take(folder, name, fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+    def acquire(self, folder: Storage, name: str, *, exclusive: bool) -> int:
+        """Wait for a lock. Returns its descriptor, for `release`."""
+        found = self._flock(folder, name, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
         assert found is not None, "it was waited for"
         return found
 
-    def try_to_take(self, folder: Storage, name: str, *, alone: bool) -> int | None:
-        """The same without the wait: None if somebody has it."""
-        return self._take(folder, name, (fcntl.LOCK_EX if alone else fcntl.LOCK_SH) | fcntl.LOCK_NB)
+    def try_acquire(self, folder: Storage, name: str, *, exclusive: bool) -> int | None:
+        """The same without waiting: None if another process has it."""
+        return self._flock(folder, name, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
 
     @contextlib.contextmanager
-    def alone(self, folder: Storage, name: str) -> Iterator[None]:
-        """Have a lock that nobody else has."""
-        fd = self.take(folder, name, alone=True)
+    def exclusive(self, folder: Storage, name: str) -> Iterator[None]:
+        """Hold an exclusive lock during a `with` block."""
+        fd = self.acquire(folder, name, exclusive=True)
         try:
             yield
         finally:
-            self.give_back(fd)
+            self.release(fd)
 
     def is_free(self, folder: Storage, name: str) -> bool:
-        """Whether nobody has a lock alone."""
-        fd = self.try_to_take(folder, name, alone=False)
+        """Whether no process holds the exclusive lock."""
+        fd = self.try_acquire(folder, name, exclusive=False)
         if fd is not None:
-            self.give_back(fd)
+            self.release(fd)
         return fd is not None
 
     def share(self, fd: int) -> None:
-        """Have a lock with others from now on. Somebody else may have had it alone in between."""
+        """Turn a lock into a shared one. Another process may have had the exclusive lock in between."""
         fcntl.flock(fd, fcntl.LOCK_SH)
 
-    def give_back(self, fd: int) -> None:
-        """Let go of a lock, for processes that were forked meanwhile as well."""
+    def release(self, fd: int) -> None:
+        """Release a lock, also for processes that were forked since."""
         self._open.discard(fd)
         with contextlib.suppress(OSError):
             fcntl.flock(fd, fcntl.LOCK_UN)
             os.close(fd)
 
-    def give_all_back(self, process: int) -> None:
-        """Let go of everything if this is the process that took it: another one has only inherited it."""
+    def release_all(self, process: int) -> None:
+        """Release all locks if this process took them. A forked process has only inherited them."""
         while self._open and process == os.getpid():
-            self.give_back(next(iter(self._open)))
+            self.release(next(iter(self._open)))
 
-    def forget(self) -> None:
-        """Close what came along with a fork: it would still be held when the parent has died."""
+    def close_inherited(self) -> None:
+        """Close the locks that a fork inherited, which would otherwise be held after the parent has died."""
         while self._open:
             with contextlib.suppress(OSError):
                 os.close(self._open.pop())
 
-    def _take(self, folder: Storage, name: str, how: int) -> int | None:
+    def _flock(self, folder: Storage, name: str, how: int) -> int | None:
         path = folder.at(f"{name}.lock")
         check_way(folder.fs, folder.path, name)
         with explained(path):
@@ -303,9 +306,9 @@ class Locks:
             try:
                 fcntl.flock(fd, how)
             except BlockingIOError:
-                self.give_back(fd)
+                self.release(fd)
                 return None
             except BaseException:
-                self.give_back(fd)
+                self.release(fd)
                 raise
         return fd

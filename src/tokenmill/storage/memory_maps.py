@@ -1,12 +1,10 @@
-"""Memory maps that hold no file descriptor, so that a process may map as many files as it likes.
+"""Memory maps of files: as arrays, and for hashing.
 
-Python's own maps keep a descriptor each for as long as they live, and a process may have few of them: 1,024 by
-default, 256 on some systems. A dataset has thousands of shards, and a mixture those of several datasets.
+`map_file` uses mmap directly because each of Python's own maps keeps a file descriptor open. A process may have as few
+as 256 of them (1,024 by default on Linux), and a mixture of datasets has thousands of shards.
 
-Hashing files from memory maps: no byte is copied, so it goes at the speed of SHA-256 itself.
-
-A map of a file that cannot be read would end the process (SIGBUS). So each stretch is populated
-first, which reports the same trouble as an error, and only then hashed.
+`fast_digest` hashes a map without copying, at the speed of SHA-256 itself. Touching an unreadable page of a map would
+end the process (SIGBUS), so each block is populated first, which reports the problem as an error.
 """
 
 from __future__ import annotations
@@ -34,9 +32,9 @@ _FAILED = ctypes.c_void_p(-1).value
 
 
 class Map:
-    """The pages of one file, not to be written to. They are unmapped with the last array that shows them."""
+    """The pages of one file, read-only. They are unmapped with the last array that uses them."""
 
-    num_live = 0  # a process may have 65,530 on Linux, unless it was told otherwise
+    num_live = 0  # Linux allows 65,530 in a process by default
 
     def __init__(self, address: int, size: int) -> None:
         self._address, self._size = address, size
@@ -44,20 +42,20 @@ class Map:
         self.__array_interface__ = {"version": 3, "shape": (size,), "typestr": "|u1", "data": (address, True)}
 
     def madvise(self, advice: int) -> None:
-        """Tell the system how the pages will be used; one that does not listen does as it did."""
+        """Tell the system how the pages will be used. It may ignore the advice."""
         _libc().madvise(self._address, self._size, advice)
 
     def __del__(self) -> None:
-        with contextlib.suppress(TypeError):  # the interpreter is ending, and takes the pages with it
+        with contextlib.suppress(TypeError):  # at interpreter shutdown; the pages go with the process
             _libc().munmap(self._address, self._size)
             Map.num_live -= 1
 
 
 def map_file(path: str, dtype: npt.DTypeLike, *, offset: int = 0, count: int | None = None) -> npt.NDArray[Any]:
-    """`count` items of a file from a byte on, or all that there are, mapped. A plain array: slices of numpy's own
-    kind of map take several times as long.
+    """`count` items of a file from byte `offset` on, or all items, mapped as a plain array. Slices of `numpy.memmap`
+    take several times as long.
 
-    Raises `OSError` where the file cannot be read or mapped, `ValueError` where it has not that many items.
+    Raises `OSError` if the file cannot be read or mapped, `ValueError` if it has fewer items.
     """
     kind = np.dtype(dtype)
     fd = open_plain(path)
@@ -80,9 +78,9 @@ def map_file(path: str, dtype: npt.DTypeLike, *, offset: int = 0, count: int | N
 
 
 def open_plain(path: str, _: int = 0) -> int:
-    """Open a plain file for reading, wherever links lead. A pipe, which would be waited for, is an `OSError`.
+    """Open a plain file for reading. Links are followed. A pipe, which could block, is an `OSError`.
 
-    It is also an opener for `open`, whose flags are those of reading.
+    It can also be the `opener` of `open`; flags are ignored.
     """
     flags = (getattr(os, name, 0) for name in ("O_CLOEXEC", "O_NONBLOCK", "O_BINARY"))
     fd = os.open(path, sum(flags, os.O_RDONLY))
@@ -93,7 +91,7 @@ def open_plain(path: str, _: int = 0) -> int:
 
 
 def find_maps(arrays: Any) -> list[Map]:
-    """What these arrays are mapped by."""
+    """The maps behind these arrays."""
     found = []
     for array in arrays:
         base = array
@@ -105,7 +103,7 @@ def find_maps(arrays: Any) -> list[Map]:
 
 
 def _map(fd: int, path: str, start: int, size: int) -> npt.NDArray[np.uint8]:
-    if sys.platform == "win32":  # a map there holds a handle, of which a process may have millions
+    if sys.platform == "win32":  # a map there keeps a handle, and a process may have millions
         return np.frombuffer(mmap.mmap(fd, size, access=mmap.ACCESS_READ, offset=start), np.uint8)
     address = _libc().mmap(None, size, mmap.PROT_READ, mmap.MAP_SHARED, fd, start)
     if address == _FAILED:
@@ -116,10 +114,10 @@ def _map(fd: int, path: str, start: int, size: int) -> npt.NDArray[np.uint8]:
 
 @functools.cache
 def _libc() -> ctypes.CDLL:
-    """The system's own calls, with the types of their arguments."""
+    """The calls of the C library, with the types of their arguments."""
     libc = ctypes.CDLL(None, use_errno=True)
     size, pointer, number = ctypes.c_size_t, ctypes.c_void_p, ctypes.c_int
-    # Files of more than 2 GB: the offset has 64 bits on every system that Python supports by this name.
+    # For files larger than 2 GB, the offset has 64 bits on every system that Python supports.
     libc.mmap.argtypes = (pointer, size, number, number, number, ctypes.c_int64)
     libc.mmap.restype = pointer
     libc.munmap.argtypes = (pointer, size)
@@ -127,32 +125,32 @@ def _libc() -> ctypes.CDLL:
     return libc
 
 
-Look = Callable[[memoryview], None]
-_STRETCH = 16 << 20
-_MAX_LOOK = 1 << 34
+Visitor = Callable[[memoryview], None]
+_BLOCK = 16 << 20
+_MAX_READ = 1 << 34
 _POPULATE_READ = 22  # MADV_POPULATE_READ of Linux 5.14; Python has no name for it yet
 
 
-def fast_digest(folder: Storage, name: str, look: Look | None = None) -> Digest:
-    """Size and SHA-256 of a file that is there; maps where the system can, reads where it cannot.
+def fast_digest(folder: Storage, name: str, visit: Visitor | None = None) -> Digest:
+    """Size and SHA-256 of an existing file: from a map where the system allows it, otherwise by reading.
 
-    `look` sees all of the file, once it is known to be readable; it must neither keep it nor raise.
+    `visit` is called with all bytes of the file once they are known to be readable. It must not keep them or raise.
     """
     if sys.platform == "linux" and folder.can_map:
         path = folder.at(name)
         with explained(path):
             fd = folder.fs.open(path)
             try:
-                return _hash_map(folder.fs, fd, path, look)
+                return _hash_map(folder.fs, fd, path, visit)
             except _CannotMapError:
                 pass
             finally:
-                with contextlib.suppress(OSError):  # nothing was written, so nothing can be lost
+                with contextlib.suppress(OSError):  # nothing was written, so nothing is lost
                     folder.fs.close(fd)
-    if look is None:
+    if visit is None:
         return folder.digest(name)
-    data = folder.read(name, max_bytes=_MAX_LOOK)
-    look(memoryview(data))
+    data = folder.read(name, max_bytes=_MAX_READ)
+    visit(memoryview(data))
     return Digest(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
 
 
@@ -160,23 +158,23 @@ class _CannotMapError(Exception):
     pass
 
 
-def _hash_map(fs: FileSystem, fd: int, path: str, look: Look | None) -> Digest:
+def _hash_map(fs: FileSystem, fd: int, path: str, visit: Visitor | None) -> Digest:
     sha = hashlib.sha256()
     try:
         mapped = fs.map(fd)
     except (ValueError, OSError):
         raise _CannotMapError from None  # empty, or a file system without maps
     with mapped, memoryview(mapped) as view:
-        for start in range(0, len(view), _STRETCH):
-            size = min(_STRETCH, len(view) - start)
+        for start in range(0, len(view), _BLOCK):
+            size = min(_BLOCK, len(view) - start)
             try:
                 mapped.madvise(_POPULATE_READ, start, size)
             except OSError as error:
                 if error.errno == errno.EINVAL:
                     raise _CannotMapError from None  # an older kernel
                 raise OSError(errno.EIO, "cannot be read", path) from None
-            with view[start : start + size] as stretch:
-                sha.update(stretch)
-        if look is not None:
-            look(view)
+            with view[start : start + size] as block:
+                sha.update(block)
+        if visit is not None:
+            visit(view)
         return Digest(bytes=len(view), sha256=sha.hexdigest())

@@ -1,12 +1,10 @@
-"""A file while it is written: under a temp name, hashed on its way, synced before it gets its own name.
+"""Files while they are written: an output under a temp name, the event log, and temporary files.
 
-Every error of the operating system becomes one of ours here.
+    create x.3f9a...tmp -> write, hashing -> settle: fsync, close -> the folder gives it its name: see local.py
 
-Hashing beside writing: neither holds the interpreter, so a large block takes the longer of the two, not both.
-
-An append-only log of events. Nothing depends on it, so it is not synced.
-
-Files and folders that live as long as a with block.
+Large blocks are hashed in a thread while they are written: neither holds the interpreter lock, so a block takes the
+longer of the two times, not their sum. The event log is only appended to and never synced, because nothing depends on
+it.
 """
 
 from __future__ import annotations
@@ -31,8 +29,8 @@ if TYPE_CHECKING:
 
 
 TEMP_SUFFIX = ".tmp"
-# The disk begins with a file while the rest is still being made: a piece of a unit of 64 MB has about 30 MB, and its
-# worker would wait for all of it at the end.
+# Writing to disk begins before the file is complete. The piece of a 64 MB unit has about 30 MB, and its worker would
+# otherwise wait for all of it at the end.
 EARLY_BYTES = 4 << 20
 _TEMP_NAME = re.compile(r".+\.[0-9a-f]{12}\.tmp")
 
@@ -50,13 +48,18 @@ class Output(Protocol):
 
     name: str
 
-    def write(self, data: bytes | memoryview) -> int: ...
-    def settle(self) -> tuple[str, Digest]: ...
-    def discard(self) -> None: ...
+    def write(self, data: bytes | memoryview) -> int:
+        """Append bytes. Returns their number."""
+
+    def settle(self) -> tuple[str, Digest]:
+        """Make the bytes durable under the temp name. Returns its path and the digest of the bytes."""
+
+    def discard(self) -> None:
+        """Remove the file, unless it has been published."""
 
 
 class DirectOutput:
-    """A new file that is written beside its target."""
+    """A new file that is written next to its target."""
 
     def __init__(self, name: str, temp: str, fs: FileSystem, fd: int) -> None:
         self.name = name
@@ -65,21 +68,21 @@ class DirectOutput:
         self._fd: int | None = fd
         self._sha = hashlib.sha256()
         self._size = 0
-        self._begun = 0  # bytes that the disk was asked to begin with
+        self._begun = 0  # bytes that the system was asked to write to disk
 
     def write(self, data: bytes | memoryview) -> int:
         assert self._fd is not None, "written after it was settled"
-        with hashed_beside(self._sha.update, memoryview(data).cast("B")) as view:
+        with hashing_in_thread(self._sha.update, memoryview(data).cast("B")) as view:
             write_all(self._fs, self._fd, view, self._temp)
         self._size += len(view)
         if self._size - self._begun >= EARLY_BYTES:
-            with contextlib.suppress(OSError):  # it is advice; the sync at the end counts
+            with contextlib.suppress(OSError):  # only advice: the fsync at the end makes it durable
                 self._fs.begin_sync(self._fd, self._begun, self._size - self._begun)
             self._begun = self._size
         return len(view)
 
     def settle(self) -> tuple[str, Digest]:
-        """Make the bytes durable; only the name is missing then."""
+        """Make the bytes durable; the file still lacks its name."""
         assert self._fd is not None, "settled twice"
         fd, self._fd = self._fd, None
         try:
@@ -92,7 +95,7 @@ class DirectOutput:
         return self._temp, Digest(bytes=self._size, sha256=self._sha.hexdigest())
 
     def discard(self) -> None:
-        """Throw the file away; harmless after it was published."""
+        """Remove the file. Does nothing if it has been published."""
         if self._fd is not None:
             with contextlib.suppress(OSError):
                 self._fs.close(self._fd)
@@ -102,12 +105,12 @@ class DirectOutput:
 
 
 def is_temp(name: str) -> bool:
-    """Whether a file is one that was being written, by its name."""
+    """Whether a name is that of a file that was being written."""
     return _TEMP_NAME.fullmatch(name) is not None
 
 
 def _umask() -> int:
-    """What new files are denied. Linux tells it; elsewhere it must be set to be read, which other threads notice."""
+    """The umask of this process. Linux reports it; elsewhere it can only be read by setting it, for all threads."""
     with contextlib.suppress(OSError), open("/proc/self/status", encoding="ascii", errors="replace") as file:
         for line in file:
             if line.startswith("Umask:"):
@@ -121,8 +124,8 @@ LARGE_BYTES = 4 << 20
 
 
 @contextlib.contextmanager
-def hashed_beside(update: Callable[[memoryview], object], view: memoryview) -> Iterator[memoryview]:
-    """Hash a block while the body writes it; a small one is hashed first, for a thread would cost more."""
+def hashing_in_thread(update: Callable[[memoryview], object], view: memoryview) -> Iterator[memoryview]:
+    """Hash a block in a thread while the body writes it. A small block is hashed first, without a thread."""
     if len(view) < LARGE_BYTES:
         update(view)
         yield view
@@ -136,7 +139,7 @@ def hashed_beside(update: Callable[[memoryview], object], view: memoryview) -> I
 
 
 class EventLog:
-    """Lines of JSON at the end of a file, one an event."""
+    """A file of JSON lines, one per event. Errors while appending are ignored."""
 
     def __init__(self, folder: Folder, name: str) -> None:
         self._fs = folder.fs
@@ -162,7 +165,7 @@ _OPEN_FILES = "/proc/self/fd"
 
 @contextlib.contextmanager
 def temporary_file(content: bytes, *, suffix: str) -> Iterator[str]:
-    """The path of a file with this content, for libraries that take paths and nothing else."""
+    """The path of a file with this content, for libraries that only take paths."""
     with _unnamed_file(suffix) or tempfile.NamedTemporaryFile(prefix="tokenmill-", suffix=suffix) as file:
         with explained("a temporary file"):
             file.write(content)
@@ -171,7 +174,7 @@ def temporary_file(content: bytes, *, suffix: str) -> Iterator[str]:
 
 
 def _unnamed_file(suffix: str) -> IO[bytes] | None:
-    """A file in memory, where the system has such: nothing is left of it by whoever is killed."""
+    """A file in memory, where the system supports it: if the process is killed, nothing is left behind."""
     if not hasattr(os, "memfd_create") or not os.path.isdir(_OPEN_FILES):
         return None
     return os.fdopen(os.memfd_create(f"tokenmill{suffix}"), "wb")

@@ -1,11 +1,11 @@
-"""Local-first writing: a file grows on a fast local disk, then goes to the target in one pass.
+"""Scratch: a file grows on a fast local disk, then is copied to a slow target in one pass and compared.
 
     scratch/x.tmp  --write, write, write-->  complete
     target/x.tmp   <--one sequential copy--  fsync, read back, compare
     target/x       <--link
 
-When the scratch disk is too small for a file, what is there so far moves to the target and
-the rest follows it directly. Some of the disk is left to others: RESERVE_BYTES stay free.
+If the scratch disk is too small for a file, the bytes so far move to the target and the rest is written there directly.
+RESERVE_BYTES of the disk always stay free for others.
 """
 
 from __future__ import annotations
@@ -25,54 +25,54 @@ from tokenmill.storage.local import Folder, check_itself
 from tokenmill.storage.output import TEMP_SUFFIX, Digest, Output
 
 RESERVE_BYTES = 64_000_000
-# How much is written between two looks at the free space.
-_LOOK_BYTES = 1 << 20
-# A file in a corner that says that something did not fit. It has a temp name, so that the next run sweeps it.
+# Bytes that are written between two checks of the free space.
+_CHECK_BYTES = 1 << 20
+# This file in the scratch folder records that something did not fit. The next run sweeps it by its temp name.
 _FULL = f"full.000000000000{TEMP_SUFFIX}"
 
 
-def scratch_corner(scratch: str, target: Storage) -> Folder | None:
-    """A folder on the scratch disk for this target alone; None if the target has a spool, which is the same thing."""
+def scratch_folder(scratch: str, target: Storage) -> Folder | None:
+    """A folder on the scratch disk for this target alone; None if the target has a spool, which does the same."""
     if target.has_spool:
         return None
     return Folder(os.path.join(scratch, f"tokenmill-{records.digest(target.path)[:12]}"), target.fs)
 
 
-def make_corner(corner: Folder) -> Folder | None:
-    """The corner, made and swept; None if nothing fits into it. It must not be a link."""
-    check_itself(corner.fs, corner.path)
+def make_scratch_folder(folder: Folder) -> Folder | None:
+    """The scratch folder, created and swept; None if the disk is full. It must not be a link."""
+    check_itself(folder.fs, folder.path)
     try:
-        corner.make()
-        corner.sweep()
-    except DiskFullError:  # what does not fit there goes straight to the output
+        folder.make()
+        folder.sweep()
+    except DiskFullError:  # files are then written straight to the output
         return None
-    return corner
+    return folder
 
 
-def leave_corner(corner: Storage) -> None:
-    """Remove what is ours in the corner, and the corner unless something else is in it."""
-    check_itself(corner.fs, corner.path)
-    corner.sweep()
-    corner.remove_empty("")
+def remove_scratch_folder(folder: Storage) -> None:
+    """Remove our temp files from the scratch folder, and the folder if it is empty then."""
+    check_itself(folder.fs, folder.path)
+    folder.sweep()
+    folder.remove_empty("")
 
 
 class Fallback:
-    """Says, once, that files go straight to the output because the scratch disk is full."""
+    """Tells the user, once, that the scratch disk is full and files are written straight to the output."""
 
-    def __init__(self, corner: Storage, tell: Callable[[str], None]) -> None:
-        self._corner: Storage | None = corner
+    def __init__(self, folder: Storage, tell: Callable[[str], None]) -> None:
+        self._folder: Storage | None = folder
         self._tell = tell
 
-    def look(self) -> None:
-        """Whichever process it was that had no room there."""
-        if self._corner is not None and self._corner.exists(_FULL):
-            free = format_bytes(self._corner.free_bytes() or 0)
-            place = os.path.dirname(self._corner.path)
+    def check(self) -> None:
+        """Tell it if the disk was full for any process of this build."""
+        if self._folder is not None and self._folder.exists(_FULL):
+            free = format_bytes(self._folder.free_bytes() or 0)
+            place = os.path.dirname(self._folder.path)
             self._tell(
                 f"the scratch disk at {place} is full ({free} free, {format_bytes(RESERVE_BYTES)} of them reserved): "
-                "what does not fit is written straight to the output"
+                "files that do not fit are written straight to the output"
             )
-            self._corner = None
+            self._folder = None
 
 
 class ScratchOutput:
@@ -87,7 +87,7 @@ class ScratchOutput:
         self._direct: Output | None = None
         self._sha = hashlib.sha256()
         self._size = 0
-        self._looked = -_LOOK_BYTES
+        self._checked = -_CHECK_BYTES
         try:
             self._require_room(0)
             with explained(scratch.at(self._local_name)):
@@ -117,10 +117,11 @@ class ScratchOutput:
             self._direct = self._move()
         temp, digest = self._direct.settle()
         wanted = Digest(bytes=self._size, sha256=self._sha.hexdigest())
-        # The copy crossed a network drive: believe only what comes back from it.
+        # The copy may have crossed a network: trust only what can be read back.
         if digest != wanted or self._target.digest(self._target.relative(temp), cold=True) != wanted:
             raise StorageError(
-                f"{temp} came back with other bytes than were sent", hint="check the drive; the unit will be redone"
+                f"{temp} was read back with other bytes than were written",
+                hint="check the drive; the unit will run again",
             )
         return temp, digest
 
@@ -130,21 +131,21 @@ class ScratchOutput:
             self._direct.discard()
 
     def _require_room(self, more: int) -> None:
-        """Raise `DiskFullError` if the scratch disk would be left with less than its reserve."""
-        if self._size + more - self._looked < _LOOK_BYTES:
+        """Raise `DiskFullError` if less than the reserve would stay free on the scratch disk."""
+        if self._size + more - self._checked < _CHECK_BYTES:
             return
-        self._looked = self._size + more
+        self._checked = self._size + more
         free = self._scratch.free_bytes()
         if free is not None and free - more < RESERVE_BYTES:
             raise DiskFullError(f"{self._scratch.path} has only {format_bytes(free)} free", hint="free some space")
 
     def _fall_back(self) -> None:
-        with contextlib.suppress(OSError):  # it was said already, or the disk has room for nothing
+        with contextlib.suppress(OSError):  # it is recorded already, or the disk is completely full
             path = self._scratch.at(_FULL)
             self._scratch.fs.close(self._scratch.fs.create(path))
 
     def _move(self) -> Output:
-        """Copy the bytes that were accepted so far to the target, and forget the local file."""
+        """Copy the bytes so far to the target, and remove the local file."""
         direct = self._target.create(self.name)
         try:
             left = self._size

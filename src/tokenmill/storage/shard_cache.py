@@ -44,12 +44,12 @@ from tokenmill import records
 from tokenmill.errors import DatasetError, StorageError, TokenmillError, from_record, to_record
 from tokenmill.sizes import format_bytes
 from tokenmill.storage.local import Folder, Forget
-from tokenmill.storage.locks import Locks
+from tokenmill.storage.locks import FileLocks
 from tokenmill.storage.object_folder import PART_SUFFIX, ObjectFolder, begin, download
 from tokenmill.storage.output import Digest
 
 SHARDS_AHEAD = 3
-# Locks that a process holds at most, however many files it may open.
+# FileLocks that a process holds at most, however many files it may open.
 _MAX_LOCKS = 4096
 _ENDINGS = (".bin", ".idx")
 
@@ -109,13 +109,13 @@ class Copies:
     def _begin(self) -> None:
         _LIVE.add(self)
         self._process = os.getpid()
-        self._locks = Locks()
+        self._locks = FileLocks()
         self._changing = threading.Lock()  # what is held, and who looks after it
         self._held: dict[str, Hold] = {}
         self._is_watched = False
         self._coming: dict[str, threading.Thread] = {}
         self._last = -1
-        self._end = weakref.finalize(self, self._locks.give_all_back, self._process)
+        self._end = weakref.finalize(self, self._locks.release_all, self._process)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Other processes have their own hold on the files."""
@@ -139,7 +139,7 @@ class Copies:
                 self._folder.touch(name)
             yield
         except BaseException:
-            self._locks.give_back(lock)
+            self._locks.release(lock)
             raise
         self._keep(shard, Hold(lock, None if forget is None else weakref.WeakMethod(forget)))
         self._fetch_ahead(shard)
@@ -147,11 +147,13 @@ class Copies:
     def _have(self, names: Sequence[str]) -> int:
         """A shared lock on a shard whose files are here."""
         while True:
-            self._locks.give_back(self._locks.take(self._root, WANTED, alone=False))  # who waits for room goes first
-            lock = self._locks.take(self._folder, shard_of(names[0]), alone=False)
+            self._locks.release(
+                self._locks.acquire(self._root, WANTED, exclusive=False)
+            )  # who waits for room goes first
+            lock = self._locks.acquire(self._folder, shard_of(names[0]), exclusive=False)
             if not self._missing(names):
                 return lock
-            self._locks.give_back(lock)
+            self._locks.release(lock)
             brought = self._bring(names, urgent=True)
             if brought is None:  # another process brings it, or has just looked whether it is there
                 time.sleep(LOOK_SECONDS / 100)
@@ -159,7 +161,7 @@ class Copies:
             self._locks.share(brought)
             if not self._missing(names):
                 return brought
-            self._locks.give_back(brought)
+            self._locks.release(brought)
 
     def _missing(self, names: Sequence[str]) -> list[str]:
         sizes = ((name, self._folder.stat(name)) for name in names)
@@ -168,11 +170,11 @@ class Copies:
     def _bring(self, names: Sequence[str], *, urgent: bool) -> int | None:
         """Fetch what is missing of a shard; gives the lock on it. None if another one has it, or there is no room."""
         with contextlib.ExitStack() as stack:
-            with self._locks.alone(self._root, ROOM):
-                lock = self._locks.try_to_take(self._folder, shard_of(names[0]), alone=True)
+            with self._locks.exclusive(self._root, ROOM):
+                lock = self._locks.try_acquire(self._folder, shard_of(names[0]), exclusive=True)
                 if lock is None:
                     return None
-                stack.callback(self._locks.give_back, lock)
+                stack.callback(self._locks.release, lock)
                 missing = self._missing(names)
                 if missing and not self._make_room(missing, urgent=urgent):
                     return None
@@ -199,7 +201,7 @@ class Copies:
             before = self._held.pop(shard, None)
             self._held[shard] = hold  # the last of all: those that were mapped first go first
             if before is not None:
-                self._locks.give_back(before.lock)
+                self._locks.release(before.lock)
             if hold.forget is not None and not self._is_watched:
                 self._is_watched = True
                 threading.Thread(target=_watch, args=(weakref.ref(self),), daemon=True).start()
@@ -216,7 +218,7 @@ class Copies:
                 if shard in self._held and self._held[shard].forget is not None:
                     hold = self._held.pop(shard)
                     hold.tell(shard)
-                    self._locks.give_back(hold.lock)
+                    self._locks.release(hold.lock)
 
     def answer(self) -> bool:
         """Let go of everything if somebody waits for room; False if there is nothing that one could let go of."""
@@ -231,7 +233,7 @@ class Copies:
     def _after_fork(self) -> None:
         """Threads do not come along with a fork, but locks do: what the parent holds must not be ours as well."""
         self._end.detach()
-        self._locks.forget()
+        self._locks.close_inherited()
         for shard, hold in self._held.items():
             hold.tell(shard)
         self._begin()
@@ -256,7 +258,7 @@ class Copies:
         with contextlib.suppress(TokenmillError, RuntimeError):
             lock = self._bring([f"{shard}{ending}" for ending in _ENDINGS], urgent=False)
             if lock is not None:
-                self._locks.give_back(lock)
+                self._locks.release(lock)
 
 
 # All of this process: each lock is an open file.
@@ -353,7 +355,7 @@ class Wanted:
         return copy.name.endswith(PART_SUFFIX) and (copy.place, copy.shard) == (self.place, self.shard)
 
 
-def make_room(root: Folder, locks: Locks, wanted: Wanted, limit: int, let_go: Callable[[Copy], None]) -> bool:
+def make_room(root: Folder, locks: FileLocks, wanted: Wanted, limit: int, let_go: Callable[[Copy], None]) -> bool:
     """Remove copies until there is room for what is wanted; False if there is none, and no urgency.
 
     Called by who holds the lock on room; `let_go` is how this process does so.
@@ -386,7 +388,7 @@ def make_room(root: Folder, locks: Locks, wanted: Wanted, limit: int, let_go: Ca
             if time.monotonic() >= until or wanted.size + lost_bytes > allowed:
                 raise _no_room(wanted, allowed, held=sum(copy.size for copy in copies), lost=lost_bytes)
             if not is_asking:
-                stack.enter_context(locks.alone(root, WANTED))
+                stack.enter_context(locks.exclusive(root, WANTED))
                 is_asking = True
             time.sleep(LOOK_SECONDS / 2)
 
@@ -415,7 +417,7 @@ def _no_room(wanted: Wanted, allowed: int, *, held: int, lost: int) -> StorageEr
     )
 
 
-def _find_copies(root: Folder, locks: Locks) -> Iterator[Copy]:
+def _find_copies(root: Folder, locks: FileLocks) -> Iterator[Copy]:
     """Every copy in the cache, and what is on its way or was left there by a process that died."""
     for child in root.names():
         entry = Folder(root.at(child))
@@ -438,11 +440,11 @@ def _origin(entry: Folder) -> Origin:
     return records.unseal(Origin, entry.read(ORIGIN), where=entry.at(ORIGIN))
 
 
-def _remove(copy: Copy, locks: Locks) -> Literal["removed", "used", "lost"]:
+def _remove(copy: Copy, locks: FileLocks) -> Literal["removed", "used", "lost"]:
     """Remove a copy if nobody uses it and its store still has the original."""
     entry = Folder(copy.place)
     try:
-        lock = locks.try_to_take(entry, copy.shard, alone=True)
+        lock = locks.try_acquire(entry, copy.shard, exclusive=True)
         if lock is None:
             return "used"
         try:
@@ -451,7 +453,7 @@ def _remove(copy: Copy, locks: Locks) -> Literal["removed", "used", "lost"]:
             entry.remove(copy.name)
             return "removed"
         finally:
-            locks.give_back(lock)
+            locks.release(lock)
     except (StorageError, DatasetError):  # whatever it is, the copy stays
         return "lost"
 
