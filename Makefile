@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 STORE_TESTS := $(addprefix tests/,storage/clouds.py storage/test_object_folder.py e2e/test_object_store.py maintenance/test_push_pull.py formats/test_open_remote.py build/test_commit.py)
 
-.PHONY: demo test lint lowest beside walks bench bench-revisions bench-layouts bench-loader crash differ interop stores docs clean
+.PHONY: demo test lint lowest beside walks bench bench-revisions bench-layouts bench-loader crash differ trainers interop stores docs clean
 
 demo: $(VENV)/.core
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/demo.sh
@@ -53,6 +53,10 @@ crash: $(VENV)/.test
 # The lab of differences: what the package computes against independent computations of the same.
 differ: $(VENV)/.test
 	$(BIN)/python tests/differ/run.py $(ARGS)
+
+# Real training in each framework, killed and resumed: make trainers ARGS="torch lightning"
+trainers: $(VENV)/.test
+	$(BIN)/python tests/trainers/run.py $(ARGS)
 
 interop: $(VENV)/.core
 	sh interop/run.sh $(ARGS)

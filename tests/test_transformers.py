@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
+import multiprocessing
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch.utils import data as torch_data
+from trainer_lab import make_dataset, prove
 
 import tokenmill
 import tokenmill.torch as adapters
@@ -48,6 +51,15 @@ def model() -> Any:
             use_cache=False,
         )
     )
+
+
+@pytest.fixture
+def start_method(workers: str | None) -> Iterator[None]:
+    """How torch's workers are started; older Trainers take it from no argument."""
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method(workers, force=True)
+    yield
+    multiprocessing.set_start_method(before, force=True)
 
 
 def train(model: Any, folder: Path, dataset: Any, *, steps: int = 3, **options: Any) -> None:
@@ -137,12 +149,11 @@ def test_our_order_is_that_of_the_loader_epoch_after_epoch(dataset: OpenDataset,
 @pytest.mark.parametrize("workers", [None, "fork", "spawn"])
 @pytest.mark.parametrize("kind", [adapters.Dataset, adapters.IterableDataset])
 def test_the_trainer_gets_no_labels_that_are_shifted(
-    dataset: OpenDataset, model: Any, tmp_path: Path, kind: Any, workers: str | None
+    dataset: OpenDataset, model: Any, tmp_path: Path, kind: Any, workers: str | None, start_method: None
 ) -> None:
-    options: dict[str, Any] = {"dataloader_num_workers": 1, "dataloader_multiprocessing_context": workers}
     given = kind(dataset, 32) if kind is adapters.Dataset else kind(dataset, 32, 4)
     with pytest.raises(RecipeError, match=r"token t \+ 2"):
-        train(model, tmp_path, given, **options if workers else {})
+        train(model, tmp_path, given, dataloader_num_workers=1 if workers else 0)
 
 
 @pytest.mark.parametrize("workers", [None, "fork", "spawn"])
@@ -165,3 +176,10 @@ def test_accelerate_leaves_our_loader_as_it_is_and_cannot_skip_its_batches(datas
     assert accelerator.prepare(loader) is loader
     with pytest.raises(AttributeError, match="load_state_dict"):
         accelerator.skip_first_batches(loader, 2)
+
+
+@pytest.mark.slow
+def test_a_killed_run_resumes_on_three_ranks_with_every_sample_once(tmp_path: Path) -> None:
+    """A short form of `make trainers`, which does the same in the environments of all frameworks."""
+    pytest.importorskip("accelerate", reason=INSTALLED)
+    prove("train_transformers.py", make_dataset(tmp_path), tmp_path, tail="repeats", stop_at=18, resume_on=(3,))

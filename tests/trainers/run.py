@@ -1,0 +1,144 @@
+"""Real training in each framework, on two ranks, killed, and resumed on one and on three; one table.
+
+make trainers [ARGS="torch lightning"]
+
+Each framework has an environment of its own under .venv-trainers. The training scripts are beside this file. What they
+record is compared with a computation from the token files in numpy: every sample exactly once in each epoch, the next
+token as its label, the loss as the cross-entropy of the recorded logits, to six digits, and the samples of each step
+as in the undisturbed run. Exit code 1 if anything differs, or an environment cannot be made.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
+
+from trainer_check import Tail
+from trainer_lab import Outcome, make_dataset, prove
+
+ROOT = Path(__file__).parents[2]
+ENVIRONMENTS = ROOT / ".venv-trainers"
+# First, and alone: with other packages, pip may take a build of torch for GPUs.
+TORCH = "torch==2.13.0"
+TAILS = {
+    "continues": "continues with the next one",
+    "repeats": "fills the step with samples of this one",
+    "drops": "drops the rest",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Subject:
+    """A training script, and what it runs with."""
+
+    what: str
+    script: str
+    packages: tuple[str, ...]
+    tail: Tail = "continues"
+    resume_on: Sequence[int] = (1, 3)
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+TRANSFORMERS = (TORCH, "transformers", "accelerate")
+SUBJECTS = {
+    "torch": Subject(what="tokenmill.torch.DataLoader", script="train_torch.py", packages=(TORCH, "torchdata")),
+    "torchdata": Subject(
+        what="IterableDataset in StatefulDataLoader, 2 workers",
+        script="train_stateful.py",
+        packages=(TORCH, "torchdata"),
+    ),
+    "lightning": Subject(
+        what="tokenmill.lightning.DataModule", script="train_lightning.py", packages=(TORCH, "lightning")
+    ),
+    "transformers": Subject(
+        what="Trainer, its own order", script="train_transformers.py", packages=TRANSFORMERS, tail="repeats"
+    ),
+    "transformers-ours": Subject(
+        what="Trainer, tokenmill's order",
+        script="train_transformers.py",
+        packages=TRANSFORMERS,
+        tail="repeats",
+        environment={"ORDER": "shuffled"},
+    ),
+    "accelerate": Subject(
+        what="torch's DataLoader, prepared", script="train_accelerate.py", packages=TRANSFORMERS, tail="repeats"
+    ),
+}
+
+
+def make_environment(packages: Sequence[str]) -> tuple[str, str]:
+    """The Python of an environment with tokenmill and these packages, and why there is none if that fails."""
+    folder = ENVIRONMENTS / packages[-1].partition("=")[0]
+    python, done = str(folder / "bin/python"), folder / ".done"
+    if done.exists() and done.read_text() == " ".join(packages):
+        return python, ""
+    pip = [python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check"]
+    steps = [[sys.executable, "-m", "venv", str(folder)], [*pip, "--upgrade", "pip>=25.1"]]
+    steps += [[*pip, package] for package in packages if package == TORCH]
+    steps += [[*pip, "--editable", str(ROOT), *packages]]
+    for step in steps:
+        ended = subprocess.run(step, capture_output=True, text=True, check=False)
+        if ended.returncode:
+            errors = [line for line in ended.stderr.splitlines() if line.startswith("ERROR")]
+            return "", (errors or ["pip failed"])[-1]
+    done.write_text(" ".join(packages))
+    return python, ""
+
+
+def versions(python: str, packages: Sequence[str]) -> str:
+    names = [package.partition("=")[0] for package in packages]
+    code = "import sys, importlib.metadata as m; print(*(f'{n} {m.version(n)}' for n in sys.argv[1:]), sep=', ')"
+    return subprocess.run([python, "-c", code, *names], capture_output=True, text=True, check=True).stdout.strip()
+
+
+def examine(subject: Subject, dataset: Path, work: Path) -> tuple[str, str]:
+    """The versions, and the outcome in words. The second begins with "no" if something is not as it should be."""
+    python, reason = make_environment(subject.packages)
+    if not python:
+        return ", ".join(subject.packages), f"no: does not install: {reason}"
+    os.environ.update(subject.environment)
+    try:
+        found = prove(
+            subject.script, dataset, work, python=python, tail=subject.tail, stop_at=25, resume_on=subject.resume_on
+        )
+    except AssertionError as error:
+        return versions(python, subject.packages), f"no: {error}"
+    finally:
+        for name in subject.environment:
+            del os.environ[name]
+    return versions(python, subject.packages), describe(subject, found)
+
+
+def describe(subject: Subject, found: Outcome) -> str:
+    resumed = " and ".join(map(str, subject.resume_on))
+    return f"yes: {found.samples} samples, {found.losses} losses; 2 ranks, then {resumed}; {TAILS[found.tail]}"
+
+
+def main(names: Sequence[str]) -> int:
+    unknown = sorted(set(names) - set(SUBJECTS))
+    if unknown:
+        print(f"unknown: {', '.join(unknown)}; there are {', '.join(SUBJECTS)}", file=sys.stderr)
+        return 2
+    rows, failures = [], 0
+    with tempfile.TemporaryDirectory() as folder:
+        dataset = make_dataset(Path(folder))
+        for name in names or SUBJECTS:
+            subject = SUBJECTS[name]
+            installed, outcome = examine(subject, dataset, Path(folder, name))
+            print(f"{name}: {outcome}", flush=True)
+            failures += outcome.startswith("no")
+            rows.append(f"| {name} | {subject.what} | {installed} | {outcome.splitlines()[0]} |")
+    print("\n| | what trains | with | every sample once, labels and losses right |\n|---|---|---|---|")
+    print(*rows, sep="\n")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

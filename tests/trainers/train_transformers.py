@@ -1,0 +1,39 @@
+"""tokenmill.transformers.Dataset in the Trainer, which shuffles, or in our order with ORDER=shuffled."""
+
+import os
+from typing import Any
+
+import torch
+from recorder import DATASET, EPOCHS, SAVE_EVERY, SEQ_LEN, SHARE, STATE, VOCABULARY, finish, record
+from transformers import LlamaConfig, LlamaForCausalLM, Trainer, TrainingArguments
+
+import tokenmill
+
+order = os.environ.get("ORDER", "sequential")
+torch.manual_seed(1)
+sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+model = LlamaForCausalLM(LlamaConfig(vocab_size=VOCABULARY, max_position_embeddings=SEQ_LEN, **sizes))
+dataset = tokenmill.transformers.Dataset(DATASET, SEQ_LEN, order=order, seed=1)
+arguments = TrainingArguments(
+    str(STATE),
+    per_device_train_batch_size=SHARE,
+    num_train_epochs=EPOCHS,
+    save_steps=SAVE_EVERY,
+    learning_rate=0.1,
+    use_cpu=True,
+    report_to=[],
+    disable_tqdm=True,
+    average_tokens_across_devices=False,  # so that the loss is the mean of the rank's own batch
+    **{"train_sampling_strategy": "sequential"} if order == "shuffled" else {},
+)
+trainer = Trainer(model, arguments, train_dataset=dataset)
+
+
+def keep(_: Any, __: Any, given: dict[str, Any], result: Any) -> None:
+    step = trainer.state.global_step
+    record(step, given["input_ids"], result.logits.detach(), result.loss.detach(), num_targets=SEQ_LEN - 1)
+
+
+model.register_forward_hook(keep, with_kwargs=True)
+trainer.train(resume_from_checkpoint=any(STATE.glob("checkpoint-*")))
+finish()

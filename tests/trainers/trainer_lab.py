@@ -1,0 +1,134 @@
+"""Runs of a training script on several ranks: undisturbed, or killed at a step and resumed on other numbers of ranks.
+
+    undisturbed   2 ranks ---------------------------------->
+    disturbed     2 ranks ------- KILL
+                            `---- 1 rank -------------------->   from the last checkpoint
+                            `---- 3 ranks ------------------->
+
+All of them must have seen the samples of the undisturbed run.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from trainer_check import Steps, Tail, Windows, check_once, check_same, join, read_run
+
+import tokenmill
+from ranks import meeting_place
+
+HERE = Path(__file__).parent
+BATCH_SIZE, SEQ_LEN, EPOCHS = 6, 16, 2  # as in recorder.py
+TIMEOUT = 600.0
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What was compared."""
+
+    samples: int
+    losses: int
+    tail: Tail
+
+
+def make_dataset(folder: Path) -> Path:
+    """About a hundred windows, all different; an epoch is not a multiple of a step."""
+    chance = random.Random(19)
+    texts = ["".join(chance.choices("abcdefghijklmnopqrstuvwxyz ", k=chance.randint(5, 60))) for _ in range(48)]
+    (folder / "a.txt").write_text("\n".join(texts))
+    tokenmill.prepare(folder / "a.txt", folder / "dataset", tokenizer="byte", workers=1)
+    windows = Windows(folder / "dataset", SEQ_LEN)
+    assert windows.count % BATCH_SIZE
+    return folder / "dataset"
+
+
+def run_script(
+    script: str, python: str, dataset: Path, records: Path, state: Path, ranks: int, stop_at: int | None = None
+) -> None:
+    """Run it on so many ranks, to its end or until all ranks are at `stop_at`, where they are killed."""
+    records.mkdir(parents=True)
+    state.mkdir(parents=True, exist_ok=True)
+    store, environment = meeting_place(ranks)
+    given: dict[str, object] = {"RECORDS": records, "STATE": state, "DATASET": dataset, "LOCAL_WORLD_SIZE": ranks}
+    if stop_at is not None:
+        given["STOP_AT"] = stop_at
+    environment |= {"OMP_NUM_THREADS": "1", **{name: str(value) for name, value in given.items()}}
+    log = records.with_suffix(".log")
+    with log.open("wb") as output:
+        started = [
+            subprocess.Popen(
+                [python, "-W", "ignore", str(HERE / script)],
+                env={**os.environ, **environment, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+            for rank in range(ranks)
+        ]
+    try:
+        wait(started, [] if stop_at is None else [records / f"{stop_at:05d}-{rank}.npz" for rank in range(ranks)])
+    except AssertionError as error:
+        raise AssertionError(f"{error}\n{log.read_text(errors='replace')[-3000:]}") from None
+    finally:
+        for process in started:
+            if process.poll() is None:
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    del store
+
+
+def wait(started: Sequence[subprocess.Popen[bytes]], stop_files: Sequence[Path]) -> None:
+    """Until all have ended well, or all have written their stop file."""
+    deadline = time.monotonic() + TIMEOUT
+    while time.monotonic() < deadline:
+        codes = [process.poll() for process in started]
+        assert not any(codes), f"a rank ended with {[code for code in codes if code]}"
+        if stop_files and all(file.exists() for file in stop_files):
+            return
+        if all(code == 0 for code in codes):
+            assert not stop_files, "the script ended before the step at which it was to be killed"
+            return
+        time.sleep(0.05)
+    raise AssertionError(f"no end after {TIMEOUT:.0f} s")
+
+
+def prove(
+    script: str,
+    dataset: Path,
+    work: Path,
+    *,
+    python: str = sys.executable,
+    tail: Tail = "continues",
+    stop_at: int = 10,
+    resume_on: Sequence[int] = (1, 3),
+) -> Outcome:
+    """An undisturbed run, a killed one, and its resumed ones. `AssertionError` says what was not as it should be."""
+    windows = Windows(dataset, SEQ_LEN)
+    run_script(script, python, dataset, work / "whole", work / "whole-state", 2)
+    whole = read_run(work / "whole", windows, 2)
+    check(whole.steps, windows, tail)
+    run_script(script, python, dataset, work / "killed", work / "state", 2, stop_at)
+    killed = read_run(work / "killed", windows, 2)
+    losses = whole.num_losses + killed.num_losses
+    for ranks in resume_on:
+        shutil.copytree(work / "state", work / f"state-{ranks}")
+        run_script(script, python, dataset, work / f"resumed-{ranks}", work / f"state-{ranks}", ranks)
+        resumed = read_run(work / f"resumed-{ranks}", windows, ranks)
+        steps = join(killed, resumed)
+        check(steps, windows, tail)
+        check_same(whole.steps, steps, batch_size=BATCH_SIZE)
+        losses += resumed.num_losses
+    return Outcome(windows.count, losses, tail)
+
+
+def check(steps: Steps, windows: Windows, tail: Tail) -> None:
+    check_once(steps, windows, batch_size=BATCH_SIZE, epochs=EPOCHS, tail=tail)
