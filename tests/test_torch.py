@@ -311,6 +311,8 @@ def test_validation_runs_over_its_whole_split_every_time(dataset: Dataset) -> No
         for rank in range(2)
     ]
     assert [len(take(rank)) for rank in ranks] == [count // 8] * 2
+    staged = adapters.DataModule(dataset, 32, 4, skip=[(0, 3)], max_seq_len=128, fields=FIELDS)
+    assert samples(take(staged.val_dataloader())) == list(range(count))
     assert adapters.DataModule(dataset, 32, 4, val_split=None).val_dataloader() == []
 
 

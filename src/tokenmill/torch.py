@@ -188,7 +188,7 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]  # torc
         loader = self._loader
         steps = arguments.whole("steps", steps, hint="give the number of batches consumed")
         last = float("inf") if loader.epochs is None else loader.epochs * loader.num_samples
-        seen = loader.seen_after(steps)
+        seen = loader.seen_after(loader.samples_seen, steps)
         return {**loader.state_dict(), "samples_seen": int(min(seen, max(last, loader.samples_seen)))}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -404,6 +404,8 @@ class DataModule:
             "seed": 0,
             "epochs": 1,
             "drop_last": world_size > 1,
+            "skip": (),
+            "max_seq_len": None,
         }
         return IterableDataset(*self._arguments, **options)
 

@@ -151,7 +151,7 @@ def test_a_skip_that_makes_no_sense_is_refused(dataset: Dataset, skip: Any) -> N
 def test_seen_after_some_steps_is_what_is_seen_then(dataset: Dataset) -> None:
     loader = open_loader(dataset, 3, skip=[(2, 4), (5, 6)])
     for _ in range(8):
-        expected = loader.seen_after(1)
+        expected = loader.seen_after(loader.samples_seen, 1)
         steps_of(loader, 1)
         assert loader.samples_seen == expected
 

@@ -215,9 +215,9 @@ class DataLoader:
         """Samples from position `begin` up to `end` that are not skipped."""
         return self._skips.num_given(end) - self._skips.num_given(begin)
 
-    def seen_after(self, steps: int) -> int:
-        """What `samples_seen` will be so many whole steps from now."""
-        return self._skips.end_of(self._skips.num_given(self.samples_seen) + steps * self.batch_size * self.world_size)
+    def seen_after(self, seen: int, steps: int) -> int:
+        """The position so many whole steps of all ranks behind another one, where `samples_seen` was `seen`."""
+        return self._skips.end_of(self._skips.num_given(seen) + steps * self.batch_size * self.world_size)
 
     def set_epoch(self, epoch: int) -> None:
         """Move to the start of pass number `epoch`, which counts from 0, unless the position is inside of it.

@@ -200,8 +200,8 @@ def _make_hint(found: Sequence[Difference], hint: str, seen: int, ignore: Collec
 def _to_ignore(fields: Collection[str]) -> str:
     names = ", ".join(map(repr, sorted(fields)))
     return (
-        f"or pass ignore={{{names}}} to load_state_dict: the count of samples continues, but samples may come twice "
-        f"or not at all until the next epoch"
+        f"or call load_state_dict(state, ignore={{{names}}}) of a DataLoader: the count of samples continues, but "
+        f"samples may come twice or not at all until the next epoch"
     )
 
 
