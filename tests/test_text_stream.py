@@ -252,6 +252,12 @@ def test_a_state_of_another_stream_is_refused_with_both_values(
         corpus.stream(30, 4, **change).load_state_dict(state)
 
 
+def test_a_state_that_skips_is_refused(corpus: Corpus) -> None:
+    state = corpus.loader(30, 4, skip=[(2, 3)]).state_dict()
+    with pytest.raises(StateError, match="a stream from text skips none"):
+        corpus.stream(30, 4).load_state_dict(state)
+
+
 def test_a_state_of_other_text_or_another_tokenizer_is_refused(corpus: Corpus, tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", make_texts(30))
     state = tokenmill.stream(str(path), "byte", 30, 4).state_dict()

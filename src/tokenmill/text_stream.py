@@ -196,6 +196,10 @@ class TextStream:
         self._read_as_in(state)
         seen = check_state(state, self._identity, hint=_HINT)
         check_content(state, "sources", self._sources)
+        if state.get("skip"):
+            raise StateError(
+                "the state skips samples, and a stream from text skips none", hint="load it into a DataLoader"
+            )
         cursor = START_CURSOR if state.get("cursor") is None else self._check_cursor(state["cursor"], seen)
         self.samples_seen, self._cursor = seen, cursor
 

@@ -172,6 +172,19 @@ def test_a_component_is_exhausted_at_the_same_token(dataset: Dataset, seq_len: i
     assert whole is not None and tokens == whole * LONGEST
 
 
+def test_weights_in_the_past_are_refused_in_rows_of_the_schedule(dataset: Dataset) -> None:
+    loader = open_stage(source_of(dataset, "mixture"), 12, 1)
+    pairs_of(loader, 5)  # the second row has begun
+    for begin in (1, 2):
+        other = Mixture({"one": (dataset, 0.7), "other": (dataset, 0.3)}, schedule={begin: {"one": 1, "other": 1}})
+        if begin < 2:
+            with pytest.raises(StateError, match="weights from sample 1 on") as caught:
+                open_stage(other, 12, 1).load_state_dict(loader.state_dict())
+            assert "weights before sample 2" in str(caught.value.hint)
+        else:
+            open_stage(other, 12, 1).load_state_dict(loader.state_dict())
+
+
 def test_skipped_rows_are_those_that_contain_skipped_tokens(dataset: Dataset) -> None:
     rows = pairs_of(DataLoader(dataset, LONGEST, 1, prefetch=0), 20)
     loader = open_stage(dataset, 16, 1, skip=[(1, 3), (13, 14)])

@@ -53,10 +53,12 @@ def check_state(state: Any, mine: dict[str, Any], *, hint: str, ignore: Collecti
     seen = arguments.as_int(state.get("samples_seen"))
     if seen is None or not 0 <= seen < MAX_INT:
         raise StateError(f"samples_seen is {arguments.show(state.get('samples_seen'))}", hint=_DAMAGED)
-    found = [one for one in find_differences(state.get("stream"), mine, seen) if one.field not in (ignore or ())]
+    found = [one for one in _find_differences(state.get("stream"), mine, seen) if one.field not in (ignore or ())]
     if found:
         lines = "\n  ".join(map(str, found))
-        raise StateError(f"the state belongs to another stream:\n  {lines}", hint=_make_hint(found, hint, seen, ignore))
+        raise StateError(
+            f"the state belongs to another stream:\n  {lines}", hint=_make_hint(found, hint, state, ignore)
+        )
     return _rescale(seen, *seq_lens(state, mine))
 
 
@@ -121,7 +123,7 @@ def check_content(state: Mapping[str, Any], name: str, mine: Any, *, ignore: Col
     )
 
 
-def find_differences(theirs: Any, mine: dict[str, Any], seen: int) -> Iterator[Difference]:
+def _find_differences(theirs: Any, mine: dict[str, Any], seen: int) -> Iterator[Difference]:
     """The fields in which two streams differ, as far as samples before `seen` depend on them."""
     theirs = theirs if isinstance(theirs, Mapping) else {}
     if "parts" not in mine or "parts" not in theirs:
@@ -134,9 +136,7 @@ def find_differences(theirs: Any, mine: dict[str, Any], seen: int) -> Iterator[D
         return
     for part, name, ours in zip(parts, before, mine["parts"], strict=False):
         yield from _of_fields(part, ours, where=f"component {name!r}, ")
-    seq_len, longer = _row_fields(theirs)
-    if seq_len:  # weights change at rows of the longest seq_len
-        seen = -(-seen * seq_len // longer)
+    seen = _rows_seen(theirs, seen)
     later = (0,) * (len(now) - len(before))  # components that were added had no weight
     phases = (
         _phases_before(theirs.get("shares"), seen, len(before), later),
@@ -180,11 +180,18 @@ def _phases_before(
     return found
 
 
-def _make_hint(found: Sequence[Difference], hint: str, seen: int, ignore: Collection[str] | None) -> str:
+def _rows_seen(stream: Any, seen: int) -> int:
+    """The rows of a mixture that were begun: those of the longest `seq_len`, which a schedule counts."""
+    seq_len, longer = _row_fields(stream)
+    return -(-seen * seq_len // longer) if seq_len else seen
+
+
+def _make_hint(found: Sequence[Difference], hint: str, state: Mapping[str, Any], ignore: Collection[str] | None) -> str:
     fields = {one.field for one in found}
     if "components" in fields:
         return "keep the components of the state, in their order, and add others behind them with weight 0"
     if any(field.startswith("weights") for field in fields):
+        seen = _rows_seen(state["stream"], int(state["samples_seen"]))
         return (
             f"keep the weights before sample {seen}, which are used; other weights from there on are an entry of the "
             f"schedule: {seen} or more"
