@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import json
 import os
 import subprocess
 import sys
+import warnings
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -22,6 +25,7 @@ from conftest import make_texts, write_jsonl
 from ranks import meeting_place
 from tokenmill.dataset.dataset import Dataset
 from tokenmill.errors import RecipeError, StateError
+from tokenmill.loader.loader import DataLoader
 from tokenmill.storage.local import Folder
 
 FIELDS = ("sample_index",)
@@ -202,41 +206,157 @@ def test_workers_skip_what_the_plain_loader_skips(dataset: Dataset, workers: int
     options: dict[str, Any] = {"skip": [(2, 5), (6, 7)], "epochs": 1, "max_seq_len": 64, "fields": FIELDS}
     loader = tokenmill.DataLoader(dataset, 16, 3, **options)
     stream = adapters.IterableDataset(dataset, 16, 3, **options)
-    begun = take(loader, 4)
-    state = loader.state_dict()
-    assert json.loads(json.dumps(stream.state_dict(4))) == state
+    batches = torch_data.DataLoader(stream, batch_size=None, num_workers=workers)
+    assert take(batches, 4) == take(loader, 4)
+    state = json.loads(json.dumps(stream.state_dict()))
+    assert state == loader.state_dict()
     rest = take(loader)
-    assert take(torch_data.DataLoader(stream, batch_size=None, num_workers=workers)) == begun + rest
+    assert take(batches) == rest
+    assert take(batches) == take(loader)
     stream.load_state_dict(state)
-    assert take(torch_data.DataLoader(stream, batch_size=None, num_workers=workers)) == rest
+    assert take(batches) == rest
 
 
-def test_an_iterable_dataset_begins_at_its_state_each_time(dataset: Dataset) -> None:
-    whole = take(tokenmill.DataLoader(dataset, 32, 4, fields=FIELDS), 12)
+@FEW_CORES
+@pytest.mark.parametrize("workers", [0, 1, 2, 3])
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_a_state_counts_what_was_taken_although_workers_run_ahead(
+    dataset: Dataset, workers: int, drop_last: bool
+) -> None:
+    """Asked behind every batch, behind the last one, and when the loop has ended and torch's iterator is gone."""
+    options: dict[str, Any] = {"epochs": 1, "drop_last": drop_last, "fields": FIELDS}
+    stream, plain_loader = (make(dataset, 100, 7, **options) for make in (adapters.IterableDataset, DataLoader))
+    batches = torch_data.DataLoader(stream, batch_size=None, num_workers=workers)
+    assert len(batches) == len(stream) == len(plain_loader)
+    for _epoch in range(3):
+        for one, other in zip(batches, plain_loader, strict=True):
+            assert plain(one) == plain(other)
+            state = stream.state_dict()
+            assert state == plain_loader.state_dict() or state["samples_seen"] % plain_loader.num_samples == 0
+        assert stream.state_dict() == plain_loader.state_dict()
+    assert stream.state_dict()["samples_seen"] == 3 * plain_loader.num_samples
+
+
+@FEW_CORES
+@pytest.mark.parametrize("workers", [0, 1, 3])
+def test_an_iteration_continues_where_the_last_one_was_left(dataset: Dataset, workers: int) -> None:
+    whole = take(DataLoader(dataset, 32, 4, fields=FIELDS), 12)
     stream = adapters.IterableDataset(dataset, 32, 4, fields=FIELDS)
-    assert take(stream, 5) == take(stream, 5) == whole[:5]
-    state = json.loads(json.dumps(stream.state_dict(5)))
+    batches = torch_data.DataLoader(stream, batch_size=None, num_workers=workers)
+    assert take(batches, 3) + take(batches, 2) == whole[:5]
+    state = json.loads(json.dumps(stream.state_dict()))
+    assert state["samples_seen"] == 20
     other = adapters.IterableDataset(dataset, 32, 4, fields=FIELDS)
     other.load_state_dict(state)
-    found = take(torch_data.DataLoader(other, batch_size=None, num_workers=2), 7)
-    assert found == whole[5:]
-    assert other.state_dict(7)["samples_seen"] == 48
-    loader = tokenmill.DataLoader(dataset, 32, 6, fields=FIELDS)
-    loader.load_state_dict(other.state_dict(7))
+    assert take(torch_data.DataLoader(other, batch_size=None, num_workers=2), 7) == whole[5:]
+    loader = DataLoader(dataset, 32, 6, fields=FIELDS)
+    loader.load_state_dict(other.state_dict())
     assert loader.samples_seen == 48
 
 
-def test_the_state_at_the_end_is_the_end(dataset: Dataset) -> None:
-    stream = adapters.IterableDataset(dataset, 100, 5, epochs=1, drop_last=False)
-    loader = tokenmill.DataLoader(dataset, 100, 5, epochs=1, drop_last=False)
-    assert stream.state_dict(len(take(loader))) == loader.state_dict()
+@FEW_CORES
+@pytest.mark.parametrize("workers", [0, 2])
+def test_workers_resume_a_loop_over_epochs_behind_any_batch(dataset: Dataset, workers: int) -> None:
+    options: dict[str, Any] = {"split": "val", "epochs": 1, "fields": FIELDS}
+    plain_loader = DataLoader(dataset, 32, 4, **options)
+    whole = [take(plain_loader) for _ in range(3)]
+    for stop in range(1, 2 * len(plain_loader) + 2):
+        begun, epoch, state = [], 0, {}
+        stream = adapters.IterableDataset(dataset, 32, 4, **options)
+        batches = torch_data.DataLoader(stream, batch_size=None, num_workers=workers)
+        for epoch in range(3):
+            stream.set_epoch(epoch)
+            for batch in batches:
+                begun.append(plain(batch))
+                if len(begun) == stop:
+                    state = json.loads(json.dumps(stream.state_dict()))
+                    break
+            if state:
+                break
+        stream = adapters.IterableDataset(dataset, 32, 4, **options)
+        stream.load_state_dict(state)
+        batches = torch_data.DataLoader(stream, batch_size=None, num_workers=workers)
+        rest = []
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "epoch . has no batch left")
+            for resumed in range(epoch, 3):
+                stream.set_epoch(resumed)
+                rest += take(batches)
+        assert begun + rest == [batch for batches in whole for batch in batches]
+
+
+@FEW_CORES
+def test_workers_that_persist_take_epoch_after_epoch(dataset: Dataset) -> None:
+    options: dict[str, Any] = {"epochs": 1, "fields": FIELDS}
+    stream, plain_loader = (make(dataset, 100, 7, **options) for make in (adapters.IterableDataset, DataLoader))
+    batches = torch_data.DataLoader(stream, batch_size=None, num_workers=2, persistent_workers=True)
+    for epoch in range(3):
+        stream.set_epoch(epoch)
+        for one, other in zip(batches, plain_loader, strict=True):
+            assert plain(one) == plain(other)
+            assert stream.state_dict()["samples_seen"] == plain_loader.samples_seen
+    assert stream.state_dict() == plain_loader.state_dict()
+
+
+@FEW_CORES
+@pytest.mark.parametrize("moves", ["break", "set_epoch", "load_state_dict", "endless"])
+def test_workers_that_persist_cannot_be_moved_and_say_so(dataset: Dataset, moves: str) -> None:
+    stream = adapters.IterableDataset(dataset, 100, 7, epochs=None if moves == "endless" else 1)
+    start = stream.state_dict()
+    batches = torch_data.DataLoader(stream, batch_size=None, num_workers=2, persistent_workers=True)
+    take(batches, 2 if moves in ("break", "endless") else None)
+    if moves == "set_epoch":
+        stream.set_epoch(5)
+    elif moves == "load_state_dict":
+        stream.load_state_dict(start)
+    with pytest.raises(StateError, match="workers that persist") as caught:
+        take(batches, 1)
+    assert "persistent_workers=False" in caught.value.hint
+
+
+class Around(torch_data.IterableDataset):  # type: ignore[misc]  # torch is not type-checked here
+    """Another dataset around ours, as users write them: what it gives need not be one batch for each of ours."""
+
+    def __init__(self, inner: adapters.IterableDataset) -> None:
+        self.inner = inner
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.inner
+
+
+@FEW_CORES
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_a_state_is_refused_if_nothing_tells_what_was_taken(dataset: Dataset, context: str) -> None:
+    stream = adapters.IterableDataset(dataset, 32, 4, epochs=1)
+    batches = torch_data.DataLoader(Around(stream), batch_size=None, num_workers=1, multiprocessing_context=context)
+    take(batches, 2)
+    with pytest.raises(StateError, match="the number of batches taken is unknown"):
+        stream.state_dict()
+    stream.set_epoch(1)
+    assert stream.state_dict()["samples_seen"] == DataLoader(dataset, 32, 4).num_samples
+
+
+def test_the_iterator_of_torch_ends_with_its_loop(dataset: Dataset) -> None:
+    """Its workers would stay otherwise, until the garbage is collected."""
+    stream = adapters.IterableDataset(dataset, 100, 7, epochs=1)
+    gc.disable()
+    try:
+        iterator = iter(torch_data.DataLoader(stream, batch_size=None, num_workers=1))
+        next(iterator)
+        is_alive = weakref.ref(iterator)
+        del iterator
+        assert is_alive() is None
+    finally:
+        gc.enable()
+    assert stream.state_dict()["samples_seen"] == 7
 
 
 def test_workers_that_are_spawned_map_the_files_themselves(dataset: Dataset) -> None:
     take(tokenmill.DataLoader(dataset, 32, 4), 3)  # maps are open here
     stream = adapters.IterableDataset(dataset, 32, 4, fields=FIELDS)
     spawned = torch_data.DataLoader(stream, batch_size=None, num_workers=1, multiprocessing_context="spawn")
-    assert take(spawned, 4) == take(stream, 4)
+    whole = take(tokenmill.DataLoader(dataset, 32, 4, fields=FIELDS), 8)
+    assert take(spawned, 4) + take(stream, 4) == whole
 
 
 @pytest.mark.parametrize("workers", [0, 2])

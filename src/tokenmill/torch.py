@@ -13,9 +13,13 @@ Only this module imports torch.
 from __future__ import annotations
 
 import copy
+import functools
 import inspect
 import itertools
 import os
+import sys
+import types
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Unpack
 
@@ -23,15 +27,16 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from torch.utils import data as torch_data
+from torch.utils.data.dataloader import _BaseDataLoaderIter as BaseDataLoaderIter
 
 from tokenmill import arguments
 from tokenmill.arguments import Sources, StreamOptions
 from tokenmill.dataset import dataset as datasets
-from tokenmill.errors import RecipeError
+from tokenmill.errors import RecipeError, StateError
 from tokenmill.formats import open as formats
 from tokenmill.loader import loader as loaders
 from tokenmill.loader.batches import Batch, Labels, Numbers
-from tokenmill.loader.loader import DatasetLike, LoaderOptions, RowOptions, SampleOptions
+from tokenmill.loader.loader import DatasetLike, LoaderOptions, RowOptions, SampleOptions, run_ahead
 from tokenmill.loader.mixture import Mixture
 
 Tensors = dict[str, torch.Tensor]
@@ -124,11 +129,12 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]  # torc
     """Whole batches, for `torch.utils.data.DataLoader(..., batch_size=None, num_workers=W)`.
 
     Worker w of W makes steps w, w + W, w + 2 W and so on. torch takes one batch of each worker in turn, so the result
-    is the stream of `DataLoader`, in its order, for any W.
+    is the stream of `DataLoader`, in its order, for any W. More workers make it slower: a batch takes longer to travel
+    from a worker than to be made.
 
-    Every iteration begins at the same position: the start, or that of `load_state_dict`. Workers cannot report
-    progress, so pass the number of batches consumed: `state_dict(steps)`. That state fits any number of workers and
-    ranks, and `DataLoader` as well.
+    Positions are those of `DataLoader`, too: an iteration continues where the last one was left, or with the next
+    pass. `state_dict()` counts what was taken, although workers run ahead, and fits any number of workers and ranks,
+    and `DataLoader`. torchdata's `StatefulDataLoader` saves and loads the position by itself.
     """
 
     def __init__(
@@ -155,45 +161,240 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]  # torc
             pin_memory=pin_memory,
             **options,
         )
+        # In the main process, the iteration by workers; in a worker, its share of it.
+        self._watched: WatchedIteration | None = None
+        self._share: WorkerShare | None = None
+        # Workers that the main process has not noticed say so in shared memory.
+        self._is_noticed = False
+        self._unnoticed = torch.zeros((), dtype=torch.bool).share_memory_()
+        _watched_at_forks().add(self)
 
     def __repr__(self) -> str:
         return f"IterableDataset({self._loader!r})"
 
-    def __getstate__(self) -> Any:
+    def __len__(self) -> int:
+        """Batches of this rank in a pass. A `TypeError` if the dataset repeats endlessly, as if it had no length."""
+        return len(self._loader)
+
+    def __bool__(self) -> bool:
+        return True
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What workers get that are not forked."""
         check_caller(self._labels, self._loader.world_size)
-        return super().__getstate__()
+        self._notice_workers()
+        return {**self.__dict__, "_watched": None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        _watched_at_forks().add(self)
 
     def __iter__(self) -> Iterator[Tensors]:
         check_caller(self._labels, self._loader.world_size)
         info = torch_data.get_worker_info()
-        worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
-        # W steps of R ranks are one step of W * R ranks, of which the first R are the first worker's.
-        share = copy.copy(self._loader)
-        share.rank += worker * share.world_size
-        share.world_size *= workers
-        share.drop_last = False
-        return itertools.islice(share, self._num_batches(worker, workers))
+        if info is None:
+            self._settle()
+            return iter(self._loader)
+        if not self._is_noticed:
+            self._unnoticed.fill_(True)
+        if self._share is None:
+            self._share = WorkerShare(self._loader, info.id, info.num_workers)
+        return self._share.begin()
 
-    def _num_batches(self, worker: int, workers: int) -> int | None:
-        """How many batches a worker makes; None for as many as there are."""
-        loader = self._loader
-        if loader.epochs is None or not loader.drop_last:
-            return None
-        left = max(0, loader.num_given(loader.samples_seen, loader.epochs * loader.num_samples))
-        steps = left // (loader.batch_size * loader.world_size)
-        return len(range(worker, steps, workers))
+    def set_epoch(self, epoch: int) -> None:
+        """Move to the start of pass number `epoch`, unless the position is inside of it, as with `DataLoader`."""
+        if self._unnoticed:
+            self._unnoticed.fill_(False)
+        self._settle()
+        self._loader.set_epoch(epoch)
 
-    def state_dict(self, steps: int) -> dict[str, Any]:
-        """The state after `steps` batches of one iteration."""
-        loader = self._loader
-        steps = arguments.whole("steps", steps, hint="give the number of batches consumed")
-        last = float("inf") if loader.epochs is None else loader.epochs * loader.num_samples
-        seen = loader.seen_after(loader.samples_seen, steps)
-        return {**loader.state_dict(), "samples_seen": int(min(seen, max(last, loader.samples_seen)))}
+    def state_dict(self) -> dict[str, Any]:
+        """The position behind the last batch that was taken, as plain JSON."""
+        if self._share is not None:
+            return self._share.state_dict()
+        if self._unnoticed:
+            raise StateError(
+                "workers iterate over a dataset around this one, so the number of batches taken is unknown",
+                hint="iterate without workers, or give this dataset to torch's DataLoader itself",
+            )
+        loader = copy.copy(self._loader)
+        if self._watched is not None:
+            self._watched.move(loader)
+        return loader.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Make iterations begin there. Call it before workers start."""
+        """Continue there. In the main process, call it before workers start."""
+        info = torch_data.get_worker_info()
+        if info is None and isinstance(state, dict) and "share" in state:
+            raise StateError(
+                "the state is one worker's", hint="load it with the load_state_dict of torchdata's StatefulDataLoader"
+            )
         self._loader.load_state_dict(state)
+        self._watched = None
+        self._unnoticed.fill_(False)
+        if info is not None:
+            self._share = WorkerShare.load(self._loader, info.id, info.num_workers, state)
+
+    def _settle(self) -> None:
+        """Take over the position of an iteration by workers, before another one begins."""
+        if self._watched is not None:
+            self._watched.move(self._loader)
+            self._watched = None
+
+    def _notice_workers(self) -> None:
+        """Called before each worker starts, to find the iterator of torch that starts it."""
+        self._is_noticed = False
+        iterator, state = _find_iterator(self)
+        if iterator is None:
+            return
+        if self._watched is None or not self._watched.is_of(iterator):
+            self._settle()
+            if state is not None:
+                self._loader.load_state_dict(state)
+            self._watched = WatchedIteration(self._loader, iterator)
+            if iterator._persistent_workers:
+                references = weakref.ref(iterator), weakref.ref(self), self._watched
+                iterator._reset = functools.partial(_reset, *references)
+        self._is_noticed = True
+
+    def _begin_again(self, watched: WatchedIteration) -> None:
+        """Workers that persist begin the pass after their last one."""
+        if self._watched is watched:
+            self._settle()
+        end = self._loader._enter_pass()
+        if end is None or self._loader.samples_seen != watched.end:
+            raise StateError(
+                f"workers that persist begin the next pass, but the position is sample {self._loader.samples_seen:,}",
+                hint="use persistent_workers=False, or take all batches of each pass",
+            )
+        watched.begin, watched.end, self._watched = self._loader.samples_seen, end, watched
+
+
+class WatchedIteration:
+    """An iteration by torch's workers, seen from the main process: from which sample to which, and what was taken.
+
+    Workers run ahead, and nothing tells a dataset what the trainer takes. torch's iterator counts it. Its attributes
+    are kept here, since the iterator itself must end with its loop.
+    """
+
+    def __init__(self, loader: DataLoader, iterator: Any) -> None:
+        self._attributes = vars(iterator)
+        self.end = loader._enter_pass()
+        self.begin = loader.samples_seen
+
+    def is_of(self, iterator: Any) -> bool:
+        return self._attributes is vars(iterator)
+
+    def move(self, loader: DataLoader) -> None:
+        """Move the loader behind the last batch that was taken."""
+        seen = loader.seen_after(self.begin, self._attributes["_num_yielded"])
+        loader.samples_seen, loader._open_end = seen if self.end is None else min(seen, self.end), self.end
+        # As long as a worker has not ended, torch waits for more of its batches than it has received.
+        if self.end is not None and self._attributes["_rcvd_idx"] >= self._attributes["_send_idx"]:
+            loader.samples_seen, loader._open_end = self.end, None
+
+
+class WorkerShare:
+    """What one worker makes: its batches of the passes that begin at the position of its loader."""
+
+    def __init__(self, loader: DataLoader, worker: int, workers: int, *, taken: int = 0) -> None:
+        self._loader, self._worker, self._workers, self._taken = loader, worker, workers, taken
+        self._has_begun = False
+
+    @classmethod
+    def load(cls, loader: DataLoader, worker: int, workers: int, state: dict[str, Any]) -> WorkerShare:
+        found = state.get("share")
+        found = found if isinstance(found, dict) else {}
+        mine = {"worker": worker, "workers": workers, "rank": loader.rank, "world_size": loader.world_size}
+        mine["batch_size"] = loader.batch_size
+        theirs = {name: found.get(name) for name in mine}
+        if theirs != mine:
+            raise StateError(
+                f"the state is that of {theirs if found else 'no worker'}, this is {mine}",
+                hint="a StatefulDataLoader needs the same number of workers and ranks; for others, save "
+                "the state_dict() of the dataset, and load it into the dataset before workers start",
+            )
+        return cls(loader, worker, workers, taken=arguments.whole("batches taken", found["taken"]))
+
+    def state_dict(self) -> dict[str, Any]:
+        loader = self._loader
+        share = {"worker": self._worker, "workers": self._workers, "rank": loader.rank, "world_size": loader.world_size}
+        return {**loader.state_dict(), "share": {**share, "batch_size": loader.batch_size, "taken": self._taken}}
+
+    def begin(self) -> Iterator[Tensors]:
+        loader = self._loader
+        if self._has_begun:  # a worker that persists
+            end = loader._pass_end()
+            if end is None:
+                raise StateError(
+                    "an endless dataset was begun twice in the same worker",
+                    hint="use persistent_workers=False, or give the dataset epochs=1",
+                )
+            loader.samples_seen, loader._open_end, self._taken = end, None, 0
+        self._has_begun = True
+        return self._batches(loader.samples_seen, loader._pass_end())
+
+    def _batches(self, begin: int, end: int | None) -> Iterator[Tensors]:
+        loader, workers = self._loader, self._workers
+        step, left = loader.batch_size * loader.world_size, None
+        if end is not None and loader.drop_last:
+            left = len(range(self._worker, loader.num_given(begin, end) // step, workers)) - self._taken
+        # W steps of R ranks are one step of W * R ranks, of which the first R are the first worker's.
+        reader = copy.copy(loader)
+        reader.rank += self._worker * loader.world_size
+        reader.world_size *= workers
+        reader.drop_last = reader._pin = False
+        batches = run_ahead(reader._batches(reader.seen_after(begin, self._taken), end), loader.prefetch)
+        for _, batch in itertools.islice(batches, left):
+            self._taken += 1
+            yield batch
+
+
+@functools.cache
+def _watched_at_forks() -> weakref.WeakSet[IterableDataset]:
+    """The datasets of this process, which look at every fork whether it starts a worker of theirs."""
+    datasets: weakref.WeakSet[IterableDataset] = weakref.WeakSet()
+
+    def look() -> None:
+        for dataset in list(datasets):
+            dataset._notice_workers()
+
+    if hasattr(os, "register_at_fork"):
+        os.register_at_fork(before=look)
+    return datasets
+
+
+def _find_iterator(dataset: IterableDataset) -> tuple[Any, dict[str, Any] | None]:
+    """torch's iterator that is starting a worker for this dataset, and the state that it was given.
+
+    torch has no call for it, but its iterator is on the stack.
+    """
+    frame: types.FrameType | None = sys._getframe(
+        1
+    )  # not this one: its own locals would be a cycle that keeps the iterator
+    while frame is not None:
+        owner = frame.f_locals.get("self") if frame.f_code.co_name == "__init__" else None
+        if isinstance(owner, BaseDataLoaderIter) and owner._dataset is dataset:
+            given = frame.f_locals.get("next_iter_state")  # torchdata's
+            return owner, given and given["_snapshot"]["_worker_snapshots"]["worker_0"]["dataset_state"]
+        frame = frame.f_back
+    return None, None
+
+
+def _reset(
+    iterator: weakref.ref[Any],
+    dataset: weakref.ref[IterableDataset],
+    watched: WatchedIteration,
+    loader: Any,
+    first_iter: bool = False,
+    **options: Any,
+) -> None:
+    """What torch calls to begin again with workers that persist, in place of the iterator's own method."""
+    owner: Any = iterator()
+    mine = dataset()
+    if not first_iter and mine is not None:
+        mine._begin_again(watched)
+    type(owner)._reset(owner, loader, first_iter, **options)
 
 
 class Dataset(torch_data.Dataset):  # type: ignore[misc]  # torch is not type-checked here

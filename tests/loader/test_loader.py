@@ -431,7 +431,7 @@ def test_the_number_of_steps_is_that_of_the_batches(
             dataset, 40, batch_size, rank=rank, world_size=world_size, epochs=2, drop_last=drop_last, prefetch=0
         )
         if drop_last and batch_size == 10_000:
-            with pytest.warns(UserWarning, match="has no batch: a step of all ranks takes 20,000 samples"):
+            with pytest.warns(UserWarning, match="has no batch: a step of all ranks takes 20,000"):
                 assert loader.num_steps == len(loader) == len(list(loader)) == 0
         else:
             assert loader.num_steps == len(loader) == len(list(loader)) == len(list(loader))
@@ -524,6 +524,15 @@ def test_an_iteration_that_has_nothing_left_says_so(dataset: Dataset, batch_size
         assert list(resumed) == []
     assert resumed.samples_seen == resumed.num_samples
     assert len(list(resumed)) == len(resumed)
+
+
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_a_loop_that_counts_its_batches_gets_the_next_epoch_as_well(dataset: Dataset, batch_size: int) -> None:
+    """It never asks for more batches than there are, so no iteration ends by itself."""
+    loader = DataLoader(dataset, 32, batch_size, epochs=1, fields=("sample_index",), prefetch=0)
+    ended = DataLoader(dataset, 32, batch_size, epochs=1, fields=("sample_index",), prefetch=0)
+    for _ in range(3):
+        assert indices(itertools.islice(loader, len(loader))) == indices(ended)
 
 
 def test_setting_the_epoch_moves_to_its_start_unless_it_has_begun(dataset: Dataset) -> None:

@@ -157,8 +157,9 @@ class DataLoader:
         self.samples_seen = 0
         self._asked_to_skip = check_skip(skip, self.batch_size * self.world_size)
         self._skips = self._asked_to_skip
-        # The end of the pass whose last samples were taken, until its iteration ends.
+        # The end of the pass whose last samples were taken, until its iteration ends; the position of a loaded state.
         self._open_end: int | None = None
+        self._loaded: int | None = None
         if self.epochs is not None:
             self._check_limit(self._pass_samples)
 
@@ -200,12 +201,10 @@ class DataLoader:
     def __iter__(self) -> Iterator[Batch]:
         """Batches from the current position to the end of the pass.
 
-        A second iterator continues where the first one was left, or with the next pass if that one had ended.
+        A second iterator continues where the first one was left, or with the next pass if that one had all batches.
         """
-        begin, end = self.samples_seen, self._pass_end()
-        if end is not None:
-            self._warn_if_empty(begin, end)
-        for seen, batch in run_ahead(self._batches(begin, end), self.prefetch):
+        end = self._enter_pass()
+        for seen, batch in run_ahead(self._batches(self.samples_seen, end), self.prefetch):
             self.samples_seen, self._open_end = seen, end
             yield batch
         if end is not None:
@@ -257,6 +256,7 @@ class DataLoader:
         self._skips = self._asked_to_skip.resumed_from(recorded, seen, *seq_lens(state, self.stream.identity))
         self.samples_seen = seen
         self._open_end = seen if seen and state.get("at_pass_end") else None
+        self._loaded = seen
 
     @property
     def _pass_samples(self) -> int:
@@ -270,18 +270,31 @@ class DataLoader:
         """Where the pass of the current position ends; None if the loader repeats endlessly."""
         return None if self.epochs is None else (self._current_pass() + 1) * self._pass_samples
 
-    def _warn_if_empty(self, begin: int, end: int) -> None:
+    def _enter_pass(self) -> int | None:
+        """Begin an iteration, and return where it ends.
+
+        If the current pass has no batch left, that is the next pass, except for a state that was just loaded: it was
+        saved in an iteration that had not ended, so the resumed loop has to end it, and gets a warning instead.
+        """
+        end = self._pass_end()
         step = self.batch_size * self.world_size
-        if self.num_given(begin, end) >= (step if self.drop_last else 1):
-            return
-        number, count = end // self._pass_samples - 1, self.num_given(end - self._pass_samples, end)
-        message = (
-            f"epoch {number} has no batch left after sample {begin:,}: the state was saved behind its last batch. "
-            f"This iteration is empty, and the next one is epoch {number + 1}."
-        )
-        if count < step:
-            message = f"an epoch of {count:,} samples has no batch: a step of all ranks takes {step:,} samples"
+        least = step if self.drop_last else 1
+        if end is None or self.num_given(self.samples_seen, end) >= least:
+            return end
+        count = self.num_given(end - self._pass_samples, end)
+        if count < least:
+            message = f"an epoch of {count:,} samples has no batch: a step of all ranks takes {step:,}"
+        elif self.samples_seen != self._loaded:
+            self.samples_seen, self._open_end = end, None
+            return end + self._pass_samples
+        else:
+            number = self._current_pass()
+            message = (
+                f"epoch {number} has no batch left after sample {self.samples_seen:,}: the state was saved behind its "
+                f"last batch. This iteration is empty, and the next one is epoch {number + 1}."
+            )
         warnings.warn(message, UserWarning, stacklevel=3)
+        return end
 
     def _batches(self, seen: int, last: int | None) -> Iterator[tuple[int, Batch]]:
         """Batches from a sample on up to `last`, each with the number of samples that all ranks have seen after it."""
