@@ -18,9 +18,14 @@ A mark has the counts up to its unit, so reading can resume there without the te
 
 from __future__ import annotations
 
+import base64
 import dataclasses
+import os
+import sys
+import uuid
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import count
 from typing import Any, Unpack
@@ -37,17 +42,18 @@ from tokenmill.dataset.bin_idx import Tokens, numpy_dtype
 from tokenmill.dataset.windows import check_seq_len, check_tokens
 from tokenmill.errors import DatasetError, RecipeError, StateError
 from tokenmill.executors.in_process import InProcessProber
+from tokenmill.executors.token_pool import TokenPool
 from tokenmill.loader.batches import Batch, BatchSpec, Labels, WindowLayout
 from tokenmill.loader.loader import check_share, run_ahead
 from tokenmill.loader.mixture import merge
 from tokenmill.loader.state import STATE_VERSION, check_content, check_state
 from tokenmill.permutation import make_key, permute
-from tokenmill.recipe import load_filter, make_recipe
+from tokenmill.recipe import make_recipe
+from tokenmill.resources import resolve_workers
 from tokenmill.sizes import counted
-from tokenmill.tokenizers.base import Engine
 from tokenmill.tokenizers.engine import EngineHolder, open_engine
-from tokenmill.units.encode import SplitTokens, encode_batch, num_eot, read_batches, tokens_of_split
-from tokenmill.units.task import BuildConfig
+from tokenmill.units.encode import TokenPiece, encode_unit
+from tokenmill.units.task import BuildConfig, UnitTask
 
 _HINT = "stream the same sources with the same tokenizer, options, seq_len and shuffle"
 
@@ -114,12 +120,14 @@ class TextStream:
         mask_boundaries: bool = False,
         dtype: npt.DTypeLike | None = np.int64,
         prefetch: int = 2,
+        workers: int | None = None,
         **recipe: Unpack[TextOptions],
     ) -> None:
         share = check_share(batch_size=batch_size, rank=rank, world_size=world_size, prefetch=prefetch, epochs=epochs)
         self.batch_size, self.rank, self.world_size, self.prefetch, self.epochs = share
         self.seq_len = seq_len = check_seq_len(seq_len)
         self.drop_last = arguments.flag("drop_last", drop_last)
+        self.workers = resolve_workers(workers) if arguments.whole_or_none("workers", workers) else 0
         batch_spec = BatchSpec(labels=labels, fields=fields, mask_boundaries=mask_boundaries, dtype=dtype)
         hint = "give the number of samples to shuffle at a time, or None"
         shuffle = arguments.whole_or_none("shuffle", shuffle, least=2, hint=hint)
@@ -150,6 +158,7 @@ class TextStream:
         self.dropped: Counter[str] = Counter()
         self._shuffle = shuffle
         self._cursor = START_CURSOR
+        self._job = find_job(world_size)
 
     def __repr__(self) -> str:
         shape = f"seq_len={self.seq_len}, batch_size={self.batch_size}, rank={self.rank}, world_size={self.world_size}"
@@ -169,13 +178,16 @@ class TextStream:
 
     def __iter__(self) -> Iterator[Batch]:
         """Batches from the current position. A second iterator continues where the first one was left."""
-        for seen, cursor, batch in run_ahead(self._batches(), self.prefetch):
-            self.samples_seen, self._cursor = seen, cursor
-            yield batch
+        with closing(self._open_encoder()) as encoder:
+            for seen, cursor, batch in run_ahead(self._batches(encoder), self.prefetch, stop=encoder.abort):
+                self.samples_seen, self._cursor = seen, cursor
+                yield batch
 
     def share(self, worker: int, workers: int) -> Iterator[Batch]:
         """The batches of every `workers`-th step. The position of the stream does not change."""
-        return (batch for _, _, batch in self._batches(worker, workers))
+        with closing(self._open_encoder()) as encoder:
+            for _, _, batch in self._batches(encoder, worker, workers):
+                yield batch
 
     def state_dict(self) -> dict[str, Any]:
         """The position in the stream, as plain JSON. It is the same on all ranks.
@@ -225,12 +237,33 @@ class TextStream:
             raise StateError(f"the state's cursor {value} does not lead to sample {seen}", hint="the state is damaged")
         return cursor
 
-    def _batches(self, worker: int = 0, workers: int = 1) -> Iterator[tuple[int, Cursor, Batch]]:
+    def _open_encoder(self) -> InThisProcess | TokenPool:
+        """What turns units into tokens: this process, or a pool that the ranks of this node share."""
+        texts, spec = self._texts, self._spec
+        if not self.workers:
+            return InThisProcess(texts, EngineHolder(spec, open_engine(spec)))
+        configuration = {
+            "path": sys.path,
+            "work": dataclasses.asdict(texts.config),
+            "tokenizer": spec.describe(),
+            "content": base64.b64encode(spec.content).decode(),
+            "split": texts.split,
+        }
+        name = records.digest([configuration, self._sources, self._job, os.getcwd()])
+        return TokenPool(self.workers, configuration, name, self._upcoming)
+
+    def _upcoming(self, position: int) -> UnitTask | None:
+        """The unit at a position of the stream, which counts the units of all epochs; None behind its end."""
+        epoch, unit = divmod(position, len(self._texts.plan.units))
+        return None if self.epochs is not None and epoch >= self.epochs else make_task(self._texts.plan, unit)
+
+    def _batches(
+        self, encoder: InThisProcess | TokenPool, worker: int = 0, workers: int = 1
+    ) -> Iterator[tuple[int, Cursor, Batch]]:
         """Batches from the current position, each with the samples seen and the cursor after its step."""
         step = self.batch_size * self.world_size
-        engine = EngineHolder(self._spec, open_engine(self._spec))
         seen, cursor = self.samples_seen, self._cursor
-        epoch = Epoch(self._texts, cursor.mark, engine, self.dropped)
+        epoch = Epoch(self._texts, cursor, encoder, self.dropped)
         for number in count():
             taken: list[tuple[TokenBuffer, Numbers]] = []
             missing = step
@@ -240,7 +273,7 @@ class TextStream:
                 seen, missing = seen + len(samples), missing - len(samples)
                 if missing:
                     cursor = self._next_epoch(epoch, cursor, seen)
-                    epoch = Epoch(self._texts, cursor.mark, engine, self.dropped)
+                    epoch = Epoch(self._texts, cursor, encoder, self.dropped)
             if missing and (self.drop_last or missing == step):
                 return
             token = self._first_needed(seen - cursor.samples_before)
@@ -321,10 +354,36 @@ class Texts:
     split: int
 
 
-class Epoch:
-    """One pass over the text, from a mark on. It buffers only what `fill` asks for."""
+@dataclass(frozen=True, slots=True)
+class InThisProcess:
+    """Encodes units in this process, when their tokens are needed."""
 
-    def __init__(self, texts: Texts, mark: Mark, engine: Callable[[], Engine], dropped: Counter[str]) -> None:
+    texts: Texts
+    engine: EngineHolder
+
+    def read(self, _: int, task: UnitTask, first: int) -> Iterator[TokenPiece]:
+        return encode_unit(self.texts.config, task, self.engine, self.texts.split, first=first)
+
+    def abort(self) -> None:
+        """There is nothing to wait for but the computation itself."""
+
+    close = abort
+
+
+def find_job(world_size: int) -> str:
+    """What the processes have in common that may share a pool: the ranks of a job, or the processes of one rank."""
+    if world_size == 1:
+        return uuid.uuid4().hex
+    names = ("MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID")
+    found = [os.environ.get(name) for name in names]
+    return " ".join(map(str, found if found[1] else [*found, os.getppid()]))
+
+
+class Epoch:
+    """One pass over the text, from a cursor on. It buffers only what `fill` asks for."""
+
+    def __init__(self, texts: Texts, cursor: Cursor, encoder: InThisProcess | TokenPool, dropped: Counter[str]) -> None:
+        mark = cursor.mark
         self.buffer = TokenBuffer(
             eot=texts.config.eot,
             eot_id=texts.config.eot_id,
@@ -333,7 +392,7 @@ class Epoch:
             starts=np.zeros(0, np.int64),
             first_document=mark.documents,
         )
-        self._pieces = read_split(texts, mark, engine, dropped)
+        self._pieces = read_split(texts, cursor, encoder, dropped)
         self._marks = [mark]
 
     def fill(self, begin: int, end: int) -> bool:
@@ -360,27 +419,38 @@ class Epoch:
 
 
 def read_split(
-    texts: Texts, mark: Mark, engine: Callable[[], Engine], dropped: Counter[str]
-) -> Iterator[tuple[Mark, SplitTokens]]:
-    """The tokens of the split from a mark on, batch by batch with the mark of their unit. Counts drops in `dropped`."""
-    plan, config = texts.plan, texts.config
-    keep = load_filter(config.filter) if config.filter else None
-    budget = plan.identity["max_tokens"]
-    for unit in plan.units[mark.unit :]:
-        task = make_task(plan, unit.index)
+    texts: Texts, cursor: Cursor, encoder: InThisProcess | TokenPool, dropped: Counter[str]
+) -> Iterator[tuple[Mark, TokenPiece]]:
+    """The tokens of the split from a cursor on, piece by piece with the mark of their unit. Drops are counted."""
+    plan, mark = texts.plan, cursor.mark
+    for unit in range(mark.unit, len(plan.units)):
         tokens, documents, all_tokens = mark.tokens, mark.documents, mark.all_tokens
-        for batch in read_batches(config, task):
-            room = None if budget is None else budget - all_tokens
-            if room == 0:
-                return
-            found = encode_batch(batch, config, task, engine(), keep=keep, room=room)
-            dropped.update(skip.reason for skip in found.kept.skips)
-            all_tokens += len(found.encoded.ids) + num_eot(config) * len(found.encoded.lengths)
-            piece = tokens_of_split(found, texts.split, config)
-            if piece is not None:
-                tokens, documents = tokens + len(piece.tokens), documents + len(piece.lengths)
+        if all_tokens == plan.identity["max_tokens"]:
+            return
+        for piece in read_within_budget(plan, encoder, cursor.epoch, unit, all_tokens):
+            dropped.update(piece.dropped)
+            tokens, documents = tokens + len(piece.tokens), documents + len(piece.lengths)
+            all_tokens += piece.all_tokens
+            if len(piece.lengths):
                 yield mark, piece
-        mark = Mark(unit=unit.index + 1, tokens=tokens, documents=documents, all_tokens=all_tokens)
+        mark = Mark(unit=unit + 1, tokens=tokens, documents=documents, all_tokens=all_tokens)
+
+
+def read_within_budget(
+    plan: Plan, encoder: InThisProcess | TokenPool, epoch: int, unit: int, all_tokens: int
+) -> Iterator[TokenPiece]:
+    """The pieces of a unit, up to the token budget. The piece that exceeds it is made once more, and cut."""
+    position, budget, first = epoch * len(plan.units) + unit, plan.identity["max_tokens"], 0
+    for piece in encoder.read(position, make_task(plan, unit), 0):
+        if budget is not None and all_tokens + piece.all_tokens > budget:
+            break
+        yield piece
+        all_tokens, first = all_tokens + piece.all_tokens, piece.end
+        if all_tokens == budget:
+            return
+    else:
+        return
+    yield from encoder.read(position, make_task(plan, unit, budget - all_tokens), first)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -66,19 +66,10 @@ class ForkServer:
         self._workers = 0
         with theirs:
             try:
-                self._process = subprocess.Popen(
-                    [sys.executable, "-P", "-c", _PROGRAM.format(fd=theirs.fileno(), tokenizer=tokenizer)],
-                    pass_fds=[theirs.fileno()],
-                    env={**os.environ, **WORKER_ENVIRONMENT},
-                    stdin=subprocess.DEVNULL,
-                    start_new_session=True,
-                )
-            except OSError as error:
+                self._process = start_python(_PROGRAM.format(fd=theirs.fileno(), tokenizer=tokenizer), theirs.fileno())
+            except BaseException:
                 self._line.close()
-                hint = hint_for(error, "raise the limits of processes and memory (ulimit -u, ulimit -v)")
-                raise BuildError(
-                    f"workers cannot be started: {error}", hint=f"{hint}; `workers=1` needs none"
-                ) from None
+                raise
 
     @property
     def is_alive(self) -> bool:
@@ -118,6 +109,21 @@ class ForkServer:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+def start_python(program: str, *fds: int) -> subprocess.Popen[bytes]:
+    """Start a program of ours in a process and a session of its own, with these descriptors."""
+    try:
+        return subprocess.Popen(
+            [sys.executable, "-P", "-c", program],
+            pass_fds=fds,
+            env={**os.environ, **WORKER_ENVIRONMENT},
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+    except OSError as error:
+        hint = hint_for(error, "raise the limits of processes and memory (ulimit -u, ulimit -v)")
+        raise BuildError(f"workers cannot be started: {error}", hint=f"{hint}; `workers=1` needs none") from None
 
 
 def start_early(tokenizer: str = "") -> None:
@@ -201,6 +207,22 @@ def receive(link: Connection) -> Message:
     return json.loads(link.recv_bytes())  # type: ignore[no-any-return]  # messages are objects
 
 
+def send_fd(link: Connection, fd: int) -> None:
+    """Send an open file, behind a message that announces it."""
+    with socket.fromfd(link.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as line:
+        socket.send_fds(line, [b"."], [fd])
+
+
+def receive_fd(link: Connection) -> int:
+    """An open file that was sent with `send_fd`; `EOFError` if its sender has died."""
+    with socket.fromfd(link.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as line:
+        _, fds, *_ = socket.recv_fds(line, 1, 1)
+    if not fds:
+        raise EOFError
+    os.set_inheritable(fds[0], False)
+    return fds[0]
+
+
 def needs_processes(workers: int, folder: Storage) -> bool:
     """Whether units run in processes of their own. With an object store even a single worker does: it encodes a unit
     while the one before is uploaded."""
@@ -230,17 +252,21 @@ class WorkerProcesses:
 
     def hear(self) -> list[tuple[Connection, Message]]:
         """Wait for messages of the workers. The death of a worker is a message, too."""
-        return [(link, self._hear_one(link)) for link in _ready(self._workers)]
+        return [(link, self.hear_from(link)) for link in _ready(self._workers)]
+
+    def links(self) -> list[Connection]:
+        """The sockets of all workers, for a caller that waits for others as well."""
+        return list(self._workers)
 
     def release(self) -> None:
         """Tell all workers to end, without waiting: each needs a moment to free its memory."""
         for server in self._servers:
             server.signal_all(signal.SIGTERM)
 
-    def stop(self) -> None:
-        """Stop all workers with SIGTERM, and after a second with SIGKILL."""
+    def stop(self, patience: float = STOP_SECONDS) -> None:
+        """Stop all workers with SIGTERM, and after `patience` seconds with SIGKILL."""
         servers, self._servers = self._servers, []
-        for number, seconds in ((signal.SIGTERM, STOP_SECONDS), (signal.SIGKILL, None)):
+        for number, seconds in ((signal.SIGTERM, patience), (signal.SIGKILL, None)):
             if self._workers:
                 for server in servers:
                     server.signal_all(number)
@@ -262,7 +288,8 @@ class WorkerProcesses:
             if not found:
                 return
 
-    def _hear_one(self, link: Connection) -> Message:
+    def hear_from(self, link: Connection) -> Message:
+        """A message of this worker, which has one or is dead."""
         try:
             return receive(link)
         except (EOFError, OSError):

@@ -5,10 +5,14 @@
 
 A closed socket means that the parent ended, and ends the worker. Its messages are hints; the receipts on disk are the
 truth.
+
+For a text stream a worker writes nothing: it hands over the tokens of its unit, piece by piece, as descriptors of
+anonymous memory, and makes the next piece when it is told to.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import dataclasses
 import os
@@ -16,20 +20,24 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
-from typing import TypeVar
+from typing import Any, NoReturn, TypeVar
+
+import numpy.typing as npt
 
 from tokenmill import errors, records
-from tokenmill.executors.forkserver import Message, receive, send
+from tokenmill.executors.forkserver import Message, receive, send, send_fd
 from tokenmill.resources import start_arrow
-from tokenmill.storage.base import from_record
+from tokenmill.storage.base import Storage, from_record
+from tokenmill.storage.memory_maps import write_anonymous
 from tokenmill.tokenizers.base import Engine
 from tokenmill.tokenizers.engine import EngineHolder, open_engine, stand_in
 from tokenmill.tokenizers.parity import try_engine
 from tokenmill.tokenizers.spec import TokenizerSpec, from_dataset, resolve
+from tokenmill.units.encode import TokenPiece, encode_unit
 from tokenmill.units.probe import probe
 from tokenmill.units.receipts import Receipt
 from tokenmill.units.run import Reporter, begin_unit
@@ -81,9 +89,17 @@ class _Line:
     def hear(self) -> Message:
         return receive(self._link)
 
-    def say(self, message: Message) -> None:
-        with self._lock:
-            send(self._link, message)
+    def say(self, message: Message, arrays: Sequence[npt.NDArray[Any]] = ()) -> None:
+        """Send a message, and behind it a descriptor of memory that holds the arrays, if there are any."""
+        fd = write_anonymous(arrays) if arrays else None
+        try:
+            with self._lock:
+                send(self._link, message)
+                if fd is not None:
+                    send_fd(self._link, fd)
+        finally:
+            if fd is not None:
+                os.close(fd)
 
     def attempt(self, unit: int | None, part: Callable[[], T]) -> T | None:
         """The result of a part of the work; an error of it is sent to the parent, and the result is None."""
@@ -103,15 +119,17 @@ def _serve(line: _Line, prepared: PreparedTokenizer | None) -> None:
     sys.path[:] = configuration["path"]
     try:
         config = records.convert(BuildConfig, configuration["work"], where="work")
-        folder = from_record(configuration["output"])
-        name = configuration["tokenizer"]["file"]
-        spec = from_dataset(configuration["tokenizer"], folder.read(name) if name else None)
+        folder = from_record(configuration["output"]) if "output" in configuration else None
+        spec = _tokenizer(configuration, folder)
         if not config.filter:
             stand_in()
         engine = EngineHolder(spec, prepared.engine if prepared and prepared.spec == spec else open_engine(spec))
     except errors.TokenmillError as error:
         line.say({"kind": "failed", "unit": None, "error": errors.to_record(error)})
         return
+
+    if folder is None:
+        _serve_tokens(line, config, configuration["split"], engine)
 
     def begin(task: UnitTask) -> Callable[[], Receipt]:
         with Reporter(line.say, task.unit.index) as report:
@@ -134,6 +152,36 @@ def _serve(line: _Line, prepared: PreparedTokenizer | None) -> None:
             if finish is not None:
                 before = disk.submit(_publish, line, task.unit.index, finish)
             line.say({"kind": "free"})
+
+
+def _tokenizer(configuration: Message, folder: Storage | None) -> TokenizerSpec:
+    """The tokenizer, whose file is in the output folder or, if nothing is written, in the configuration itself."""
+    name = configuration["tokenizer"]["file"]
+    if folder is not None:
+        return from_dataset(configuration["tokenizer"], folder.read(name) if name else None)
+    return from_dataset(configuration["tokenizer"], base64.b64decode(configuration["content"]) if name else None)
+
+
+def _serve_tokens(line: _Line, config: BuildConfig, split: int, engine: Callable[[], Engine]) -> NoReturn:
+    """Hand over the tokens of one split, unit after unit."""
+    while True:
+        line.say({"kind": "free"})
+        message = line.hear()
+        first = message.pop("first")
+        task = records.convert(UnitTask, message, where="task")
+        with contextlib.closing(encode_unit(config, task, engine, split, first=first)) as pieces:
+            line.attempt(task.unit.index, lambda: _hand_over(line, pieces))
+
+
+def _hand_over(line: _Line, pieces: Iterator[TokenPiece]) -> None:
+    for piece in pieces:
+        counts = {"documents": len(piece.lengths), "tokens": len(piece.tokens), "all_tokens": piece.all_tokens}
+        message = {"kind": "piece", "begin": piece.begin, "end": piece.end, "dropped": piece.dropped, **counts}
+        # The lengths come first: they need the alignment.
+        line.say(message, [piece.lengths, piece.tokens] if len(piece.lengths) else [])
+        if line.hear()["kind"] != "continue":
+            return
+    line.say({"kind": "end"})
 
 
 def answer_to(question: Message, config: BuildConfig, engine: Engine) -> Message:

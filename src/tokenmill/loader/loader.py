@@ -13,7 +13,7 @@ import os
 import queue
 import threading
 import warnings
-from collections.abc import Collection, Generator, Iterator
+from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import replace
 from itertools import count
 from typing import Any, Literal, NamedTuple, TypedDict, TypeVar
@@ -480,8 +480,11 @@ class _End:
         self.error = error
 
 
-def run_ahead(items: Iterator[T], depth: int) -> Generator[T]:
-    """The same items, made in a thread up to `depth` ahead of their consumer. With 0 there is no thread."""
+def run_ahead(items: Iterator[T], depth: int, *, stop: Callable[[], None] = lambda: None) -> Generator[T]:
+    """The same items, made in a thread up to `depth` ahead of their consumer. With 0 there is no thread.
+
+    If the iteration ends early, `stop` is called: it should make an item that the thread waits for fail soon.
+    """
     if depth == 0:
         yield from items
         return
@@ -520,4 +523,6 @@ def run_ahead(items: Iterator[T], depth: int) -> Generator[T]:
     finally:
         wanted = False
         room.put(None)
+        if os.getpid() == process:
+            stop()
         thread.join()

@@ -5,6 +5,8 @@ as 256 of them (1,024 by default on Linux), and a mixture of datasets has thousa
 
 `fast_digest` hashes a map without copying, at the speed of SHA-256 itself. Touching an unreadable page of a map would
 end the process (SIGBUS), so each block is populated first, which reports the problem as an error.
+
+Anonymous files are memory that travels between processes as a descriptor. There is no name to remove.
 """
 
 from __future__ import annotations
@@ -18,14 +20,15 @@ import mmap
 import os
 import stat
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from tokenmill.storage.base import Storage
-from tokenmill.storage.filesystem import FileSystem, explained
+from tokenmill.storage.filesystem import LOCAL, FileSystem, explained, write_all
 from tokenmill.storage.output import Digest
 
 _FAILED = ctypes.c_void_p(-1).value
@@ -75,6 +78,32 @@ def map_file(path: str, dtype: npt.DTypeLike, *, offset: int = 0, count: int | N
         return data[offset - start :].view(kind)
     finally:
         os.close(fd)
+
+
+def write_anonymous(arrays: Iterable[npt.NDArray[Any]]) -> int:
+    """A descriptor of a new file that has no name and holds these arrays, one after the other.
+
+    The system frees it with the last process that has it open or mapped, however that ends. On Linux it is memory.
+    """
+    name = "tokenmill"
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create(name, os.MFD_CLOEXEC)
+    else:
+        with tempfile.TemporaryFile(prefix=name) as file:
+            fd = os.dup(file.fileno())
+    try:
+        for array in arrays:
+            if len(array):
+                write_all(LOCAL, fd, np.ascontiguousarray(array).view(np.uint8).data, "shared memory")
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
+def map_anonymous(fd: int) -> npt.NDArray[np.uint8]:
+    """The bytes of a file of `write_anonymous`. The descriptor may be closed afterwards."""
+    return _map(fd, "shared memory", 0, os.fstat(fd).st_size)
 
 
 def open_plain(path: str, _: int = 0) -> int:

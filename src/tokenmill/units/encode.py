@@ -8,7 +8,8 @@ A build and a text stream both use these functions, so a trainer gets the same t
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from typing import cast
 
@@ -17,13 +18,22 @@ import numpy.typing as npt
 import pyarrow as pa
 import xxhash
 
-from tokenmill.dataset.bin_idx import Tokens
+from tokenmill.dataset.bin_idx import Tokens, numpy_dtype
 from tokenmill.dataset.manifest import BAD
-from tokenmill.errors import BadDocumentError, BuildError, RecipeError, TokenizerError, is_failure
+from tokenmill.errors import (
+    BadDocumentError,
+    BuildError,
+    RecipeError,
+    SourceChangedError,
+    TokenizerError,
+    is_failure,
+)
+from tokenmill.recipe import load_filter
 from tokenmill.sources.base import Batch, Skip, text_buffers
 from tokenmill.sources.files import bring
 from tokenmill.sources.reader import read_unit
 from tokenmill.tokenizers.base import Encoded, Engine
+from tokenmill.units.receipts import NO_LIMIT
 from tokenmill.units.task import BuildConfig, UnitTask
 
 Filter = Callable[[str], bool]
@@ -61,6 +71,55 @@ class SplitTokens:
     tokens: Tokens
     lengths: npt.NDArray[np.int64]
     hash_sum: npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenPiece:
+    """What one batch of a unit adds to a split: the tokens of its documents end to end, and the length of each.
+
+    `begin` and `end` count the documents read of the unit, before and after the batch. `all_tokens` are those of all
+    splits, and `dropped` counts dropped documents by reason.
+    """
+
+    begin: int
+    end: int
+    tokens: Tokens
+    lengths: npt.NDArray[np.int64]
+    all_tokens: int
+    dropped: dict[str, int]
+
+
+def encode_unit(
+    config: BuildConfig, task: UnitTask, engine: Callable[[], Engine], split: int, *, first: int = 0
+) -> Generator[TokenPiece]:
+    """The tokens of one split of a unit, piece by piece, from document `first` on, where a piece begins."""
+    keep = load_filter(config.filter) if config.filter else None
+    room = None if task.token_limit == NO_LIMIT else task.token_limit
+    end = 0
+    for batch in read_batches(config, task):
+        begin, end = end, end + batch.num_read
+        if end <= first:
+            continue
+        if begin < first:
+            raise SourceChangedError(
+                f"{task.sources[0].name}: its documents are read in other batches than before",
+                hint="start again from the last state; if this repeats, please report it",
+            )
+        if room == 0:
+            return
+        found = encode_batch(batch, config, task, engine(), keep=keep, room=room)
+        all_tokens = len(found.encoded.ids) + num_eot(config) * len(found.encoded.lengths)
+        if room is not None:
+            room -= all_tokens
+        part = tokens_of_split(found, split, config)
+        yield TokenPiece(
+            begin=begin,
+            end=end,
+            tokens=np.zeros(0, numpy_dtype(config.dtype)) if part is None else part.tokens,
+            lengths=np.zeros(0, np.int64) if part is None else part.lengths,
+            all_tokens=all_tokens,
+            dropped=dict(Counter(skip.reason for skip in found.kept.skips)),
+        )
 
 
 def read_batches(config: BuildConfig, task: UnitTask) -> Iterator[Batch]:
