@@ -66,7 +66,6 @@ class TokenPool:
         self._dtype = numpy_dtype(configuration["work"]["dtype"])
         self._link: Connection | None = None
         self._process = os.getpid()
-        self._server = 0
         self._announced: dict[int, int] = {}  # the token limits of units, by position
         self._awake, self._waker = socket.socketpair()
 
@@ -100,11 +99,11 @@ class TokenPool:
         try:
             if self._link is not None and self._process == os.getpid():
                 deadline = time.monotonic() + _END_SECONDS
-                if _leave(self._link, deadline):
-                    # Its socket is closed a moment before it can be waited for.
-                    while self._server in _started and time.monotonic() < deadline:
-                        _reap()
-                        time.sleep(0.001)
+                server = _leave(self._link, deadline)
+                # Its socket is closed a moment before it can be waited for.
+                while server in _started and time.monotonic() < deadline:
+                    _reap()
+                    time.sleep(0.001)
         finally:
             self._drop_link()
             self._awake.close()
@@ -191,7 +190,6 @@ class TokenPool:
             process = start_python(_PROGRAM.format(fds=fds), *fds)
         # It may serve others when this process has ended, which is not worth the warning that Popen would give.
         process.returncode = 0
-        self._server = process.pid
         _started.add(process.pid)
         send(link, {"workers": self._workers, "configuration": self._configuration})
         return link
@@ -236,13 +234,15 @@ def _receive_piece(link: Connection) -> tuple[Message, _Data]:
         os.close(fd)
 
 
-def _leave(link: Connection, deadline: float) -> bool:
-    """Send nothing any more, and wait for the answer: whether the server has ended, or has other clients."""
+def _leave(link: Connection, deadline: float) -> int:
+    """Send nothing any more, and wait for the answer: the process of the server, if it has ended; else 0."""
+    server = 0
     with contextlib.suppress(EOFError, OSError):
         with socket.fromfd(link.fileno(), socket.AF_UNIX, socket.SOCK_STREAM) as line:
             line.shutdown(socket.SHUT_WR)  # heard even if a forked process has this socket open
         while link.poll(max(0.0, deadline - time.monotonic())):
             message, _ = _receive_piece(link)
             if message["kind"] == "others":
-                return False
-    return True
+                return 0
+            server = message.get("server", 0)
+    return server

@@ -161,9 +161,11 @@ class TokenServer:
 
     def _remove(self, client: _Client) -> None:
         del self._clients[client.link]
-        if self._clients:  # else it hears that the server has ended
+        if self._clients:
             _tell(client.link, {"kind": "others"})
-        client.link.close()
+            client.link.close()
+        else:  # it waits until the server has ended
+            _tell(client.link, {"kind": "last", "server": os.getpid()})
 
     def _run_for(self, message: Message) -> _Run:
         task, first = message["task"], message["first"]
