@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import random
+import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,6 +97,7 @@ def plain(batches: Iterator[Any] | Any, steps: int | None = None) -> list[dict[s
 def test_batches_are_those_of_the_loader_on_the_prepared_dataset(
     corpora: list[Corpus], number: int, drop_last: bool
 ) -> None:
+    warnings.simplefilter("ignore")  # some have no batch
     corpus = corpora[number]
     for split in corpus.splits(40):
         for ranks, batch_size in ((1, 3),) if takes_long(corpus) else ((1, 3), (2, 60)):
@@ -333,3 +335,53 @@ def test_a_repr_tells_sources_tokenizer_shape_and_progress(corpus: Corpus) -> No
     )
     next(iter(stream))
     assert repr(stream).endswith(", 4 samples seen)")
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_an_iteration_is_one_pass_and_the_next_one_the_next_pass(corpus: Corpus, drop_last: bool, epochs: int) -> None:
+    options: dict[str, Any] = {"epochs": epochs, "drop_last": drop_last, "fields": FIELDS}
+    stream, loader = corpus.stream(30, 4, **options), corpus.loader(30, 4, **options)
+    for number in range(3):
+        stream.set_epoch(number)
+        found = plain(stream)
+        assert found == plain(loader)
+        assert found
+        assert stream.state_dict()["samples_seen"] == loader.state_dict()["samples_seen"]
+        assert stream.epoch == loader.epoch == epochs * (number + 1)
+
+
+@pytest.mark.parametrize("drop_last", [True, False])
+@pytest.mark.parametrize("batch_size", [4, 7])
+def test_a_pass_resumes_at_any_batch_and_the_next_one_follows(corpus: Corpus, drop_last: bool, batch_size: int) -> None:
+    options: dict[str, Any] = {"epochs": 2, "drop_last": drop_last}
+    whole = corpus.stream(30, batch_size, **options)
+    passes = [plain(whole), plain(whole)]
+    count = len(passes[0])
+    for stop in (1, count // 2, count - 1, count):
+        stream = corpus.stream(30, batch_size, **options)
+        begun = plain(stream, stop)
+        state = json.loads(json.dumps(stream.state_dict()))
+        for source in (state, {**state, "cursor": None}):  # the state of a loader has no cursor
+            again = corpus.stream(30, batch_size, **options)
+            again.load_state_dict(source)
+            if stop == count and (drop_last or source.get("at_pass_end")):
+                with pytest.warns(UserWarning, match="this iteration has no batch"):
+                    assert not plain(again)
+            else:
+                assert begun + plain(again) == passes[0]
+            assert plain(again, 3) == passes[1][:3]
+
+
+def test_the_start_of_an_epoch_is_known_behind_the_first(corpus: Corpus) -> None:
+    stream = corpus.stream(30, 4, epochs=1, shuffle=9)
+    with pytest.raises(StateError, match="the position of epoch 2 is not known"):
+        stream.set_epoch(2)
+    passes = [plain(stream) for _ in range(3)]
+    assert passes[0] != passes[2]
+    stream.set_epoch(2)
+    assert plain(stream) == passes[2]
+    stream.set_epoch(0)
+    assert plain(stream, 3) == passes[0][:3]
+    stream.set_epoch(0)
+    assert plain(stream) == passes[0][3:]

@@ -17,10 +17,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_text_stream import FIELDS, RECIPES, Corpus, global_stream, make_corpus, plain, takes_long
 
 import tokenmill
 from conftest import make_texts, write_jsonl
+from test_text_stream import FIELDS, RECIPES, Corpus, global_stream, make_corpus, plain
 from tokenmill.errors import BadDocumentError, BuildError, RecipeError, SourceError, StateError
 from tokenmill.text_stream import TextStream
 
@@ -70,7 +70,7 @@ def find_server(process: int | None = None) -> int:
 
 
 def wait_until(condition: Callable[[], bool], otherwise: str) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 20
     while not condition():
         assert time.monotonic() < deadline, otherwise
         time.sleep(0.01)
@@ -224,7 +224,8 @@ import json, os, sys, time
 sys.path[:] = json.loads(sys.argv[4])
 import tokenmill
 rank, text, keep = int(sys.argv[1]), sys.argv[2], sys.argv[3]
-stream = tokenmill.stream(text, "byte", 50, 3, workers=2, rank=rank, world_size=2, epochs=1, unit_bytes=2500, filter=keep)
+options = {"epochs": 1, "unit_bytes": 2500, "filter": keep}
+stream = tokenmill.stream(text, "byte", 50, 3, workers=2, rank=rank, world_size=2, **options)
 for batch in stream:
     print(json.dumps(batch["input_ids"].tolist()), flush=True)
     sys.stdin.readline()
@@ -242,9 +243,11 @@ def one_batch(rank: subprocess.Popen[str]) -> Any:
     assert rank.stdout is not None
     assert rank.stdin is not None
     line = rank.stdout.readline()
+    if not line:
+        return None
     rank.stdin.write("\n")
     rank.stdin.flush()
-    return json.loads(line) if line else None
+    return json.loads(line)
 
 
 @pytest.mark.parametrize("killed", ["the rank that started the server", "another rank"])

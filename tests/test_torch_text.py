@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -96,3 +97,15 @@ def test_a_repr_tells_the_stream(sources: str) -> None:
     found = repr(make(sources))
     assert found.startswith("TextDataset(TextStream(2 sources, 'byte', 'train', seq_len=")
     assert found.endswith(", 0 samples seen))")
+
+
+def test_torch_workers_tokenize_the_text_once(sources: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    body = f"with open({str(tmp_path / 'log')!r}, 'a') as log:\n        log.write('x')\n    return True\n"
+    noting = f"def keep(text):\n    {body}"
+    (tmp_path / "noting_filter.py").write_text(noting)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = take(through(make(sources, filter="noting_filter:keep", epochs=1), 3))
+    noted = (tmp_path / "log").stat().st_size
+    (tmp_path / "log").unlink()
+    assert found == take(make(sources, filter="noting_filter:keep", epochs=1))
+    assert noted == (tmp_path / "log").stat().st_size

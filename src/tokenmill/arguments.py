@@ -62,6 +62,7 @@ class StreamOptions(TextOptions, total=False):
     fields: tuple[str, ...]
     mask_boundaries: bool
     prefetch: int
+    workers: int | None
 
 
 # No record holds a number like this or above: whatever gets into one is kept below.

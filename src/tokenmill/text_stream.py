@@ -4,8 +4,9 @@
                           units/encode.py: as prepare does it
 
 Nothing is written. The samples have one global order, and a step takes the next `world_size * batch_size` of them, as
-with the loader. How many tokens a unit has is only known after tokenizing it, so every rank reads and encodes all of
-the text, and keeps its own samples.
+with the loader. How many tokens a unit has is only known after tokenizing it, so every rank needs the tokens of all of
+the text, and keeps its own samples. A rank makes these tokens itself, or with `workers` the ranks of a node share a
+pool of processes that makes them (`executors/token_pool.py`).
 
 An epoch reads the tokens of one split unit by unit, and buffers them while samples need them:
 
@@ -23,6 +24,7 @@ import dataclasses
 import os
 import sys
 import uuid
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
@@ -49,7 +51,7 @@ from tokenmill.loader.mixture import merge
 from tokenmill.loader.state import STATE_VERSION, check_content, check_state
 from tokenmill.permutation import make_key, permute
 from tokenmill.recipe import make_recipe
-from tokenmill.resources import resolve_workers
+from tokenmill.resources import num_cores, resolve_workers
 from tokenmill.sizes import counted
 from tokenmill.tokenizers.engine import EngineHolder, open_engine
 from tokenmill.units.encode import TokenPiece, encode_unit
@@ -95,6 +97,10 @@ class TextStream:
     meaning.
     `shuffle` shuffles among neighbours: that many samples are buffered, and given out in a seeded order.
 
+    With `workers`, that many processes tokenize ahead. On Linux the ranks of a job that run on one node share them, so
+    the text is tokenized once for all; give each rank the same number. By default, and with 0, this process tokenizes
+    by itself: that needs no other process, and is enough for one rank. The batches are the same in any case.
+
     `split` is the split to read. `held_out` gives other splits a share of the documents, like {"val": 0.01}. All
     other arguments are fields of a recipe, as with `prepare`: `text_column`, `template`, `documents`, `eot`,
     `min_chars`, `filter`, `seed`, ... Bad documents are dropped; `dropped` counts the dropped documents of the text
@@ -127,7 +133,9 @@ class TextStream:
         self.batch_size, self.rank, self.world_size, self.prefetch, self.epochs = share
         self.seq_len = seq_len = check_seq_len(seq_len)
         self.drop_last = arguments.flag("drop_last", drop_last)
-        self.workers = resolve_workers(workers) if arguments.whole_or_none("workers", workers) else 0
+        hint = "give the number of processes that tokenize ahead, or 0 to tokenize in this process"
+        workers = arguments.whole_or_none("workers", workers, hint=hint)
+        self.workers = resolve_workers(workers) if workers else workers
         batch_spec = BatchSpec(labels=labels, fields=fields, mask_boundaries=mask_boundaries, dtype=dtype)
         hint = "give the number of samples to shuffle at a time, or None"
         shuffle = arguments.whole_or_none("shuffle", shuffle, least=2, hint=hint)
@@ -158,6 +166,10 @@ class TextStream:
         self.dropped: Counter[str] = Counter()
         self._shuffle = shuffle
         self._cursor = START_CURSOR
+        # Whether the cursor leads to the epoch of the position. It does not if the state was a loader's.
+        self._is_located = True
+        # The end of the pass whose last samples were taken, until its iteration ends.
+        self._open_end: int | None = None
         self._job = find_job(world_size)
 
     def __repr__(self) -> str:
@@ -177,17 +189,33 @@ class TextStream:
         return self._cursor.epoch
 
     def __iter__(self) -> Iterator[Batch]:
-        """Batches from the current position. A second iterator continues where the first one was left."""
-        with closing(self._open_encoder()) as encoder:
+        """Batches from the current position to the end of the pass.
+
+        A second iterator continues where the first one was left, or with the next pass if that one had ended.
+        """
+        begin, num_batches = self.samples_seen, 0
+        with closing(self._open_encoder(self.workers)) as encoder:
             for seen, cursor, batch in run_ahead(self._batches(encoder), self.prefetch, stop=encoder.abort):
-                self.samples_seen, self._cursor = seen, cursor
-                yield batch
+                self.samples_seen, self._cursor, self._is_located = seen, cursor, True
+                # Only behind a last step that is incomplete, the cursor is in the next pass already.
+                is_end = batch is not None and self.epochs is not None and seen == cursor.samples_before
+                self._open_end = seen if is_end else None
+                if batch is not None:
+                    num_batches += 1
+                    yield batch
+        if not num_batches:
+            self._warn_of_empty_pass(self.samples_seen - begin)
 
     def share(self, worker: int, workers: int) -> Iterator[Batch]:
-        """The batches of every `workers`-th step. The position of the stream does not change."""
-        with closing(self._open_encoder()) as encoder:
+        """The batches of every `workers`-th step. The position of the stream does not change.
+
+        Unless the stream has a number of `workers`, several processes that share it also share a pool.
+        """
+        shared = min(workers, num_cores()) if workers > 1 and self.workers is None else self.workers
+        with closing(self._open_encoder(shared)) as encoder:
             for _, _, batch in self._batches(encoder, worker, workers):
-                yield batch
+                if batch is not None:
+                    yield batch
 
     def state_dict(self) -> dict[str, Any]:
         """The position in the stream, as plain JSON. It is the same on all ranks.
@@ -195,13 +223,15 @@ class TextStream:
         A loader of the prepared dataset can continue from it, and the stream from the state of a loader. The stream
         then reads all text up to there, since only its own state has a cursor.
         """
-        return {
+        state = {
             "version": STATE_VERSION,
             "stream": self._identity,
             "sources": self._sources,
             "samples_seen": self.samples_seen,
             "cursor": dataclasses.asdict(self._cursor),
         }
+        # The end of a pass is the start of the next one: an iteration that was interrupted there has to end first.
+        return {**state, "at_pass_end": True} if self._open_end == self.samples_seen else state
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue at the position of another stream of the same samples, with any ranks and batch size."""
@@ -212,8 +242,45 @@ class TextStream:
             raise StateError(
                 "the state skips samples, and a stream from text skips none", hint="load it into a DataLoader"
             )
-        cursor = START_CURSOR if state.get("cursor") is None else self._check_cursor(state["cursor"], seen)
-        self.samples_seen, self._cursor = seen, cursor
+        has_cursor = state.get("cursor") is not None
+        cursor = self._check_cursor(state["cursor"], seen) if has_cursor else START_CURSOR
+        self.samples_seen, self._cursor, self._is_located = seen, cursor, has_cursor or not seen
+        self._open_end = seen if seen and state.get("at_pass_end") else None
+
+    def set_epoch(self, epoch: int) -> None:
+        """Move to the start of pass number `epoch`, which counts from 0, unless the position is inside of it.
+
+        So a resumed epoch is not restarted. Without `epochs`, passes are counted as if `epochs` were 1. How many
+        samples an epoch has is only known behind the first one, and moving to another one needs it.
+        """
+        epoch = arguments.whole("epoch", epoch, hint="epochs count from 0")
+        first, now = epoch * (self.epochs or 1), self._cursor.epoch
+        if self._is_located and self._pass_end(now, self.samples_seen) == first + (self.epochs or 1):
+            return
+        if first and not (now and self._is_located):
+            raise StateError(
+                f"the position of epoch {epoch} is not known before the first epoch was read",
+                hint="read the epochs one after the other, or load a state",
+            )
+        samples = first * self._cursor.samples_before // now if first else 0
+        self.samples_seen, self._cursor = samples, Cursor(epoch=first, samples_before=samples, mark=START)
+        self._is_located, self._open_end = True, None
+
+    def _pass_end(self, epoch: int, seen: int) -> int:
+        """The epoch with which the pass of a position ends."""
+        epochs = self.epochs or 1
+        return epoch if seen == self._open_end else (epoch // epochs + 1) * epochs
+
+    def _warn_of_empty_pass(self, num_samples: int) -> None:
+        step = self.batch_size * self.world_size
+        if self.epochs is None or num_samples >= (step if self.drop_last else 1):
+            return
+        warnings.warn(
+            f"this iteration has no batch: {num_samples:,} samples were left of its epochs, and a step of all ranks "
+            f"takes {step:,}. The next iteration is the next pass over the text.",
+            UserWarning,
+            stacklevel=3,
+        )
 
     def _read_as_in(self, state: Any) -> None:
         """Read the units of version 0.1 if they are others and the state is of that version or of its dataset."""
@@ -237,10 +304,10 @@ class TextStream:
             raise StateError(f"the state's cursor {value} does not lead to sample {seen}", hint="the state is damaged")
         return cursor
 
-    def _open_encoder(self) -> InThisProcess | TokenPool:
+    def _open_encoder(self, workers: int | None) -> InThisProcess | TokenPool:
         """What turns units into tokens: this process, or a pool that the ranks of this node share."""
         texts, spec = self._texts, self._spec
-        if not self.workers:
+        if not workers:
             return InThisProcess(texts, EngineHolder(spec, open_engine(spec)))
         configuration = {
             "path": sys.path,
@@ -250,38 +317,49 @@ class TextStream:
             "split": texts.split,
         }
         name = records.digest([configuration, self._sources, self._job, os.getcwd()])
-        return TokenPool(self.workers, configuration, name, self._upcoming)
+        return TokenPool(workers, configuration, name, self._upcoming)
 
-    def _upcoming(self, position: int) -> UnitTask | None:
-        """The unit at a position of the stream, which counts the units of all epochs; None behind its end."""
-        epoch, unit = divmod(position, len(self._texts.plan.units))
-        return None if self.epochs is not None and epoch >= self.epochs else make_task(self._texts.plan, unit)
+    def _upcoming(self, now: int, position: int) -> UnitTask | None:
+        """The unit at a position, which counts the units of all epochs; None behind the end of the current pass."""
+        num_units = len(self._texts.plan.units)
+        epoch, unit = divmod(position, num_units)
+        if self.epochs is not None and epoch >= self._pass_end(now // num_units, -1):
+            return None
+        return make_task(self._texts.plan, unit)
 
     def _batches(
         self, encoder: InThisProcess | TokenPool, worker: int = 0, workers: int = 1
-    ) -> Iterator[tuple[int, Cursor, Batch]]:
-        """Batches from the current position, each with the samples seen and the cursor after its step."""
+    ) -> Iterator[tuple[int, Cursor, Batch | None]]:
+        """Batches from the current position, each with the samples seen and the cursor after its step.
+
+        At the end of the pass None, with the start of the next one.
+        """
         step = self.batch_size * self.world_size
-        seen, cursor = self.samples_seen, self._cursor
+        seen, cursor, is_located = self.samples_seen, self._cursor, self._is_located
+        end = self._pass_end(cursor.epoch, seen if is_located else -1)
         epoch = Epoch(self._texts, cursor, encoder, self.dropped)
         for number in count():
             taken: list[tuple[TokenBuffer, Numbers]] = []
             missing = step
-            while missing and (self.epochs is None or cursor.epoch < self.epochs):
+            while missing and (self.epochs is None or cursor.epoch < end):
                 samples = self._take(epoch, cursor, seen - cursor.samples_before, missing)
                 taken.append((epoch.buffer, samples))
                 seen, missing = seen + len(samples), missing - len(samples)
+                is_located = is_located or len(samples) > 0
                 if missing:
                     cursor = self._next_epoch(epoch, cursor, seen)
+                    if not is_located:
+                        is_located, end = True, self._pass_end(cursor.epoch, seen)
                     epoch = Epoch(self._texts, cursor, encoder, self.dropped)
             if missing and (self.drop_last or missing == step):
-                return
+                break
             token = self._first_needed(seen - cursor.samples_before)
             cursor = dataclasses.replace(cursor, mark=epoch.mark_at(token))
             if number % workers == worker and (batch := self._make_batch(taken)):
                 yield seen, cursor, batch
             if missing:
-                return
+                break
+        yield cursor.samples_before, cursor, None
 
     def _take(self, epoch: Epoch, cursor: Cursor, first: int, num_samples: int) -> Numbers:
         """Up to `num_samples` samples of an epoch, from position `first` in it on. The epoch buffers their tokens."""

@@ -449,8 +449,8 @@ class TextDataset(torch_data.IterableDataset):  # type: ignore[misc]  # torch is
 
     Rank and world size are detected if they are not given. As with `IterableDataset`, the result is the same for any
     W, every iteration begins at the same position, and `state_dict` takes the number of batches consumed. Each worker
-    tokenizes all of the text and makes every W-th batch, so more workers help only if making batches is the
-    bottleneck.
+    makes every W-th batch. Several workers share a pool of processes that tokenizes the text once: as many as there
+    are workers, up to the number of cores, unless `workers` says how many.
     """
 
     def __init__(

@@ -120,3 +120,19 @@ def test_a_map_is_read_only_and_ends_with_its_last_array(tmp_path: Path) -> None
     assert (Map.num_live, part.tobytes()) == (before + 1, b"bc")
     del part
     assert Map.num_live == before
+
+
+def test_anonymous_memory_is_freed_with_its_last_descriptor_and_map() -> None:
+    lengths, tokens = np.array([2, 1], np.int64), np.array([7, 8, 9], np.uint16)
+    fd = memory_maps.write_anonymous([lengths, tokens, tokens[:0]])
+    inode = os.fstat(fd).st_ino
+    assert os.fstat(fd).st_nlink == 0
+    data = memory_maps.map_anonymous(fd)
+    os.close(fd)
+    assert data[:16].view(np.int64).tolist() == [2, 1]
+    assert data[16:].view(np.uint16).tolist() == [7, 8, 9]
+    assert not data.flags.writeable
+    maps = Path("/proc/self/maps")
+    assert f" {inode} " in maps.read_text()
+    del data
+    assert f" {inode} " not in maps.read_text()

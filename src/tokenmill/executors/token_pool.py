@@ -52,12 +52,12 @@ _Data = npt.NDArray[np.uint8]
 class TokenPool:
     """A client of a token server.
 
-    `configuration` is what workers need, `name` is equal for clients that share a server, and `upcoming` gives the
-    task at a position of the stream, or None behind its end.
+    `configuration` is what workers need, `name` is equal for clients that share a server, and `upcoming`, called
+    with the current position and a later one, gives the task at the later one, or None if it will not be wanted.
     """
 
     def __init__(
-        self, workers: int, configuration: Message, name: str, upcoming: Callable[[int], UnitTask | None]
+        self, workers: int, configuration: Message, name: str, upcoming: Callable[[int, int], UnitTask | None]
     ) -> None:
         self._workers = workers
         self._configuration = configuration
@@ -128,7 +128,7 @@ class TokenPool:
             self._want(position, task, first)
             self._announced[position] = limit
         for later in range(position + 1, position + 1 + self._workers):
-            upcoming = None if later in self._announced else self._upcoming(later)
+            upcoming = None if later in self._announced else self._upcoming(position, later)
             if upcoming is not None:
                 self._want(later, upcoming, 0)
                 self._announced[later] = upcoming.token_limit
