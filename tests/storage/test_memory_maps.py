@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from tokenmill.errors import StorageError
+from tokenmill.storage import memory_maps
 from tokenmill.storage.filesystem import LocalFileSystem
 from tokenmill.storage.local import Folder
 from tokenmill.storage.memory_maps import Map, fast_digest, find_maps, map_file, open_plain
