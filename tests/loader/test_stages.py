@@ -205,3 +205,14 @@ def test_budgets_are_an_epoch_of_the_same_tokens(dataset: Dataset) -> None:
 def test_rows_may_have_other_lengths_in_numpy(dataset: Dataset) -> None:
     loader = open_stage(dataset, np.int32(12), 1, max_seq_len=np.int64(48))
     assert json.loads(json.dumps(loader.state_dict())) == open_stage(dataset, 12, 1).state_dict()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"samples_seen": 1 << 61}, {"skip": [{"steps": [1, 2], "samples": [0, 1 << 61]}]}],
+    ids=str,
+)
+def test_numbers_that_are_too_large_for_shorter_rows_are_refused(dataset: Dataset, change: dict[str, Any]) -> None:
+    state = open_stage(dataset, 48, 1).state_dict()
+    with pytest.raises(StateError, match="is "):
+        open_stage(dataset, 12, 1).load_state_dict({**state, **change})

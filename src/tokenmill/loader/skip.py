@@ -81,6 +81,8 @@ class SkippedSamples:
             replace(one, begin=one.begin * their_seq_len // seq_len, end=-(-one.end * their_seq_len // seq_len))
             for one in _read(recorded)
         ]
+        if any(one.end >= MAX_INT for one in theirs):
+            raise _damaged(recorded)
         known = {(one.first, one.stop) for one in theirs}
         mine = [one for one in self.ranges if (one.first, one.stop) not in known]
         for one in mine:
@@ -112,21 +114,24 @@ def check_skip(skip: Any, samples_per_step: int) -> SkippedSamples:
     return SkippedSamples(found)
 
 
+def _damaged(recorded: Any) -> StateError:
+    return StateError(f"skip is {arguments.show(recorded)}", hint="the state is damaged")
+
+
 def _read(recorded: Any) -> list[SkippedSteps]:
     """What a state has recorded. A `StateError` if that makes no sense."""
-    damaged = StateError(f"skip is {arguments.show(recorded)}", hint="the state is damaged")
     if not isinstance(recorded, list):
-        raise damaged
+        raise _damaged(recorded)
     found = []
     for one in recorded:
         try:
             numbers = [arguments.as_int(number) for pair in (one["steps"], one["samples"]) for number in pair]
         except (TypeError, KeyError):
-            raise damaged from None
+            raise _damaged(recorded) from None
         first, stop, begin, end = (*numbers, None, None, None, None)[:4]
         if len(numbers) != 4 or first is None or stop is None or begin is None or end is None:
-            raise damaged
+            raise _damaged(recorded)
         if not (0 <= first < stop < MAX_INT and 0 <= begin < end < MAX_INT):
-            raise damaged
+            raise _damaged(recorded)
         found.append(SkippedSteps(first, stop, begin, end))
     return found

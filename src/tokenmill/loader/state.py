@@ -71,6 +71,8 @@ def seq_lens(state: Mapping[str, Any], mine: Mapping[str, Any]) -> tuple[int, in
 def _rescale(seen: int, theirs: int, mine: int) -> int:
     """The samples of `mine` tokens that have as many tokens as those seen."""
     rows, rest = divmod(seen * theirs, mine)
+    if rows >= MAX_INT:
+        raise StateError(f"samples_seen is {seen}", hint=_DAMAGED)
     if rest:
         times = mine // math.gcd(mine, theirs)
         raise StateError(
