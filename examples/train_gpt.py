@@ -60,7 +60,7 @@ def average(values: list[torch.Tensor]) -> None:
             value.div_(dist.get_world_size())
 
 
-def main() -> None:
+def parse_options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("dataset")
     parser.add_argument("--checkpoint", type=Path, default=Path("demo-data/gpt.pt"))
@@ -73,13 +73,16 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--heads", type=int, default=4)
     parser.add_argument("--learning-rate", type=float, default=1e-3)
-    options = parser.parse_args()
+    return parser.parse_args()
 
+
+def main() -> None:
+    options = parse_options()
     if "RANK" in os.environ:  # torchrun sets it
         dist.init_process_group("nccl" if torch.cuda.is_available() else "gloo")
     rank, world_size = tokenmill.torch.find_rank()
     if options.batch_size % world_size:
-        parser.error(f"--batch-size {options.batch_size} cannot be divided among {world_size} ranks")
+        raise SystemExit(f"--batch-size {options.batch_size} cannot be divided among {world_size} ranks")
     device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
 
     dataset = tokenmill.open(options.dataset)

@@ -21,7 +21,9 @@ READS, WRITES, IMPORTED = "they read ours", "they write the same", "we read thei
 DIFFERENT = "DIFFERENT: "
 
 
-def found(peer: str, version: str, direction: str, bits: int, documents: int, tokens: int, result: str) -> None:
+def found(  # noqa: PLR0917  a cell of the table each
+    peer: str, version: str, direction: str, bits: int, documents: int, tokens: int, result: str
+) -> None:
     """Tell of something that was found equal."""
     _add((peer, version, direction, f"{bits}", f"{documents:,}", f"{tokens:,}", result))
 
@@ -39,7 +41,7 @@ def table(rows: list[list[str]]) -> str:
     lines.insert(1, ["-" * width for width in widths])
     return "\n".join(
         "  ".join(
-            cell.rjust(width) if 3 <= number <= 5 else cell.ljust(width)
+            cell.rjust(width) if number in range(3, 6) else cell.ljust(width)
             for number, (cell, width) in enumerate(zip(line, widths, strict=True))
         ).rstrip()
         for line in lines

@@ -72,6 +72,7 @@ MAX_INT = 1 << 62
 # Samples of a step, over all ranks: places of many steps are computed at once, in 64 bits.
 MAX_STEP = 1 << 48
 _MAX_WORKERS = 1 << 31
+_SHOWN_CHARS = 60
 _MAX_SEED = 1 << 128
 _BLANK = "give a path or a name; is a variable of the shell not set? the current folder is ."
 
@@ -178,5 +179,5 @@ def show(value: Any) -> str:
         shown = repr(value)
     except Exception:  # Python does not write integers of thousands of digits, and a repr may raise anything
         return f"a {type(value).__name__} that cannot be shown"
-    shown = shown if len(shown) <= 60 else f"{shown[:57]}..."
+    shown = shown if len(shown) <= _SHOWN_CHARS else f"{shown[: _SHOWN_CHARS - 3]}..."
     return shown if type(value) in (int, float, str, bytes, bool, type(None)) else f"{shown} ({type(value).__name__})"

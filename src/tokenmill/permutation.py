@@ -31,7 +31,7 @@ _MIX = (np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB))
 def permute(positions: npt.ArrayLike, count: int, key: bytes) -> Numbers:
     """The images of these positions under a keyed permutation of `range(count)`."""
     found = np.asarray(positions, np.int64)
-    if count < 2:
+    if count <= 1:
         return found.copy()
     bits = (count - 1).bit_length()
     rounds = _rounds(key, bits)

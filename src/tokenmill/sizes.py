@@ -16,6 +16,8 @@ from tokenmill import arguments
 from tokenmill.arguments import MAX_INT
 from tokenmill.errors import RecipeError
 
+_MINUTE, _HOUR = 60, 3600
+_FEW = 10
 _POWERS = {"": 0, "K": 1, "M": 2, "G": 3, "T": 4, "P": 5}
 _SIZE = re.compile(
     r"\s*((?:\d{1,3}(?:,\d{3})+|\d+(?:_\d+)*)(?:\.\d+)?(?:e\+?\d{1,2})?)\s*([KMGTP]?)(I?)(B?)\s*",
@@ -95,9 +97,9 @@ def format_bytes(number: float) -> str:
 def format_seconds(seconds: float) -> str:
     """`format_seconds(3725) == "1h02m"`."""
     whole = max(0, round(seconds))
-    if whole < 60:
+    if whole < _MINUTE:
         return f"{whole}s"
-    if whole < 3600:
+    if whole < _HOUR:
         return f"{whole // 60}m{whole % 60:02d}s"
     return f"{whole // 3600}h{whole % 3600 // 60:02d}m"
 
@@ -114,5 +116,5 @@ def format_time(nanoseconds: int) -> str:
 
 def few(texts: Sequence[str], between: str = ", ") -> str:
     """The first ten of some texts, and how many there are besides."""
-    more = [f"and {len(texts) - 10:,} more"] if len(texts) > 10 else []
-    return between.join([*texts[:10], *more])
+    more = [f"and {len(texts) - _FEW:,} more"] if len(texts) > _FEW else []
+    return between.join([*texts[:_FEW], *more])

@@ -25,7 +25,7 @@ STOP_SECONDS = 1.0
 _NOTHING = object()
 
 
-def as_done(
+def as_done(  # noqa: C901  what an interrupt may hit belongs together
     work: Callable[[T], R], items: Sequence[T], threads: int, *, stop: Callable[[], None] = lambda: None
 ) -> Generator[tuple[T, R] | None]:
     """Yield each item with its result, as they are ready, and None when nothing was ready for a moment.

@@ -103,7 +103,7 @@ def split_lines(data: bytes) -> Documents:
 def documents_of_runs(path: Path, separator: bytes, start: int, stop: int, limit: int = NO_LIMIT) -> Documents:
     """Documents of a range; one that was passed over has the text b"<too large>"."""
     found = []
-    for run in read_runs(str(path), "", separator, start, stop, limit):
+    for run in read_runs(str(path), "", separator, start, stop, limit=limit):
         if run.too_large:
             found.append((run.start, b"<too large>"))
             continue

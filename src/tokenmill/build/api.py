@@ -149,13 +149,9 @@ def prepare(
             from tokenmill.build.export_layout import beside, export_beside
 
             besides["extra_bytes"] = partial(beside(layout, wanted).bytes_needed, folder)
-
         start_executor: ExecutorFactory = partial(open_executor, count, processes)
         if executor == "ray":
-            from tokenmill.executors.ray import RayExecutor
-
-            start_executor = partial(RayExecutor, address=ray_address, workers=workers)
-
+            start_executor = partial(_open_ray, ray_address, workers)
         loading = time.monotonic() - begin
 
         def attempt(on_lock: Callable[[], None] = lambda: None) -> PrepareResult:
@@ -182,11 +178,13 @@ def prepare(
                 notes=tuple(dict.fromkeys(notes)),
             )
 
-        def tell(message: str) -> None:
-            watch({"kind": "waiting", "message": message})
-
         if wait:
-            return wait_for(folder, attempt, timeout=timeout, tell=tell)
+            return wait_for(
+                folder,
+                attempt,
+                timeout=timeout,
+                tell=lambda message: watch({"kind": "waiting", "message": message}),
+            )
         try:
             return attempt()
         except LockedError as error:
@@ -271,6 +269,14 @@ def check_executor(executor: str, ray_address: str | None = None, placement: str
         raise RecipeError("`placement='node-local'` is for the nodes of a cluster", hint="add `executor='ray'`")
     if ray_address is not None and executor != "ray":
         raise RecipeError("`ray_address` is given without Ray", hint="add `executor='ray'`")
+
+
+def _open_ray(
+    address: str | None, workers: int | None, folder: Storage, config: BuildConfig, spec: TokenizerSpec
+) -> Executor:
+    from tokenmill.executors.ray import RayExecutor
+
+    return RayExecutor(folder, config, spec, address=address, workers=workers)
 
 
 def open_executor(

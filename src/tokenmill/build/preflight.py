@@ -169,7 +169,7 @@ def estimate(survey: Survey) -> Estimate:
 
 def _error(seen: Sequence[SampledPosition], mean: float) -> float:
     """A single position says nothing of how far the others may be from it."""
-    if len(seen) < 2:
+    if len(seen) <= 1:
         return mean
     return deviation([one.weight * (one.tokens - mean) for one in seen]) / fmean(one.weight for one in seen)
 

@@ -90,7 +90,7 @@ def _resolve_as(
     if recipe.sample is not None:
         share = plan.text_bytes() / max(1, total)
         notes.append(f"the sample is {counted(len(plan.units), 'whole unit')}, {share:.1%} of the text")
-    if 65_500 <= spec.vocab_size <= 65_536:
+    if spec.vocab_size in range(65_500, 65_537):
         notes.append(
             f"a vocabulary of {spec.vocab_size} is read as uint16 by some of Megatron's tools and as int32 by others"
         )

@@ -159,7 +159,7 @@ def check_ours(folder: Storage) -> None:
     # Where a driver has no part of its dataset, the record of nodes stands alone.
     if names not in ([], [manifest.NODES]) and not _is_ours(folder):
         raise OutputError(
-            f"{folder.path} holds something else: {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}",
+            f"{folder.path} holds something else: {few(names)}",
             hint="choose an output that is empty or does not exist",
         )
 

@@ -29,6 +29,8 @@ from tokenmill.records import convert
 from tokenmill.storage.base import Storage
 from tokenmill.storage.output import Digest
 
+_MAX_NAME_CHARS, _MAX_SPLIT_CHARS = 255, 64
+_SHOWN_NODES = 4
 MANIFEST = "dataset.json"
 FORMAT = 1
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.tiktoken", "characters.json", "tokenizer.model")
@@ -242,11 +244,11 @@ def check_name(name: str, *, where: str) -> None:
 
 def is_name(name: str) -> bool:
     """Whether a name stays inside the folder that it is in, and is valid on every system."""
-    return all(_NAME_PART.fullmatch(part) for part in name.split("/")) and len(name) <= 255
+    return all(_NAME_PART.fullmatch(part) for part in name.split("/")) and len(name) <= _MAX_NAME_CHARS
 
 
 def check_split_name(name: str, *, where: str) -> None:
-    if not (name.isascii() and name.isidentifier()) or len(name) > 64 or name == "provenance":
+    if not (name.isascii() and name.isidentifier()) or len(name) > _MAX_SPLIT_CHARS or name == "provenance":
         raise DatasetError(f"{where}: {name!r} is not a valid name for a split", hint=_HINT)
 
 
@@ -343,4 +345,6 @@ def load_nodes(folder: Storage) -> Nodes | None:
 def describe_locations(nodes: Nodes) -> str:
     """Where the first parts are, for a message."""
     found = [f"{part.host}:{part.path}" for part in nodes.parts[:4]]
-    return ", ".join(found) + (f" and {len(nodes.parts) - 4} more" if len(nodes.parts) > 4 else "")
+    return ", ".join(found) + (
+        f" and {len(nodes.parts) - _SHOWN_NODES} more" if len(nodes.parts) > _SHOWN_NODES else ""
+    )

@@ -15,6 +15,8 @@ from typing import Any
 from tokenmill import arguments
 from tokenmill.errors import RecipeError, hint_for
 
+_COLUMNS = ("host", "slots")
+_MAX_SLOTS = 100_000
 PORT = 6379
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.:-]{0,251}[A-Za-z0-9])?")
 _USER = re.compile(r"[A-Za-z_][A-Za-z0-9._-]{0,63}")
@@ -54,12 +56,12 @@ def parse_hosts(text: str, *, where: str) -> list[Host]:
         if not words:
             continue
         at = f"{where}, line {number}"
-        if len(words) != 2:
+        if len(words) != len(_COLUMNS):
             raise RecipeError(f"{at}: {line.strip()!r} is not a host and its slots", hint=_HINT)
         name, slots = words
         if not _HOST.fullmatch(name):
             raise RecipeError(f"{at}: {name!r} is no host", hint=_HINT)
-        if not (slots.isascii() and slots.isdecimal() and 1 <= int(slots) <= 100_000):
+        if not (slots.isascii() and slots.isdecimal() and 1 <= int(slots) <= _MAX_SLOTS):
             raise RecipeError(f"{at}: {slots!r} is no number of slots", hint=_HINT)
         if name in found:
             raise RecipeError(f"{at}: {name} stands in line {found[name][0]} already", hint="add its slots up there")

@@ -80,14 +80,7 @@ class ProcessPool:
         failures: list[UnitFailure] = []
         exhausted = False
         while True:
-            while self._idle and (again or not exhausted):
-                task = again.pop() if again else next(tasks, None)
-                if task is None:
-                    exhausted = True
-                    break
-                link = self._idle.pop()
-                begun.setdefault(link, {})[task.unit.index] = task
-                self._processes.tell(link, msgspec.to_builtins(task))
+            exhausted = self._hand_out(tasks, again, begun) or exhausted
             if exhausted and not again and not any(begun.values()):
                 return failures
             for link, message in self._processes.hear():
@@ -107,6 +100,19 @@ class ProcessPool:
                     error = errors.from_record(message["error"])
                     for task in lost.values():
                         judge(task, error, tries, again, failures, listener)
+
+    def _hand_out(
+        self, tasks: Iterator[UnitTask], again: list[UnitTask], begun: dict[Connection, dict[int, UnitTask]]
+    ) -> bool:
+        """Give a task to every idle worker. True if there were too few."""
+        while self._idle:
+            task = again.pop() if again else next(tasks, None)
+            if task is None:
+                return True
+            link = self._idle.pop()
+            begun.setdefault(link, {})[task.unit.index] = task
+            self._processes.tell(link, msgspec.to_builtins(task))
+        return False
 
     def release(self) -> None:
         self._processes.release()

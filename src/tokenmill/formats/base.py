@@ -39,6 +39,7 @@ from tokenmill.storage import memory_maps
 from tokenmill.storage.memory_maps import map_file, open_plain
 from tokenmill.storage.output import Digest, Output
 
+_MAX_DIGITS = 19  # of a whole number of 64 bits
 FORMATS = (
     "catid",
     "datatrove",
@@ -304,7 +305,7 @@ def _parse_option(option: str, text: str) -> object:
             raise RecipeError(f"layout: templar_compat: {text!r} is neither yes nor no", hint="write yes or no")
         return _FLAGS[text.lower()]
     if option == "seed":
-        if not (text.isascii() and text.isdecimal() and len(text) < 20):
+        if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS):
             raise RecipeError(f"layout: seed: {text!r} is not a seed", hint=_SEED_HINT)
         return int(text)
     return text

@@ -61,6 +61,7 @@ DOCUMENT_BYTES = 24
 SHARD_TOKENS = 1 << 25
 VERSION = 14
 TOKEN_BYTES = 4
+_WORD_BYTES = 8
 # catid's reader counts bytes of a file in signed 32 bits, and its writer keeps this margin.
 _MAX_BYTES = (1 << 31) - 1 - 1_000_000
 _WHY = "its reader counts the bytes of a file in 31 bits"
@@ -405,7 +406,7 @@ def _narrow(value: int) -> int:
 def _fetch(data: npt.NDArray[np.uint8], at: npt.NDArray[np.int64], size: int = 8) -> Any:
     """Consecutive words of eight bytes at some offsets: an array for each word."""
     words = _strings(data, at, size).view("<u8")
-    return np.ascontiguousarray(words.reshape(len(at), -1).T) if size > 8 else words
+    return np.ascontiguousarray(words.reshape(len(at), -1).T) if size > _WORD_BYTES else words
 
 
 def _fetch32(data: npt.NDArray[np.uint8], at: npt.NDArray[np.int64]) -> Any:
@@ -507,7 +508,9 @@ def _finish(data: npt.NDArray[np.uint8], at: int, step: int, last: int, state: l
     return found
 
 
-def _weak(p: N, q: N, r: N, s: N, a: N, b: N, wrap: Callable[[N], N]) -> tuple[N, N]:
+def _weak(  # noqa: PLR0917  as CityHash has it
+    p: N, q: N, r: N, s: N, a: N, b: N, wrap: Callable[[N], N]
+) -> tuple[N, N]:
     """A pair of numbers from four words and two seeds."""
     a = wrap(a + p)
     b = _rotate(wrap(b + a + s), 21, wrap)

@@ -498,4 +498,4 @@ def content_fingerprint(dataset: Dataset) -> str:
 
 def max_id(tokens: Tokens) -> int:
     """The largest id. 32-bit ids are read as unsigned: a negative one is beyond every vocabulary."""
-    return int(tokens.view(np.uint32 if tokens.itemsize == 4 else np.uint16).max())
+    return int(tokens.view(f"u{tokens.itemsize}").max())

@@ -40,6 +40,7 @@ from tokenmill.formats.base import (
 )
 from tokenmill.formats.open import open_in_place
 
+_HEAD_BYTES = 12
 HEADER_BYTES = 1024
 # magic -> version, dtype, end of text
 KINDS = {20240520: (1, "uint16", GPT2_EOT), 20240801: (7, "int32", 128000)}
@@ -84,7 +85,7 @@ def detect(path: str, hints: Hints) -> DetectedFiles | None:
 
 
 def _has_magic(head: bytes) -> bool:
-    return len(head) == 12 and struct.unpack("<i", head[:4])[0] in KINDS
+    return len(head) == _HEAD_BYTES and struct.unpack("<i", head[:4])[0] in KINDS
 
 
 def _read_shard(path: str, head: bytes, version: int, dtype: str) -> TokenFile:

@@ -59,6 +59,8 @@ from tokenmill.formats.rows import (
 )
 from tokenmill.records import convert
 
+_VERSION = 2
+_BITS_3 = 0b11
 SUMMARY = "shards of Mosaic's streaming datasets: a sample is a document, or packed"
 OPTIONS = frozenset({"shard_size", "seq_len"})
 NEEDS: frozenset[str] = frozenset()
@@ -260,7 +262,7 @@ class MdsShard:
     def _skip_shape(self, data: npt.NDArray[np.uint8], begin: Starts, end: Starts) -> Starts:
         """Where values begin, behind their shape."""
         kind = self._numbers(data, begin, "u1", end)
-        if (kind >> 2 != 1).any() or (kind & 3 == 3).any():
+        if (kind >> 2 != 1).any() or (kind & _BITS_3 == _BITS_3).any():
             raise DatasetError(f"{self.path}: a sample is not a row of tokens", hint="arrays of one dimension are read")
         width = np.int64(1) << (kind & 3)
         lengths = np.zeros(len(begin), np.int64)
@@ -325,7 +327,7 @@ class _ShardEntry:
 def _shards(folder: str, index: Any) -> list[MdsShard]:
     where = f"{folder}/index.json"
     entries = index.get("shards") if isinstance(index, dict) else None
-    if not isinstance(entries, list) or index.get("version") != 2:
+    if not isinstance(entries, list) or index.get("version") != _VERSION:
         raise DatasetError(f"{where}: not an index of Mosaic's, version 2", hint="check the path")
     return [_shard(folder, entry, f"{where}, shard {number}") for number, entry in enumerate(entries)]
 
@@ -334,7 +336,7 @@ def _shard(folder: str, entry: Any, where: str) -> MdsShard:
     if isinstance(entry, dict):
         entry = {**entry, "raw_data": known_fields(_RawData, entry.get("raw_data"))}
     found = convert(_ShardEntry, known_fields(_ShardEntry, entry), where=where)
-    if found.version != 2 or found.format != "mds":
+    if found.version != _VERSION or found.format != "mds":
         raise DatasetError(
             f"{where}: format {found.format!r}, version {found.version}", hint="mds of version 2 is read"
         )

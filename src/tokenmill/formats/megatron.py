@@ -136,7 +136,7 @@ def read(path: str, hints: Hints) -> Dataset:
 
 
 def _notes(vocab_size: int) -> tuple[str, ...]:
-    if 65_500 <= vocab_size <= 65_536:
+    if vocab_size in range(65_500, 65_537):
         return (f"some of Megatron's tools read a vocabulary of {vocab_size} as uint16, others as int32",)
     return ()
 

@@ -99,7 +99,7 @@ def check_output(
             )
     elif names and not begun:
         raise OutputError(
-            f"{folder.path} has other files: {', '.join(names[:5])}{' ...' if len(names) > 5 else ''}",
+            f"{folder.path} has other files: {few(names)}",
             hint="choose an output that is empty or does not exist",
         )
 
@@ -160,7 +160,7 @@ def run_conversion(
     is_new, was_there = not folder.exists(REQUEST), folder.exists("")
     local = scratch_folder(scratch, folder) if scratch else None
     try:
-        return _convert(folder, request, parts, finish, threads, local, watch)
+        return _convert(folder, request, parts, finish, threads=threads, local=local, watch=watch)
     except (DatasetError, RecipeError):
         if is_new:
             start_over(folder, watch)
@@ -176,6 +176,7 @@ def _convert(
     request: ConversionRequest,
     parts: Sequence[OutputPart],
     finish: Finish,
+    *,
     threads: int,
     local: Folder | None,
     watch: Watcher | None,

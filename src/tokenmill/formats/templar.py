@@ -65,6 +65,7 @@ from tokenmill.storage.base import Storage, local_folder
 from tokenmill.storage.memory_maps import open_plain
 from tokenmill.storage.output import Digest
 
+_COMPAT_ITEM_BYTES = 2  # the original knows no other
 SUMMARY = ".npy shards of an exact size, tokens.bin and sample_ids.bin"
 OPTIONS = frozenset({"shard_size", "seq_len", "templar_compat"})
 NEEDS = frozenset({"eot"})
@@ -174,7 +175,7 @@ def shard_part(name: str, split: TokenSplit, bounds: tuple[int, int]) -> OutputP
     start, stop = bounds
     stream = TokenStream(split, "append")
     buffer = io.BytesIO()
-    about = {"descr": "<u2" if stream.itemsize == 2 else "<u4", "fortran_order": False, "shape": (stop - start,)}
+    about = {"descr": f"<u{stream.itemsize}", "fortran_order": False, "shape": (stop - start,)}
     np.lib.format.write_array_header_1_0(buffer, about)
     head = buffer.getvalue()
     size = len(head) + (stop - start) * stream.itemsize
@@ -187,7 +188,7 @@ def consolidated(split: TokenSplit, seq_len: int, *, compat: bool) -> list[Outpu
     count = split.num_tokens // seq_len
     if not count:
         raise RecipeError(f"{split.num_tokens} tokens make no sample of {seq_len}", hint="use a smaller `seq_len`")
-    if compat and stream.itemsize != 2:
+    if compat and stream.itemsize != _COMPAT_ITEM_BYTES:
         raise RecipeError("Templar's own ids need uint16 tokens", hint="drop `templar_compat`")
     size = split.num_tokens * stream.itemsize
     return [

@@ -480,7 +480,9 @@ class _End:
         self.error = error
 
 
-def run_ahead(items: Iterator[T], depth: int, *, stop: Callable[[], None] = lambda: None) -> Generator[T]:
+def run_ahead(  # noqa: C901  a thread and its consumer
+    items: Iterator[T], depth: int, *, stop: Callable[[], None] = lambda: None
+) -> Generator[T]:
     """The same items, made in a thread up to `depth` ahead of their consumer. With 0 there is no thread.
 
     If the iteration ends early, `stop` is called: it should make an item that the thread waits for fail soon.

@@ -32,6 +32,7 @@ from tokenmill.formats.open import open as open_dataset
 from tokenmill.loader.batches import Batch, SampleStream
 from tokenmill.sizes import counted, parse_size
 
+_COMPONENT = ("dataset", "weight")
 Source = str | os.PathLike[str] | Dataset
 Numbers = npt.NDArray[np.int64]
 
@@ -76,7 +77,7 @@ class Mixture:
         if not 1 <= len(components) <= _MAX_COMPONENTS:
             raise RecipeError(f"a mixture of {len(components)} components", hint=f"give 1 to {_MAX_COMPONENTS} of them")
         for name, component in components.items():
-            if not isinstance(component, tuple | list) or len(component) != 2:
+            if not isinstance(component, tuple | list) or len(component) != len(_COMPONENT):
                 raise RecipeError(f"component {name!r} is {component!r}", hint="give a dataset and its weight")
         self.names = tuple(components)
         self.num_tokens = _check_budgets(components, schedule)

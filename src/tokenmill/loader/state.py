@@ -18,6 +18,7 @@ from tokenmill import arguments
 from tokenmill.arguments import MAX_INT
 from tokenmill.errors import RecipeError, StateError
 
+_SHOWN_CHARS = 500
 STATE_VERSION = 1
 # What `ignore` may name: with another value, positions are still positions.
 IGNORABLE = ("content", "fingerprint", "order", "packing", "plan", "seed")
@@ -219,7 +220,7 @@ def _show(value: Any) -> str:
         shown = repr(value)
     except RecursionError:
         return arguments.show(value)
-    return shown if len(shown) <= 500 else f"{shown[:500]}..."
+    return shown if len(shown) <= _SHOWN_CHARS else f"{shown[:_SHOWN_CHARS]}..."
 
 
 def _short(digests: Any) -> str:

@@ -24,7 +24,7 @@ from tokenmill.arguments import Watcher
 from tokenmill.dataset import manifest
 from tokenmill.dataset.manifest import Manifest, Shard, Split
 from tokenmill.errors import DatasetError, Interrupted, OutputError, RecipeError
-from tokenmill.sizes import counted, format_bytes, format_seconds
+from tokenmill.sizes import counted, few, format_bytes, format_seconds
 from tokenmill.storage.base import Storage, is_url, open_folder, require_space
 from tokenmill.storage.local import Folder
 from tokenmill.storage.locks import locked, telling
@@ -32,6 +32,7 @@ from tokenmill.storage.memory_maps import fast_digest
 from tokenmill.storage.output import Digest, is_temp
 from tokenmill.threads import as_done
 
+_MAX_SHARD = 1_000_000
 FILES_AT_ONCE = 4
 MAX_FILES_AT_ONCE = 1024
 LEFT_BEHIND = "left_behind"
@@ -73,7 +74,9 @@ def push(
             "push goes from a folder to a URL", hint="write it like `tokenmill.push('data/owt', 's3://bucket/owt')`"
         )
     target, _ = target.ready()
-    return _move(source, target, partial(_put, source, target), split, shards, workers, watch)
+    return _move(
+        source, target, partial(_put, source, target), split=split, shards=shards, workers=workers, watch=watch
+    )
 
 
 def pull(
@@ -91,13 +94,16 @@ def pull(
         raise RecipeError(
             "pull goes from a URL to a folder", hint="write it like `tokenmill.pull('s3://bucket/owt', 'data/owt')`"
         )
-    return _move(source, target, partial(_get, source, target), split, shards, workers, watch)
+    return _move(
+        source, target, partial(_get, source, target), split=split, shards=shards, workers=workers, watch=watch
+    )
 
 
 def _move(
     source: Storage,
     target: Storage,
     move: Callable[[str, Digest, TransferTally], bool],
+    *,
     split: str | Sequence[str] | None,
     shards: str | None,
     workers: int | None,
@@ -234,7 +240,7 @@ def _numbers(shards: str) -> set[int]:
     found: set[int] = set()
     for part in shards.split(","):
         match = _RANGE.fullmatch(part.strip())
-        if match is None or int(match[2] or match[1]) < int(match[1]) or int(match[2] or match[1]) > 1_000_000:
+        if match is None or int(match[2] or match[1]) < int(match[1]) or int(match[2] or match[1]) > _MAX_SHARD:
             raise RecipeError(f"{shards!r} are no shards", hint="write them like 0-9 or 0,3,5-7")
         found |= set(range(int(match[1]), int(match[2] or match[1]) + 1))
     return found
@@ -254,7 +260,7 @@ def _check_target(target: Storage, wanted: Manifest) -> None:
     begun = {f"{name}{PART_SUFFIX}" for name in known}
     if strange := sorted(name for name in names if name not in known | begun and not is_temp(name)):
         raise OutputError(
-            f"{target.path} holds something else: {', '.join(strange[:5])}{' ...' if len(strange) > 5 else ''}",
+            f"{target.path} holds something else: {few(strange)}",
             hint="choose a place that is empty or does not exist",
         )
 

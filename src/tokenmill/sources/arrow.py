@@ -85,7 +85,7 @@ def _check_offsets(batch: pa.RecordBatch, path: str, number: int) -> None:
             column.view(_as_bytes(column.type)).validate(full=True)
 
 
-def _as_bytes(kind: pa.DataType) -> pa.DataType:
+def _as_bytes(kind: pa.DataType) -> pa.DataType:  # noqa: PLR0911  one for each kind of type
     """The type of the same buffers with bytes in place of strings, at any depth."""
     types = pa.types
     if kind in _BYTES:

@@ -231,7 +231,7 @@ def even(
 
 def _cut(batch: Batch, max_documents: int, max_bytes: int) -> Iterator[Batch]:
     count = len(batch.text)
-    if count < 2 or (batch.text.nbytes <= max_bytes and count <= max_documents):
+    if count <= 1 or (batch.text.nbytes <= max_bytes and count <= max_documents):
         yield batch
         return
     half = count // 2

@@ -67,7 +67,9 @@ class LineFormat(SourceFormat, Protocol):
         limit: int,
         batch_bytes: int = BATCH_BYTES,
     ) -> Iterator[Batch]:
-        for run in read_runs(path, source.compression, b"\n", start, stop, limit, batch_bytes, pin_of(source)):
+        for run in read_runs(
+            path, source.compression, b"\n", start, stop, limit=limit, chunk=batch_bytes, pin=pin_of(source)
+        ):
             yield self.parse_lines(run, index, source.text, limit)
 
 
@@ -77,6 +79,7 @@ def read_runs(
     separator: bytes,
     start: int,
     stop: int,
+    *,
     limit: int,
     chunk: int | None = None,
     pin: Pin | None = None,
@@ -96,11 +99,11 @@ def read_runs(
             if first is None or 0 <= stop <= first[0]:
                 return
             at, pending = first
-        yield from _runs(stream, separator, at, pending, stop, limit, chunk)
+        yield from _runs(stream, separator, at, pending, stop=stop, limit=limit, chunk=chunk)
 
 
 def _runs(
-    stream: ByteStream, separator: bytes, at: int, pending: bytes, stop: int, limit: int, chunk: int
+    stream: ByteStream, separator: bytes, at: int, pending: bytes, *, stop: int, limit: int, chunk: int
 ) -> Iterator[DocumentRun]:
     """Runs of whole documents. `pending` was read and not yielded yet; its first byte begins a document."""
     while True:

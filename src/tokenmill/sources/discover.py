@@ -88,21 +88,8 @@ def list_sources(recipe: Recipe, *, output: str | None = None) -> Listing:
 
     What lies in `output` is no source, even if that is inside of one.
     """
-    found: dict[str, str] = {}
-    pins: dict[str, Pin] = {}  # of objects, which their listing tells
     passed_over = PassedOver()
-    inside = None if output is None else os.path.join(output, "")
-    for split, arguments in (("", recipe.sources), ("val", recipe.val_sources)):
-        for path, pin in _expand(arguments, passed_over, any_ending=recipe.documents != "lines"):
-            if inside is not None and path.startswith(inside):
-                continue
-            if found.setdefault(path, split) != split:
-                raise RecipeError(f"{path} is a source and a validation source", hint="name it once")
-            if pin is not None:
-                pins[path] = pin
-    if not found:
-        others = " but what lies in the output" if recipe.sources else ""
-        raise RecipeError(f"there are no sources{others}", hint="give files, folders or globs, outside of the output")
+    found, pins = _find_files(recipe, output, passed_over)
     require(found)
     root = _root(list(found))
     if recipe.val_sources and not is_url(root):
@@ -133,6 +120,25 @@ def list_sources(recipe: Recipe, *, output: str | None = None) -> Listing:
         passed_over.datasets[:] = [place for place in passed_over.datasets if not _is_same(place, output)]
     said = notes(recipe, root, sources, passed_over, troubles.unread, troubles.quarantined)
     return Listing(root, sources, extents, tuple(said))
+
+
+def _find_files(recipe: Recipe, output: str | None, passed_over: PassedOver) -> tuple[dict[str, str], dict[str, Pin]]:
+    """The split of each file ("" for train and what is divided later), and the pins that listings of stores tell."""
+    found: dict[str, str] = {}
+    pins: dict[str, Pin] = {}
+    inside = None if output is None else os.path.join(output, "")
+    for split, arguments in (("", recipe.sources), ("val", recipe.val_sources)):
+        for path, pin in _expand(arguments, passed_over, any_ending=recipe.documents != "lines"):
+            if inside is not None and path.startswith(inside):
+                continue
+            if found.setdefault(path, split) != split:
+                raise RecipeError(f"{path} is a source and a validation source", hint="name it once")
+            if pin is not None:
+                pins[path] = pin
+    if not found:
+        others = " but what lies in the output" if recipe.sources else ""
+        raise RecipeError(f"there are no sources{others}", hint="give files, folders or globs, outside of the output")
+    return found, pins
 
 
 def _check_apart(splits: Mapping[str, str]) -> None:
@@ -381,6 +387,16 @@ def notes(
     if endings := passed_over.endings:
         yield f"{_files(endings.total())} of other kinds in the folders passed over: {count_endings(endings)}"
     yield from (f"the dataset {place} among the sources is passed over" for place in passed_over.datasets[:_MOST])
+    yield from _text_notes(recipe, sources)
+    if not_text:
+        yield f"{_files(len(not_text))} will be quarantined, like this one: {not_text[0].message}"
+    yield from (error.message for error in unread[:_MOST])
+    if len(unread) > _MOST:
+        yield f"and {len(unread) - _MOST} more that cannot be read"
+
+
+def _text_notes(recipe: Recipe, sources: Iterable[Source]) -> Iterator[str]:
+    """Where a text was found that could be meant otherwise."""
     unknown: Counter[str] = Counter()
     rules: Counter[str] = Counter()
     for source in sources:
@@ -392,11 +408,6 @@ def notes(
         yield f"{_files(unknown.total())} of unknown kind read as text, a document a line: {count_endings(unknown)}"
     for rule, count in rules.most_common():
         yield from (f"the text of {_files(count)} is {what}" for what in _guessed(json.loads(rule)))
-    if not_text:
-        yield f"{_files(len(not_text))} will be quarantined, like this one: {not_text[0].message}"
-    yield from (error.message for error in unread[:_MOST])
-    if len(unread) > _MOST:
-        yield f"and {len(unread) - _MOST} more that cannot be read"
 
 
 def _guessed(rule: Rule) -> Iterator[str]:

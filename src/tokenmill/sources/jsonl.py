@@ -28,6 +28,7 @@ from tokenmill.sources.files import Pin, is_plain_json, open_stream, pin_of, rea
 from tokenmill.sources.signatures import HEAD_BYTES, recognise
 from tokenmill.sources.text_columns import common_rule, refusal, row_text, unseen_rule
 
+_FIRST_NOT_ASCII = 0x80
 _NEWLINE, _RETURN, _OPEN, _CLOSE = b"\n\r{}"
 _PEEK_BYTES = 64_000_000
 _PEEK_STEP = 1 << 16
@@ -118,7 +119,7 @@ def _is_one_object_a_line(
     Then no object can contain a newline, so as many rows as lines means one row per line.
     """
     lengths = ends - starts
-    if not len(view) or int(lengths.min()) < 2 or int(lengths.max()) > limit:
+    if not len(view) or int(lengths.min()) <= 1 or int(lengths.max()) > limit:
         return False
     last = view[ends - 1]
     last = np.where(last == _RETURN, view[ends - 2], last)
@@ -174,7 +175,7 @@ def _fields_decoder() -> msgspec.json.Decoder[dict[str, msgspec.Raw]]:
 
 def _is_non_ascii(view: npt.NDArray[np.uint8]) -> bool:
     beginning = view[:_SAMPLE_BYTES]
-    return bool(np.count_nonzero(beginning >= 0x80) > len(beginning) * _NON_ASCII_SHARE)
+    return bool(np.count_nonzero(beginning >= _FIRST_NOT_ASCII) > len(beginning) * _NON_ASCII_SHARE)
 
 
 def _msgspec_column(data: bytes | memoryview, column: str, num_lines: int) -> pa.Array | None:

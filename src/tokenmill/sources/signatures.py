@@ -13,6 +13,7 @@ from __future__ import annotations
 import codecs
 from typing import NamedTuple
 
+_NEARLY_ALL = 0.9
 HEAD_BYTES = 1 << 13
 _EXTRACT = "extract its text to .txt or .jsonl first"
 _UNPACK = "unpack it first"
@@ -82,7 +83,7 @@ _MARKS = {
     codecs.BOM_UTF16_BE: "UTF-16",
 }
 # All bytes but control characters that mean nothing in a text.
-_IN_TEXTS = bytes(byte for byte in range(256) if byte >= 0x20 or byte in b"\b\t\n\v\f\r\x1b")
+_IN_TEXTS = bytes(byte for byte in range(256) if byte >= ord(" ") or byte in b"\b\t\n\v\f\r\x1b")
 _OR_NUL = _IN_TEXTS + b"\0"
 # Of the bytes of a text, how many at most are such control characters if the rest is UTF-8, or is not; or are NUL.
 _MAX_CONTROLS = 0.5
@@ -130,7 +131,7 @@ def _kind_by_nuls(head: bytes) -> Kind | None:
         return _ARROW
     if head[3:8] == bytes(5) and any(head[:3]):
         return _SAFETENSORS if head[8:9] == b"{" else _RECORDS
-    is_zero = [_share_of_nuls(head[place::4]) > 0.9 for place in range(4)]
+    is_zero = [_share_of_nuls(head[place::4]) > _NEARLY_ALL for place in range(4)]
     likely = {
         "UTF-32LE": is_zero[2:] == [True, True],
         "UTF-32BE": is_zero[:2] == [True, True],

@@ -68,7 +68,9 @@ class SeparatedText(SourceFormat):
         batch_bytes: int = BATCH_BYTES,
     ) -> Iterator[Batch]:
         pin = pin_of(source)
-        for run in read_runs(path, source.compression, self._separator, start, stop, limit, batch_bytes, pin):
+        for run in read_runs(
+            path, source.compression, self._separator, start, stop, limit=limit, chunk=batch_bytes, pin=pin
+        ):
             yield _separated(run, index, self._separator)
 
 

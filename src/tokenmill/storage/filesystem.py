@@ -45,7 +45,7 @@ def explained(path: str, *, but: tuple[type[OSError], ...] = ()) -> Iterator[Non
         raise storage_error(error, path) from None
 
 
-def storage_error(error: OSError, path: str) -> StorageError:
+def storage_error(error: OSError, path: str) -> StorageError:  # noqa: PLR0911  one for each kind of error
     """The error of ours for an error of the operating system, with a hint."""
     if error.errno in _FULL:
         return DiskFullError(

@@ -50,6 +50,8 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _CARD = "README.md"
 _FORM = "write it like hf://datasets/org/name@revision:config"
 _BLOCK = 1 << 20
+_SHOWN = 3
+_SHA256_CHARS = 64
 _REQUESTS_AT_ONCE = 16
 
 
@@ -143,7 +145,7 @@ def require(paths: Iterable[str]) -> None:
     copies = {path: cached(path) for path in wanted}
     gone = [parse(path).key for path in wanted if copies[path] is None]
     if gone:
-        more = f" and {len(gone) - 3} more" if len(gone) > 3 else ""
+        more = f" and {len(gone) - _SHOWN} more" if len(gone) > _SHOWN else ""
         root = replace(parse(wanted[0]), key="")
         raise SourceError(
             f"{root}: {len(gone)} of {len(wanted)} files are not in the cache, and HF_HUB_OFFLINE is set: "
@@ -229,7 +231,7 @@ def _is_right(local: str, wanted: HubFile, size: int, modified: int) -> bool:
     """Whether a copy has the bytes that the hub listed. A copy that did not change since is not hashed again."""
     if size != wanted.size:
         return False
-    is_large = len(wanted.etag) == 64
+    is_large = len(wanted.etag) == _SHA256_CHARS
     sha = hashlib.sha256() if is_large else hashlib.sha1(b"blob %d\0" % size, usedforsecurity=False)
     with open(local, "rb") as file:
         while block := file.read(_BLOCK):

@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
+from http import HTTPStatus
 from typing import Any, TypeVar
 
 from tokenmill import records
@@ -175,7 +176,7 @@ def _fetch_range(repo: str, commit: str, key: str, start: int, stop: int) -> byt
     with _stream(url, headers) as answer:
         hf_raise_for_status(answer)
         # A server that ignores ranges sends all of the file.
-        skip = 0 if answer.status_code == 206 else start
+        skip = 0 if answer.status_code == HTTPStatus.PARTIAL_CONTENT else start
         blocks = answer.iter_bytes(_BLOCK) if hasattr(answer, "iter_bytes") else answer.iter_content(_BLOCK)
         data = _cut(blocks, skip, stop - start)
     if len(data) != stop - start:
@@ -267,7 +268,7 @@ def _judged(error: BaseException, repo: str, revision: str) -> TokenmillError:
             f"{name} is not on {hub}, or is private", hint="check the name; a private one needs HF_TOKEN"
         )
     status = error.response.status_code if isinstance(error, HfHubHTTPError) else 0
-    if status == 429 or status >= 500:
+    if status == HTTPStatus.TOO_MANY_REQUESTS or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
         return StorageError(f"{name}@{revision}: {hub} is at its limits: {_said(error)}", hint="run again later")
     if is_panic(error):
         return StorageError(

@@ -355,7 +355,9 @@ class Wanted:
         return copy.name.endswith(PART_SUFFIX) and (copy.place, copy.shard) == (self.place, self.shard)
 
 
-def make_room(root: Folder, locks: FileLocks, wanted: Wanted, limit: int, let_go: Callable[[Copy], None]) -> bool:
+def make_room(  # noqa: C901  the loop decides anew after every answer
+    root: Folder, locks: FileLocks, wanted: Wanted, limit: int, let_go: Callable[[Copy], None]
+) -> bool:
     """Remove copies until there is room for what is wanted; False if there is none, and no urgency.
 
     Called by who holds the lock on room; `let_go` is how this process does so.

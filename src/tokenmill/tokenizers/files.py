@@ -17,6 +17,8 @@ from typing import Any
 
 from tokenmill.errors import TokenizerError
 
+_LINE = ("token", "rank")
+_MAX_RANK_DIGITS = 9
 _RANK_LINE = re.compile(rb"[A-Za-z0-9+/]*={0,2}[ \t]+[0-9]{1,9}")
 _LFS = b"version https://git-lfs"
 _TEKKEN_EOT = "</s>"
@@ -68,7 +70,7 @@ def parse_ranks(content: bytes, *, name: str) -> dict[bytes, int]:
         if not words:
             continue
         try:
-            if len(words) != 2 or not words[1].isdigit() or len(words[1]) > 9:
+            if len(words) != len(_LINE) or not words[1].isdigit() or len(words[1]) > _MAX_RANK_DIGITS:
                 raise ValueError("it is not a token and its rank")
             token = b"" if words[0] == b"=" else base64.b64decode(words[0], validate=True)
             if token in ranks:

@@ -49,6 +49,7 @@ Reference = tuple[str, Callable[[str], list[int]]]
 _MAX_ADDED = 2000
 # References are slow; tiktoken and tokenizers let others run meanwhile.
 _THREADS = 2
+_SHOWN_CHARS = 60
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,4 +280,4 @@ def open_reference(spec: TokenizerSpec) -> Reference:
 
 
 def _a(text: str) -> str:
-    return f"encode the text {text[:60]!r}{'...' if len(text) > 60 else ''}"
+    return f"encode the text {text[:_SHOWN_CHARS]!r}{'...' if len(text) > _SHOWN_CHARS else ''}"

@@ -41,6 +41,7 @@ NEW_SYMBOLS = """
 """
 _BLOCK_BYTES = 1 << 17  # a core's cache holds it
 _FEW = 3
+_OF_THREE, _OF_FOUR = 0xE0, 0xF0  # first bytes of characters of three bytes, and of four
 _SPARSE = 16
 _MASKS = {2: 0x1F, 3: 0x0F, 4: 0x07}  # bits of a first byte that belong to the code point, by the character's length
 _Places = npt.NDArray[np.int64]
@@ -95,7 +96,7 @@ class Characters:
                 here[: len(there)] &= np.logical_or.reduce([there == byte for byte in behind])
 
     def _exact(self, data: npt.NDArray[np.uint8], first: int, places: _Places) -> _Places:
-        length = 2 + (first >= 0xE0) + (first >= 0xF0)
+        length = 2 + (first >= _OF_THREE) + (first >= _OF_FOUR)
         points = np.full(len(places), first & _MASKS[length], np.int64)
         for distance in range(1, length):
             points = points << 6 | data[places + distance] & 0x3F

@@ -103,7 +103,7 @@ def _sample_all(
         except SourceError:  # the unit itself will report it
             return None
 
-    if not is_url(config.root) or len(request.slices) < 2:
+    if not is_url(config.root) or len(request.slices) <= 1:
         yield from map(attempt, request.slices)
         return
     with ThreadPoolExecutor(len(request.slices)) as threads:
