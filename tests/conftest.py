@@ -26,6 +26,8 @@ from s3 import Bucket
 from stores import bucket_server
 from tokenmill.cli import commands
 
+pytest_plugins = ["ray_lab"]
+
 WORDS = [
     *("the", "mill", "turns", "raw", "text", "into", "tokens,", "数千の文書", "и", "слова,", "naïve", "café", "🙂"),
     *("<|endoftext|>", "\n", "12345", "def", "f(x):", "return", "x"),

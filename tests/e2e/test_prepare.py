@@ -314,15 +314,6 @@ def test_the_library_does_what_the_command_does(corpus: Path, tmp_path: Path, to
     assert library.verify(tmp_path / "again").ok
 
 
-def test_a_script_without_a_main_guard_may_use_several_workers(corpus: Path, tmp_path: Path) -> None:
-    script = tmp_path / "script.py"
-    call = f"tokenmill.prepare({str(corpus)!r}, {str(tmp_path / 'out')!r}, workers=2)"
-    script.write_text(f"import tokenmill\nprint({call}.tokens)\n")
-    done = subprocess.run([command()[0], script], capture_output=True, text=True, timeout=300)
-    assert done.returncode == 0, done.stderr
-    assert int(done.stdout) == library.open(tmp_path / "out").manifest.tokens
-
-
 def test_tiktoken_itself_gives_the_same_ids(tokenmill: Command, tmp_path: Path) -> None:
     ranks = [line.split() for line in resolve("gpt2").content.splitlines()]
     encoding = tiktoken.Encoding(

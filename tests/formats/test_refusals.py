@@ -45,47 +45,6 @@ def test_documents_without_an_end_of_text(tmp_path: Path, layout: str) -> None:
     refused(RecipeError, "end of text", tmp_path / "out", tmp_path / "data", to=layout)
 
 
-def test_a_layout_that_the_build_could_not_be_exported_to_is_refused_before_the_build(tmp_path: Path) -> None:
-    write_parquet(tmp_path / "a.parquet", ["some text"])
-    for options in (
-        {"eot": "none", "layout": "nanogpt"},
-        {"layout": "nanogpt:seq_len=3"},
-        {"layout": "other"},
-        {"layout": "nanogpt", "split": "nanogpt=0.5"},
-        {"layout": "nanogpt", "split": "NanoGPT=0.5"},
-        {"layout": "nanogpt:seed=1"},
-        {"layout": "megatron:name=../x"},
-        {"layout": "llmc", "split": "val=0.3,test=0.3"},
-        {"layout": "templar", "split": "val=0.3,test=0.3"},
-        {"layout": "catid:shard_size=1T"},
-        {"layout": "litdata:shard_size=1T"},
-        {"layout": "llmc:shard_size=1T"},
-        {"layout": "mds:shard_size=1T"},
-        {"layout": "mds:seq_len=2", "eot": "none"},
-        {"layout": "huggingface:seq_len=2", "eot": "none"},
-    ):
-        with pytest.raises(RecipeError):
-            tokenmill.prepare(str(tmp_path / "a.parquet"), tmp_path / "data", workers=1, **options)
-    assert not (tmp_path / "data").exists()
-
-
-@pytest.mark.parametrize("layout", ["llmc", "templar:seq_len=9000", "mds:seq_len=9000", "huggingface:seq_len=9000"])
-def test_a_layout_that_the_estimated_text_cannot_fill_is_refused_before_the_units(tmp_path: Path, layout: str) -> None:
-    source = str(write_parquet(tmp_path / "a.parquet", ["some text"] * 50))
-    for command in (tokenmill.plan, tokenmill.prepare):
-        with pytest.raises(RecipeError, match=r"no other|no sample|do not fill"):
-            command(source, tmp_path / "data", workers=1, layout=layout)
-    assert not list((tmp_path / "data").rglob("*.bin"))
-    with pytest.raises(RecipeError, match=r"no other|no sample|do not fill"):
-        tokenmill.plan(source, layout=layout)
-
-
-def test_a_plan_without_an_output_counts_the_files_of_a_layout(tmp_path: Path) -> None:
-    source = str(write_parquet(tmp_path / "a.parquet", ["word " * 1_200_000] * 2))
-    with pytest.raises(RecipeError, match="more than 1,000,000"):
-        tokenmill.plan(source, layout="templar:shard_size=1")
-
-
 def test_shards_that_readers_cannot_seek_in(few: Dataset, tmp_path: Path) -> None:
     refused(RecipeError, "2 GiB", tmp_path / "out", few, to="llmc", shard_size=2**30)
 

@@ -122,19 +122,3 @@ def test_scratch_first_gives_the_same_bytes_and_is_left_empty(tmp_path: Path) ->
     tokenmill.export(dataset, tmp_path / "far", to="nanogpt", scratch=tmp_path / "scratch")
     assert tree(tmp_path / "far") == tree(tmp_path / "out")
     assert not list((tmp_path / "scratch").rglob("*"))
-
-
-def test_prepare_with_a_layout_resumes_as_one(tmp_path: Path) -> None:
-    from conftest import make_texts, write_parquet
-
-    write_parquet(tmp_path / "a.parquet", make_texts(100))
-    first = tokenmill.prepare(str(tmp_path / "a.parquet"), tmp_path / "data", layout="nanogpt", workers=1)
-    assert first.export is not None
-    assert not first.export.already_complete
-    (tmp_path / "data/nanogpt/train.bin").unlink()
-    again = tokenmill.prepare(str(tmp_path / "a.parquet"), tmp_path / "data", layout="nanogpt", workers=1)
-    assert again.already_complete
-    assert again.export is not None
-    assert again.export.files == first.export.files
-    assert (tmp_path / "data/nanogpt/train.bin").read_bytes() == (tmp_path / "data/train/00000.bin").read_bytes()
-    assert tokenmill.verify(tmp_path / "data").ok

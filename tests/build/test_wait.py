@@ -18,7 +18,7 @@ from tokenmill.build import pipeline, wait
 from tokenmill.build.resolve import ResolvedBuild
 from tokenmill.build.resolve import resolve_build as setting_up
 from tokenmill.build.workspace import FAILURE, recording_failure
-from tokenmill.errors import BadDocumentError, LockedError, RecipeError
+from tokenmill.errors import BadDocumentError, LockedError
 from tokenmill.recipe import Recipe
 from tokenmill.storage import locks
 from tokenmill.storage.local import Folder
@@ -203,11 +203,6 @@ def test_who_waits_uses_a_dataset_that_stands_before_its_builder_has_tidied_up(t
 
         found = tokenmill.prepare(str(source), folder.path, tokenizer="byte", workers=1, wait=True, watch=finish)
     assert found.already_complete
-
-
-def test_waiting_and_starting_over_do_not_go_together(tmp_path: Path, source: Path) -> None:
-    with pytest.raises(RecipeError, match="start the build over"):
-        tokenmill.prepare(str(source), tmp_path / "out", wait=True, restart=True)
 
 
 class Clock:
