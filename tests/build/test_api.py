@@ -23,11 +23,11 @@ LOCAL: dict[str, Any] = {"executor": "ray", "placement": "node-local"}
 
 
 def test_arguments_that_make_no_sense_are_refused(corpus: Path, tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match="'dask' is no executor"):
+    with pytest.raises(RecipeError, match="'dask' is not an executor"):
         tokenmill.prepare(str(corpus), tmp_path / "out", executor="dask")
     with pytest.raises(RecipeError, match="without Ray"):
         tokenmill.prepare(str(corpus), tmp_path / "out", ray_address="auto")
-    with pytest.raises(RecipeError, match="'far' is no placement"):
+    with pytest.raises(RecipeError, match="'far' is not a placement"):
         tokenmill.prepare(str(corpus), tmp_path / "out", placement="far")
     with pytest.raises(RecipeError, match="for the nodes of a cluster"):
         tokenmill.prepare(str(corpus), tmp_path / "out", placement="node-local")

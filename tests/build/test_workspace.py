@@ -144,7 +144,7 @@ def test_units_that_were_damaged_are_told_of_with_the_place_where_they_are_kept(
     (build / "receipts/000002.json").write_bytes(b"{}")
     tokenmill.prepare(corpus, tmp_path / "out", watch=told.append, **{**options, "workers": workers})
     (note,) = (event["message"] for event in told if event["kind"] == "note" and "damaged" in event["message"])
-    assert note == f"2 units were damaged and done again; {build}/quarantine keeps 3 files of them as found"
+    assert note == f"2 units were damaged and built again; {build}/quarantine keeps 3 files of them as found"
     assert len([name for name in os.listdir(build / "quarantine") if "packs" not in name]) == 3
 
 

@@ -47,12 +47,12 @@ def test_comments_and_empty_lines_are_passed_over() -> None:
     [
         ("a 1\nb\n", r"hosts, line 2: 'b' is not a host and its slots"),
         ("a 1 2\n", r"line 1: 'a 1 2' is not a host"),
-        ("a 0\n", r"line 1: '0' is no number of slots"),
-        ("a ²\n", r"line 1: '²' is no number"),
-        ("\n\na many\n", r"line 3: 'many' is no number"),
-        ("$(rm) 1\n", r"line 1: '\$\(rm\)' is no host"),
-        ("-a 1\n", r"line 1: '-a' is no host"),
-        ("a 1\nb 2\na 3\n", r"line 3: a stands in line 1 already"),
+        ("a 0\n", r"line 1: '0' is not a number of slots"),
+        ("a ²\n", r"line 1: '²' is not a number"),
+        ("\n\na many\n", r"line 3: 'many' is not a number"),
+        ("$(rm) 1\n", r"line 1: '\$\(rm\)' is not a host"),
+        ("-a 1\n", r"line 1: '-a' is not a host"),
+        ("a 1\nb 2\na 3\n", r"line 3: a is already in line 1"),
         ("# none\n", r"hosts names no host"),
     ],
 )

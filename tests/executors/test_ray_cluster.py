@@ -131,8 +131,8 @@ def test_addresses_where_no_cluster_is_are_refused(monkeypatch: pytest.MonkeyPat
     for address, said in {
         "auto": "no Ray cluster is found",
         "127.0.0.1:1": "no Ray cluster answers",
-        "ray://host:10001": "is no address",
-        "host": "is no address",
+        "ray://host:10001": "is not the address",
+        "host": "is not the address",
         "host:99999999": "no Ray cluster answers",
     }.items():
         with pytest.raises(RecipeError, match=said):

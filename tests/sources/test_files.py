@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import random
+import re
 from collections.abc import Callable, Iterator
 from itertools import chain
 from pathlib import Path
@@ -205,8 +206,12 @@ def test_a_corrupt_byte_is_an_error_and_never_other_text(
     data = bytearray(gzip.compress(WHOLE[:50_000]) if ending == "gz" else checked)
     data[int(len(data) * place)] ^= flip
     path.write_bytes(data)
-    with pytest.raises(SourceError, match=rf"cannot read .*corrupt\.txt\.{ending} after \d+ bytes of text"):
-        read_lines(path)
+    try:
+        found = read_lines(path)
+    except SourceError as error:
+        assert re.match(rf"cannot read .*corrupt\.txt\.{ending} after \d+ bytes of text", error.message)
+    else:  # some bits of gzip's code tables are not in use
+        assert "\n".join(text for _, text in found).encode() == WHOLE[:50_000].rstrip(b"\n")
 
 
 @both

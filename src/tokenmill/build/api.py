@@ -44,7 +44,7 @@ class PrepareResult:
 
     `notes` are sentences that the user should read.
 
-    If it is in parts on `nodes`, `output` is as it was given, and the manifest says what they come to.
+    If it is in parts on `nodes`, `output` is as it was given, and the manifest has the totals of all parts.
     """
 
     output: str
@@ -91,19 +91,20 @@ def prepare(
 
     The other arguments are the fields of a recipe, as on the command line: `tokenizer`,
     `text_column`, `template`, `documents`, `eot`, `split`, `val_sources`, `max_tokens`, ...
-    `watch` hears of progress, as dicts. `layout` (`nanogpt`, or with options `templar:seq_len=2048`) also exports the
-    dataset, to a folder of that name inside `output`. The result has `tokens`, `documents` and the whole `manifest`.
+    `watch` is called with progress events, which are dicts. `layout` (`nanogpt`, or with options
+    `templar:seq_len=2048`) also exports the dataset, to a folder of that name inside `output`. The result has `tokens`, `documents` and the whole `manifest`.
 
-    If sources of an unfinished build have changed, `update` keeps what was made of the others, `restart` nothing.
+    If sources of an unfinished build have changed, `update` keeps the units of the others, and `restart` keeps nothing.
 
     Every rank of a job may call it at the same time with `wait`: one of them builds, the others
     wait for it, up to `timeout` seconds if that is given; they take over if it dies, and get its error if it fails.
 
     With `executor="ray"` the units are tasks of the cluster at `ray_address` (or of the one that is found, or of a
-    Ray of this machine for the while); `workers` then limits how many of them run at once.
+    temporary local Ray); `workers` then limits how many of them run at once.
 
     With `placement="node-local"` as well, every node keeps a part of the dataset at `output` on its own disk, and
-    `nodes.json` there says which node has what. Variables in `output` are those of the node; `workers` are for each.
+    `nodes.json` there says which node has which part. Variables in `output` are expanded on the node; `workers` are per
+    node.
     """
     begin = time.monotonic()
     arguments.function_or_none("watch", watch)
@@ -195,7 +196,7 @@ def prepare(
 
 
 def _noting(watch: Watcher | None) -> tuple[list[str], Watcher]:
-    """A list for notes, and a watcher that collects them and passes all events on."""
+    """A list, and a watcher that collects notes in it and passes all events on."""
     notes: list[str] = []
 
     def hear(event: dict[str, Any]) -> None:
@@ -245,7 +246,10 @@ def _check_flags(
     if restart and update:
         raise RecipeError("`restart` keeps nothing, `update` keeps what it can", hint="drop one of the two")
     if wait and restart:
-        raise RecipeError("each one who waits would start the build over", hint="start it over first, without waiting")
+        raise RecipeError(
+            "`wait` does not go with `restart`: every waiting process would start over",
+            hint="start over first, without `wait`",
+        )
     return wait, restart, update, timeout
 
 
@@ -262,9 +266,9 @@ def check_executor(executor: str, ray_address: str | None = None, placement: str
     arguments.text("placement", placement)
     arguments.text_or_none("ray_address", ray_address)
     if executor not in EXECUTORS:
-        raise RecipeError(f"{executor!r} is no executor", hint=f"one of {', '.join(EXECUTORS)}")
+        raise RecipeError(f"{executor!r} is not an executor", hint=f"one of {', '.join(EXECUTORS)}")
     if placement not in PLACEMENTS:
-        raise RecipeError(f"{placement!r} is no placement", hint=f"one of {', '.join(PLACEMENTS)}")
+        raise RecipeError(f"{placement!r} is not a placement", hint=f"one of {', '.join(PLACEMENTS)}")
     if placement == "node-local" and executor != "ray":
         raise RecipeError("`placement='node-local'` is for the nodes of a cluster", hint="add `executor='ray'`")
     if ray_address is not None and executor != "ray":

@@ -82,8 +82,8 @@ def commit(
 ) -> Manifest:
     """Shards, provenance and manifest from the receipts. May be run again after any interruption.
 
-    Files that are `intact` stay as they are, and their pieces need not exist any more. Shards that are `linked` have
-    got their names earlier in this build.
+    Files that are `intact` stay as they are; their pieces may be gone. Shards in `linked` got their final names earlier
+    in this build.
     """
     intact = intact or {}
     totals = {}
@@ -298,7 +298,7 @@ def _join_provenance(folder: Storage, parts: Iterable[tuple[str, Digest]], name:
 
 
 def _source_totals(plan: Plan, receipts: Iterable[Receipt]) -> Sequence[SourceTotal]:
-    """What came from each source, in the plan's order."""
+    """The totals of each source, in the order of the plan."""
     documents = np.zeros(len(plan.sources), np.int64)
     sums = np.zeros((len(plan.sources), 2), np.uint64)
     for receipt in receipts:

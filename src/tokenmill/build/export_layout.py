@@ -55,7 +55,7 @@ class Beside:
 
 
 def beside(text: str, recipe: Recipe) -> Beside:
-    """The export that `layout` asks for. Refuses before the build what the export would refuse after it."""
+    """The export that `layout` asks for. Raises before the build what the export would raise after it."""
     name, options = parse_format(text)
     if taken := [split for split in recipe.splits if split.lower() == name]:
         raise RecipeError(

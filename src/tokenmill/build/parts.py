@@ -3,8 +3,8 @@
     look        which part does the disk hold?      build_part   the whole build of a part, with all its rules
     keep_nodes  the record of which node has what
 
-A part is built as any dataset is: by the local pool of its node, under a lock, with receipts. So whatever is lost,
-what is done is kept, and no other node has to know.
+A part is built as any dataset is: by the local pool of its node, under a lock, with receipts. So what is done is
+kept if a node is lost, and no other node is affected.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def _cut_out(plan: Plan, number: int, begin: int, end: int, count: int) -> Plan:
 def assign(found: Sequence[tuple[NodePart | None, bool]], whole: str, num_units: int) -> list[int]:
     """The node of each part, as places in `found`: what each node's disk holds, and whether that is finished.
 
-    Nodes keep what they have; parts that nobody has go to nodes that have none. How many there are is settled by the
-    first start. Who holds something else is given a part at last: the build there will say what differs.
+    Nodes keep what they have; parts that no node has go to nodes without a part. The first start decides how many
+    parts there are. Nodes that hold something else get a part last: the build there reports what differs.
     """
     ours = {node: part for node, (part, _) in enumerate(found) if part is not None and part.whole == whole}
     counts = sorted({part.into for part in ours.values()})
@@ -217,7 +217,7 @@ def _look(told: Message) -> Message:
 
 
 def build_part(message: str) -> Iterator[str]:
-    """Build a part. Gives messages; the last one is `stands`, with the manifest, or `failed`."""
+    """Build a part. Gives messages; the last one is `complete`, with the manifest, or `failed`."""
     said: queue.SimpleQueue[Message] = queue.SimpleQueue()
 
     def work() -> None:
@@ -251,7 +251,7 @@ def _build(told: Message, say: Callable[[Message], None]) -> Message:
     except LockedError as error:
         hint = "each node needs a place of its own: is it on a disk that they share? else wait for the other build"
         raise LockedError(error.message, hint=hint) from None
-    return {"kind": "stands", "manifest": folder.read(manifest.MANIFEST).decode(), "already_complete": stood}
+    return {"kind": "complete", "manifest": folder.read(manifest.MANIFEST).decode(), "already_complete": stood}
 
 
 def keep_nodes(message: str) -> str:

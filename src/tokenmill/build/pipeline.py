@@ -62,11 +62,11 @@ ExecutorFactory = Callable[[Storage, BuildConfig, TokenizerSpec], Executor]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildOptions:
-    """How a build is carried out, which changes no byte of it.
+    """How a build runs. None of this changes a byte of the dataset.
 
-    `start_executor` gives what runs the units. `restart` keeps nothing of an earlier build; `update` keeps what was
-    made of sources that have not changed. `on_lock` is called once this process holds the lock, and may raise: then
-    nothing is begun. `extra_bytes` says how many bytes will be written to the same disk afterwards, for a dtype, an
+    `start_executor` starts the executor of the units. `restart` keeps nothing of an earlier build; `update` keeps the
+    units of sources that have not changed. `on_lock` is called once this process holds the lock, and may raise before
+    anything is written. `extra_bytes` says how many bytes will be written to the same disk afterwards, for a dtype, an
     estimate and the share of it that is built.
     """
 
@@ -100,7 +100,7 @@ def build(recipe: Recipe, folder: Storage, options: BuildOptions) -> tuple[Manif
 
 
 def run_build(resolved: ResolvedBuild, folder: Storage, options: BuildOptions) -> tuple[Manifest, bool]:
-    """The same for a build that is resolved already, maybe on another machine."""
+    """The same for a recipe that is already resolved, perhaps on another machine."""
     progress = Progress(options.watch)
     for note in resolved.notes:
         progress.tell("note", message=note)
@@ -139,7 +139,7 @@ def run_build(resolved: ResolvedBuild, folder: Storage, options: BuildOptions) -
 
 
 def _prove(resolved: ResolvedBuild, folder: Storage, complete: Manifest, progress: Progress) -> None:
-    """Compare the sources with a finished dataset by content, if its plan is gone, which has their pins."""
+    """Compare the sources with a finished dataset by content, if its plan, which has their pins, is gone."""
     if workspace.is_proven(folder, resolved.plan):
         return
     progress.tell("note", message="the dataset has no plan: comparing all of its sources with it")
@@ -151,7 +151,7 @@ def _prove(resolved: ResolvedBuild, folder: Storage, complete: Manifest, progres
 
 @contextlib.contextmanager
 def _locked(folder: Storage, progress: Progress) -> Iterator[None]:
-    """Hold the lock of the output, and log what happens from here on to `.build/events.jsonl`."""
+    """Hold the lock of the output, and log all events to `.build/events.jsonl`."""
     waits: list[str] = []
 
     def tell(message: str) -> None:
@@ -160,7 +160,7 @@ def _locked(folder: Storage, progress: Progress) -> Iterator[None]:
 
     with locked(folder, tell=tell), folder.open_log(LOG) as log:
         progress.log_to(log)
-        for message in waits:  # these were told before there was a log
+        for message in waits:  # these came before there was a log
             log.add({"time": round(time.time(), 3), "kind": "waiting", "message": message})
         yield
 
@@ -303,7 +303,7 @@ def _begin_units(run: BuildRun, expected: Estimate) -> dict[int, int]:
 def _begin_beside(
     run: BuildRun, known: dict[int, int], budget: Budget, linked: set[str], stack: contextlib.ExitStack
 ) -> tuple[Iterator[UnitTask], list[Callable[[int], None]]]:
-    """Start what goes on while units run. Returns the tasks, and what to call with each unit that is done."""
+    """Start what runs beside the units. Returns the tasks, and what to call after each unit."""
     folder, plan, root = run.folder, run.resolved.plan, run.resolved.listing.root
     tasks: Iterator[UnitTask] = (make_task(plan, unit.index) for unit in _units_left(plan, known, budget))
     release: list[Callable[[int], None]] = []
@@ -348,7 +348,7 @@ def _listener(run: BuildRun, known: dict[int, int], after_unit: Sequence[Callabl
 
 @contextlib.contextmanager
 def _stopping(executor: Executor, folder: Storage) -> Iterator[None]:
-    """On any error the workers stop before anything else is waited for."""
+    """On any error, stop the workers before waiting for anything else."""
     try:
         yield
     except BaseException as error:
@@ -376,14 +376,16 @@ def _in_order(run: BuildRun, known: dict[int, int], budget: Budget, cut: UnitTas
         for unit, receipt in enumerate(load_receipts(folder, range(last), fingerprint, look=folder.stat_is_cheap)):
             if receipt is None or unit not in known:
                 raise BuildError(
-                    f"unit {unit} was reported done, but its receipt cannot be trusted",
+                    f"unit {unit} was reported done, but its receipt does not verify",
                     hint="check the drive, then run the same command again",
                 )
             yield receipt
         if cut is not None:
             receipt = load_receipt(folder, cut.unit.index, cut.token_limit, fingerprint, rehash=False)
             if receipt is None:
-                raise BuildError(f"the cut unit {cut.unit.index} cannot be trusted", hint="run the same command again")
+                raise BuildError(
+                    f"the receipt of the cut unit {cut.unit.index} does not verify", hint="run the same command again"
+                )
             yield receipt
 
     receipts = records.pack_table(Receipt, found())
@@ -422,7 +424,7 @@ def _tell_of_damage(folder: Storage, progress: Progress) -> None:
     """Damaged units were replayed by now, but the user should know of a drive that loses data."""
     units, files = workspace.quarantined(folder)
     if units:
-        done = f"{counted(units, 'unit')} {'was' if units == 1 else 'were'} damaged and done again"
+        done = f"{counted(units, 'unit')} {'was' if units == 1 else 'were'} damaged and built again"
         kept = f"{counted(files, 'file')} of {'it' if units == 1 else 'them'} as found"
         progress.tell("note", message=f"{done}; {folder.at(workspace.QUARANTINE)} keeps {kept}")
 

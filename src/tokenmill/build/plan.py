@@ -4,15 +4,15 @@
     units                 [0 row groups 0-3]     [2 bytes 0-64M]  [4 whole files]
                           [1 row groups 4-7]     [3 bytes 64M-..]
 
-To open a file is work as well: a unit of many small files has fewer of them than their text alone would allow.
+Opening a file costs time as well, so a unit has fewer small files than their text alone would allow.
 
 Pure: the same sources and the same recipe give the same plan, whatever the number of
 workers, the machine or the time of day. Its fingerprint is the dataset's identity.
 
 A token budget that is met exactly.
 
-Units count in the order of the plan. Once the finished ones from the beginning on reach the
-budget, no more are started; the unit that crosses it is done once more, cut to what is left.
+Units count in the order of the plan. Once all units from the first one on reach the budget, no more are
+started; the unit that crosses the budget is built once more, cut to what is left.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def make_plan(
 
 
 def counts_files(plan: Plan) -> bool:
-    """Whether a plan may be one that counts files. One of a sample cannot be told by itself."""
+    """Whether a plan may be one that counts files. Of a sample that cannot be known."""
     if plan.identity.get("sample") is not None:
         return True
     total = plan.text_bytes()
@@ -122,7 +122,7 @@ def counts_files(plan: Plan) -> bool:
 
 
 def _most_work(total: int, num_files: int, size: int) -> int:
-    """How much text, with what opening files comes to, a unit of whole files is made of before it is cut."""
+    """The most text, with the cost of opening files added, that a unit of whole files has before it is cut."""
     return max(size, default_unit_bytes(total + num_files * FILE_BYTES))
 
 
@@ -195,7 +195,7 @@ def _section_bounds(sections: Sequence[int], parts: int) -> list[tuple[int, int]
 
 
 def _draw(slices: list[dict[str, int]], *, sample: float, seed: int) -> Iterator[dict[str, int]]:
-    """A seeded choice of whole units, in order: what is not drawn is not even read."""
+    """A seeded choice of whole units, in order. Other units are not read at all."""
     wanted = max(1, round(sample * len(slices)))
     return (slices[i] for i in sorted(random.Random(seed).sample(range(len(slices)), wanted)))
 

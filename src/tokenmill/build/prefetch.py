@@ -2,7 +2,7 @@
 
     units done       0  1  2
     units running             3  4
-    files fetched                 of 5  6  7     so many units ahead, as long as there is room for their files
+    files fetched                 of 5  6  7     a few units ahead, as long as there is space for their files
 
 Files that were in the hub's cache before stay there. So a build records what it fetches, and a build that resumes
 recognises its own copies. A unit whose file is still being fetched waits for it.

@@ -192,7 +192,7 @@ def _make_request(setup: ResolvedBuild) -> ProbeRequest:
 
 
 def _standing(folder: Storage, plan: Plan, *, update: bool) -> tuple[int, bool, tuple[str, ...]]:
-    """Units done, whether the dataset stands, and what a build would refuse to go on with."""
+    """Units done, whether the dataset is complete, and why a build would refuse to resume."""
     workspace.check_ours(folder)
     try:
         if workspace.finished(folder, plan) is not None:
@@ -222,7 +222,7 @@ def run_trial(plan: Plan, work: BuildConfig, engine: Engine, *, clock: Clock = t
     """Seconds that one worker takes for a byte of text; None if no unit can be read."""
     last = len(plan.units) - 1
     chosen = sorted({last * (2 * place + 1) // (2 * UNITS) for place in range(UNITS)})
-    calm = replace(work, on_bad="quarantine")  # of bad documents a build will tell
+    calm = replace(work, on_bad="quarantine")  # a build reports bad documents
     costs: list[float] = []
     for unit in chosen if plan.units else ():
         with contextlib.suppress(TokenmillError):  # the unit itself will say what is wrong
@@ -257,7 +257,7 @@ def _cost(folder: Storage, work: BuildConfig, task: UnitTask, engine: Engine, cl
 
 
 def _sample(batch: Batch) -> Batch:
-    """A batch without what is long in it: a document of 60 MB tells no more than its beginning, and takes minutes."""
+    """A batch with its long documents cut: one of 60 MB shows no more than its beginning, and takes minutes."""
     offsets, data = text_buffers(batch.text)
     if not len(batch.text) or int(np.diff(offsets).max()) <= _LONG_BYTES:
         return batch

@@ -138,11 +138,11 @@ def _share_out(
     found: dict[Node, Message] = {}
     for node, answer in _call_all(part.look, [(node, told) for node in _living_nodes()]):
         if answer["kind"] == "died":  # Ray takes some seconds to notice that a node is gone
-            tell({"kind": "note", "message": f"a node does not answer, and is left out: {answer['error']['message']}"})
+            tell({"kind": "note", "message": f"a node does not answer and is left out: {answer['error']['message']}"})
         else:
             found[replace(node, host=answer["host"], path=answer["path"])] = answer
     if not found:
-        raise BuildError("no node of the cluster answers", hint="`ray status` tells what there is")
+        raise BuildError("no node of the cluster answers", hint="`ray status` shows its nodes")
     nodes = sorted(found, key=lambda node: (node.host, node.path))
     for one, other in itertools.pairwise(nodes):
         if (one.host, one.path) == (other.host, other.path):
@@ -171,7 +171,7 @@ def _living_nodes() -> list[Node]:
     up = [Node(node["NodeID"], int(node["Resources"].get("CPU", 0))) for node in ask_head(ray.nodes) if node["Alive"]]
     found = [node for node in up if node.slots]
     if not found:
-        raise BuildError("no node of the cluster has a slot", hint="`ray status` tells what there is")
+        raise BuildError("no node of the cluster has a slot", hint="`ray status` shows its nodes")
     return found
 
 
@@ -222,14 +222,15 @@ def _run(
                     whole.hear(jobs[number].node, heard["event"])
                     continue
                 del running[talk]
-                if heard["kind"] == "stands":
+                if heard["kind"] == "complete":
                     ends[number] = heard
                     whole.complete(jobs[number])
                 elif heard["kind"] == "died" and not _is_up(jobs[number].node):
                     failures.append((jobs[number], _lost("the node was lost")))
                 elif heard["kind"] == "died" and tries[number] < MAX_TRIES:
                     whole.hear(
-                        jobs[number].node, {"kind": "note", "message": f"{heard['error']['message']}; its part goes on"}
+                        jobs[number].node,
+                        {"kind": "note", "message": f"{heard['error']['message']}; its part is resumed"},
                     )
                     running[submit(jobs[number])] = number
                     tries[number] += 1
@@ -270,7 +271,7 @@ def _raise_failures(failures: Sequence[tuple[NodeJob, TokenmillError]], num_part
     others = ", the others are done" if len(failures) < num_parts else ""
     raise kind(
         f"{len(failures)} of {num_parts} parts failed{others}:\n  " + "\n  ".join(lines),
-        hint=first.hint or "the same command goes on, and keeps what is done",
+        hint=first.hint or "run the same command to resume; what is done is kept",
     )
 
 

@@ -1,4 +1,4 @@
-"""Setting up: from a recipe to a plan against the real sources, with a tokenizer that works.
+"""Resolve a recipe: the real sources, a tokenizer that works, and the plan.
 
 The documents that nanoGPT's own script would hold out: drawn by number from all that the sources have.
 
@@ -51,7 +51,7 @@ def resolve_build(recipe: Recipe, *, output: str | None = None) -> ResolvedBuild
     """Find the sources and the tokenizer, and make the plan. Writes nothing."""
     spec, note = resolve(recipe.tokenizer, eot_token=recipe.eot_token), ""
     if not spec.needs_texts and spec.file_name:
-        # Which engine can encode it, only a try will tell.
+        # Only a trial shows which engine can encode it.
         from tokenmill.tokenizers.parity import choose_engine
 
         spec, _, note = choose_engine(spec)
@@ -150,7 +150,7 @@ def _max_documents() -> int | None:
 
 
 def _characters(plan: Plan, root: str, recipe: Recipe) -> str:
-    """Every character of the sources: a character-level vocabulary takes a pass of its own."""
+    """Every character of the sources: a character-level vocabulary needs a pass over them."""
     seen = np.zeros(0x110000, np.bool_)
     for text in _texts(plan, root, recipe):
         seen[np.frombuffer(text.encode("utf-32-le"), np.uint32)] = True

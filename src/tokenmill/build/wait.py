@@ -4,8 +4,8 @@
     rank 1   waits  ............ uses it       fails -> the others raise the same error
     rank 2   waits  ............ uses it
 
-The lock says who builds. A build that fails records its error for the processes that wait. A build that dies records
-nothing, and the next process breaks its lock.
+The process with the lock builds. A build that fails records its error for the processes that wait. A build that dies
+records nothing, and the next process breaks its lock.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The state of an output folder: whose it is, what is in it, and what can be trusted.
+"""The workspace of a build, `.build`: whether it belongs to this build, and what of it can be reused.
 
 OUT/.build/plan.json      the plan; its fingerprint must match
     .build/job.json       how its units were done, for repair and verify --source
@@ -8,9 +8,9 @@ OUT/.build/plan.json      the plan; its fingerprint must match
     .build/receipts       one a unit           .build/packs    the same, many in a file
     .build/pieces         what units wrote
     .build/rejects        bad documents        .build/quarantine   files that failed a check
-    .build/kept           what an update keeps of a build whose sources changed, on its way
+    .build/kept           what an update keeps of a build whose sources changed, until it is in place
 
-Redoing units of a finished build: what repair and `verify --source` need.
+Units of a finished build can be replayed, for repair and `verify --source`.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ _OTHER_SOURCES = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuildRecord:
-    """All that it takes, beside the plan, to do units of a build again."""
+    """What is needed, beside the plan, to replay units of a build."""
 
     work: BuildConfig
     tokenizer: dict[str, Any]
@@ -153,10 +153,10 @@ def read_failure(folder: Storage) -> BuildFailure | None:
 
 
 def check_ours(folder: Storage) -> None:
-    """Refuse a folder that holds something else."""
+    """Refuse a folder with other content."""
     folder.check_place()
     names = folder.names()
-    # Where a driver has no part of its dataset, the record of nodes stands alone.
+    # A driver without a part of its dataset has only the record of nodes.
     if names not in ([], [manifest.NODES]) and not _is_ours(folder):
         raise OutputError(
             f"{folder.path} holds something else: {few(names)}",
@@ -189,13 +189,13 @@ def _has_begun(folder: Storage) -> bool:
 
 
 def finished(folder: Storage, plan: Plan) -> Manifest | None:
-    """The manifest of a dataset that stands and is this plan's; None if there is none yet."""
+    """The manifest of a complete dataset of this plan; None if there is no dataset yet."""
     if not folder.exists(manifest.MANIFEST):
         return None
     found = manifest.load_manifest(folder)
     if found.fingerprint != plan.fingerprint:
         raise OutputError(
-            f"{folder.path} holds a dataset of another recipe:\n  " + few(_differences(found, plan), "\n  "),
+            f"{folder.path} was built with different options:\n  " + few(_differences(found, plan), "\n  "),
             hint=_WAYS_OUT,
         )
     if folder.exists(PLAN) and not is_stored(folder, plan):
@@ -220,9 +220,9 @@ def quick_check(folder: Storage, found: Manifest) -> None:
 
 
 def enter(folder: Storage, setup: ResolvedBuild, *, restart: bool) -> None:
-    """Make the folder this plan's, or find that it is. The lock is held."""
+    """Start a build of this plan in the folder, or resume the one that is there. The lock is held."""
     plan = setup.plan
-    # One that was killed before its first unit gives way: a branch of the hub may have moved on since.
+    # A build that was killed before its first unit is replaced: a branch of the hub may have moved since.
     if restart or (folder.exists(PLAN) and not is_stored(folder, plan) and not has_work(folder)):
         start_over(folder)
     if not folder.exists(PLAN):
@@ -257,7 +257,7 @@ def is_stored(folder: Storage, plan: Plan) -> bool:
 
 
 def _plan_blocks(folder: Storage) -> Iterator[memoryview]:
-    """The plan's text; a `DatasetError` if it is larger than any plan, which would take for ever to read."""
+    """The plan's text; a `DatasetError` if it is larger than any plan, which would take too long to read."""
     return folder.blocks(PLAN, max_bytes=records.MAX_RECORD_BYTES)
 
 
@@ -266,10 +266,10 @@ def start_over(folder: Storage, *, but: Sequence[str] = ()) -> None:
     splits = known_splits(folder)
     folder.check_no_links((*splits, "provenance"))
     if KEPT not in but:
-        forget_kept(folder)  # first: it would be gone on with
+        forget_kept(folder)  # first: otherwise the update would be resumed
     folder.remove(manifest.MANIFEST)
     folder.remove(manifest.NODES)
-    folder.sync("")  # from here on it is no dataset, whatever else is still there
+    folder.sync("")  # from here on it is not a dataset, whatever else is still there
     for parent in (*sorted(splits), "provenance"):
         for name in folder.names(parent):
             if _SHARD_FILE.fullmatch(name):
@@ -346,13 +346,13 @@ def as_begun(folder: Storage, setup: ResolvedBuild) -> ResolvedBuild:
     """The build as it was cut when it began in this folder: version 0.1 put any number of small files into a unit."""
     if setup.formerly is None:
         return setup
-    with contextlib.suppress(DatasetError):  # whoever enters with it is told
+    with contextlib.suppress(DatasetError):  # `enter` reports it
         if folder.exists(manifest.MANIFEST):
             return _with_fingerprint(manifest.load_manifest(folder).fingerprint, setup)
         if folder.exists(PLAN) and not is_stored(folder, setup.plan):
             found = load_plan(folder)
             before = _with_fingerprint(found.fingerprint, setup)
-            # Of sources that have changed, the units alone tell.
+            # If sources have changed, only the units can say.
             return setup.formerly() if found.identity == setup.plan.identity and not counts_files(found) else before
     return setup
 
@@ -392,12 +392,12 @@ def clean_units(folder: Storage, plan: Plan) -> list[int]:
 
 
 def num_receipts(folder: Storage) -> int:
-    """How many whole units have a receipt, whether or not it will hold."""
+    """How many whole units have a receipt, verified or not."""
     return sum(name.count(".") == 1 for name in folder.names(RECEIPTS))
 
 
 def quarantined(folder: Storage) -> tuple[int, int]:
-    """Units of which a file did not hold since the build began, and how many files are kept of them."""
+    """Units with a damaged file since the build began, and how many of their files are kept."""
     found = [match for name in folder.names(QUARANTINE) if (match := _OF_A_UNIT.fullmatch(name))]
     return len({match[1] for match in found}), len(found)
 
@@ -410,12 +410,12 @@ def note_clean_stop(folder: Storage, plan: Plan, known: Iterable[int]) -> None:
 
 
 def distrust(folder: Storage) -> None:
-    """Have every unit hashed again at the next start."""
+    """Let the next start hash every unit again."""
     folder.remove(CLEAN)
 
 
 def bytes_done(folder: Storage) -> int:
-    """How much of the output is there already."""
+    """How many bytes of the output are already written."""
     return sum(folder.sizes(PIECES).values())
 
 
@@ -438,13 +438,13 @@ def clean_up(folder: Storage, local: Storage | None) -> None:
 
 
 def tidy(folder: Storage, splits: Iterable[str], local: Storage | None) -> None:
-    """Do the rest of a build or repair that was stopped behind its manifest, if nobody is at it.
+    """Do the rest of a build or repair that was stopped behind its manifest, unless another process works on it.
 
-    A dataset is a dataset all the same, so a folder that cannot be written to stays as it is.
+    The dataset is complete without it, so a folder that cannot be written to stays as it is.
     """
     for place in ("", "provenance", *splits):
         with contextlib.suppress(StorageError, OSError):
-            folder.sync(place)  # names may be there from one that was killed before it had synced them
+            folder.sync(place)  # a process may have been killed before it synced their names
     places = (*SWEPT, *splits)
     if not folder.exists(".build") or not (
         any(is_temp(name) for place in places for name in folder.names(place))

@@ -103,7 +103,7 @@ VERBOSE = _flag(PRINT, "report every unit; show tracebacks", "-v", "--verbose")
 JSON = _flag(PRINT, "print the result as JSON", "--json")
 QUIET = _flag(PRINT, "print only errors", "-q", "--quiet")
 NO_PROGRESS = _flag(PRINT, "no progress bar and no progress lines", "--no-progress")
-# What a command prints, which the library is not told.
+# What a command prints. The library does not get these.
 PRINTED = {"json": JSON, "quiet": QUIET, "no_progress": NO_PROGRESS}
 
 # What `prepare` and `plan` share.
@@ -363,7 +363,7 @@ def for_shell(text: str, *, begins_with_field: bool = False) -> str:
 
 @functools.cache
 def shell_names(command: str) -> dict[str, str]:
-    """The options that Python's names stand for: those of a command, then those that only other commands have."""
+    """The option for each name in Python: those of a command, then those that only other commands have."""
     commands = _commands()
     found: dict[str, str] = {}
     for name in sorted(commands, key=lambda name: name != command):

@@ -168,7 +168,7 @@ def _within(error: int) -> str:
 
 
 def _time(preview: PlanResult) -> str:
-    """For all workers, and for one; with where it is from, so that nobody takes it for more than it is."""
+    """For all workers and for one, and what the number is based on, so that its limits are clear."""
     if not preview.seconds:
         return "nothing is left to do"
     alone = f", {format_seconds(preview.seconds_alone)} with one" if preview.workers > 1 else ""
@@ -204,14 +204,14 @@ def repaired(problems: tuple[Problem, ...], after: VerifyReport) -> None:
     for problem in problems:
         _print(f"was bad: {problem.file}: {problem.what}")
     if after.ok:
-        _print(f"ok: {counted(len(problems), 'problem')} mended" if problems else "ok: nothing to mend")
+        _print(f"ok: {counted(len(problems), 'problem')} repaired" if problems else "ok: nothing to repair")
     else:
         report(after)
 
 
 def dataset(record: dict[str, Any], split: str, texts: list[str]) -> None:
     if "tokens" not in record:
-        _print(f"{record['path']}: no part of the dataset is here")
+        _print(f"{record['path']}: no part of the dataset is on this machine")
         nodes(record)
         return
     tokenizer = record["tokenizer"]
@@ -253,7 +253,7 @@ SHOWN_IDS = 20
 
 
 def describe(path: str) -> dict[str, Any]:
-    """A dataset in numbers, and which node has what of it. Where no part of it is, that alone."""
+    """A dataset in numbers, and which node has which part. Only the nodes if no part is here."""
     from tokenmill.dataset.manifest import MANIFEST, load_nodes
     from tokenmill.formats.open import open as open_dataset
     from tokenmill.storage.base import open_folder

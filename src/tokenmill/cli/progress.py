@@ -152,7 +152,7 @@ class ProgressDisplay:
 
 
 def pieces(event: Event) -> dict[str, str]:
-    """What an event tells, piece by piece. Only builds encode something, and a start tells how much there is alone."""
+    """An event as columns. Only builds have documents and tokens; a start has only the total."""
     done, total = event["bytes"], event["total_bytes"]
     found = {
         "share": f"{100 * done // max(total, 1):3d}%",
@@ -174,7 +174,7 @@ def join_pieces(found: Mapping[str, str]) -> str:
 
 
 def fitting(found: Mapping[str, str], width: int) -> dict[str, str]:
-    """The most useful pieces, as many as there is room for; one at least."""
+    """The most useful columns that fit into a width; at least one."""
     chosen: dict[str, str] = {}
     room = width + len(_GAP)
     for name in (name for name in _BY_USE if name in found):

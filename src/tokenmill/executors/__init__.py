@@ -1,1 +1,1 @@
-"""Who runs units: this process, a pool of processes, a Ray cluster."""
+"""Executors run units: in this process, in a pool of processes, on a Ray cluster."""

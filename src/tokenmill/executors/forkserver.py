@@ -4,12 +4,12 @@
            <-- its exit code -----------------                           (and no thread but its own)
 
 The fork server loads what every worker needs once: loading takes far longer than forking, and memory that was loaded
-once is shared. It runs a single thread and nothing else, so that forking is safe. `multiprocessing` has a fork server
-too, but it pickles, imports the caller's main module again, and reports no exit codes.
+once is shared. It runs a single thread and nothing else, so that forking is safe. Not the fork
+server of `multiprocessing`: that one pickles, imports the caller's main module again, and reports no exit codes.
 
-Light on purpose: this is the first module that a build loads, so that the workers load their heavy libraries while the
-parent loads its own and makes the plan. `WorkerProcesses` starts the workers, configures them, hears what they report,
-and replaces those that die.
+Light on purpose: a build loads this module first, so that the workers load their heavy libraries while the parent loads
+its own and makes the plan. `WorkerProcesses` starts the workers, configures them, receives their messages, and replaces
+those that die.
 """
 
 from __future__ import annotations

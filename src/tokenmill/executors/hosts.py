@@ -1,6 +1,6 @@
 """A list of hosts -> a cluster file for `ray up`: the first host is the head, each gives its slots.
 
-node1 16        host and slots; a comment or an empty line is passed over
+node1 16        host and slots; comments and empty lines are skipped
 node2 32
 """
 
@@ -41,7 +41,7 @@ def cluster(hosts: str | os.PathLike[str], *, user: str | None = None) -> str:
         raise RecipeError(f"{where} cannot be read: {error}", hint=_HINT) from None
     name = getpass.getuser() if user is None else arguments.text("user", user)
     if not _USER.fullmatch(name):
-        raise RecipeError(f"{name!r} is no name of a user", hint="give the one that logs in to the hosts")
+        raise RecipeError(f"{name!r} is not a user name", hint="give the one that logs in to the hosts")
     # Only here: the parser of files has a way to write them, too.
     import yaml
 
@@ -49,7 +49,7 @@ def cluster(hosts: str | os.PathLike[str], *, user: str | None = None) -> str:
 
 
 def parse_hosts(text: str, *, where: str) -> list[Host]:
-    """The hosts of a list. Whatever is wrong with a line is said with its number."""
+    """The hosts of a list. Errors name the line by its number."""
     found: dict[str, tuple[int, Host]] = {}
     for number, line in enumerate(text.splitlines(), 1):
         words = line.partition("#")[0].split()
@@ -60,11 +60,11 @@ def parse_hosts(text: str, *, where: str) -> list[Host]:
             raise RecipeError(f"{at}: {line.strip()!r} is not a host and its slots", hint=_HINT)
         name, slots = words
         if not _HOST.fullmatch(name):
-            raise RecipeError(f"{at}: {name!r} is no host", hint=_HINT)
+            raise RecipeError(f"{at}: {name!r} is not a host", hint=_HINT)
         if not (slots.isascii() and slots.isdecimal() and 1 <= int(slots) <= _MAX_SLOTS):
-            raise RecipeError(f"{at}: {slots!r} is no number of slots", hint=_HINT)
+            raise RecipeError(f"{at}: {slots!r} is not a number of slots", hint=_HINT)
         if name in found:
-            raise RecipeError(f"{at}: {name} stands in line {found[name][0]} already", hint="add its slots up there")
+            raise RecipeError(f"{at}: {name} is already in line {found[name][0]}", hint="add its slots up there")
         found[name] = (number, Host(name, int(slots)))
     if not found:
         raise RecipeError(f"{where} names no host", hint=_HINT)
@@ -72,7 +72,7 @@ def parse_hosts(text: str, *, where: str) -> list[Host]:
 
 
 def describe(hosts: list[Host], user: str) -> dict[str, Any]:
-    """What `ray up` wants to know of hosts that are there already."""
+    """The part of a cluster file that describes existing hosts."""
     head, *workers = hosts
     start = f"{_slots_here(hosts)}ray start --disable-usage-stats --num-cpus=$slots"
     return {

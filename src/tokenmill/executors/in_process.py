@@ -49,7 +49,7 @@ class InProcess:
         return try_engine(self._engine(), texts)
 
     def run(self, tasks: Iterator[UnitTask], listener: Listener) -> list[UnitFailure]:
-        """One unit after the other."""
+        """Run the units one after the other."""
         failures: list[UnitFailure] = []
         for task in tasks:
             error = self._attempt(task, listener)

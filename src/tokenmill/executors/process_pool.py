@@ -1,8 +1,8 @@
-"""Units shared out over worker processes of this machine.
+"""Units on worker processes of this machine.
 
     tasks  ->  free worker  ->  done | failed | died
                    ^                      |
-                   +---- up to 3 tries ---+--> failures, once all other units are through
+                   +---- up to 3 tries ---+--> failures, once all other units are done
 
 A worker gets its next unit while the one before is still being written to disk. A worker that dies (kill -9, out of
 memory, a crash in native code) costs its units a retry. Errors of a source are not retried, and an error that concerns

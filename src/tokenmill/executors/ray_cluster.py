@@ -123,7 +123,7 @@ def find_cluster(address: str | None) -> str | None:
     host, _, port = found.rpartition(":")
     if not host or not port.isdecimal() or "/" in host:
         raise RecipeError(
-            f"{found!r} is no address of a Ray cluster",
+            f"{found!r} is not the address of a Ray cluster",
             hint="give auto or HOST:PORT, and run the command on a node of the cluster",
         )
     if host in ("localhost", "127.0.0.1", "::1"):  # Ray expects the own address of this machine
@@ -134,7 +134,7 @@ def find_cluster(address: str | None) -> str | None:
         if given is None:
             return None  # the noted cluster has ended
         raise RecipeError(
-            f"no Ray cluster answers at {found}: {error}", hint="is it up? `ray status --address` tells"
+            f"no Ray cluster answers at {found}: {error}", hint="check that it is up: `ray status --address`"
         ) from None
     return found
 
@@ -249,7 +249,7 @@ def _never_began(error: Exception) -> str | None:
         said = str(error)
     else:
         return None
-    return next(reversed(said.strip().splitlines()), "nobody knows why")
+    return next(reversed(said.strip().splitlines()), "no reason given")
 
 
 MODE, SECRET, SECRET_PATH = "RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"

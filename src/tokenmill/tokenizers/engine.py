@@ -6,11 +6,11 @@ The other engines are each tokenizer's own implementation. They also encode the 
 that gigatoken is known to class in another way (see `unicode_versions`). What the native code of any of them dies
 of becomes a `TokenizerError`, which names the library and the document.
 
-Ragged arrays, as gigatoken takes text and gives ids: through awkward, or through what stands in for it.
+Ragged arrays, as gigatoken takes text and gives ids: through awkward, or through a stand-in.
 
 awkward takes longer to load than gigatoken, numpy and Arrow together. gigatoken calls five of its functions,
 all of them on buffers that are there already. So a process in which nothing runs but what is ours does without:
-a module of those five stands in awkward's place. A gigatoken that asks it for more gets the real one.
+a module of those five takes the place of awkward. A gigatoken that asks it for more gets the real one.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _ERRORS = (Exception, KeyError, RuntimeError, ValueError)
 
 
 class EngineHolder:
-    """The worker's tokenizer. Its cache grows with the text; near the budget it is loaded anew."""
+    """The worker's tokenizer. Its cache grows with the text; near the budget it is loaded again."""
 
     def __init__(self, spec: TokenizerSpec, engine: Engine) -> None:
         self._spec = spec

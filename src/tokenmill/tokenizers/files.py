@@ -1,4 +1,4 @@
-"""What a tokenizer's file is, by its content: names and suffixes do not tell.
+"""What a tokenizer's file is, by its content: names and suffixes are not reliable.
 
 {"model": ...}                    tokenizer.json
 {"config": ..., "vocab": [...]}   tekken.json of Mistral: ranks and a pattern
@@ -74,7 +74,7 @@ def parse_ranks(content: bytes, *, name: str) -> dict[bytes, int]:
                 raise ValueError("it is not a token and its rank")
             token = b"" if words[0] == b"=" else base64.b64decode(words[0], validate=True)
             if token in ranks:
-                raise ValueError("the token is there twice")
+                raise ValueError("the token is there a second time")
         except (ValueError, binascii.Error) as error:
             raise TokenizerError(f"{name}: line {number} of the rank file: {error}", hint="check the file") from None
         if token:
@@ -117,7 +117,7 @@ def parse_tekken(content: bytes, *, name: str) -> Tekken:
         ranks = {base64.b64decode(row["token_bytes"], validate=True): int(row["rank"]) + num_specials for row in used}
         listed = {str(row["token_str"]): int(row["rank"]) for row in parsed.get("special_tokens") or ()}
         if len(ranks) < len(used) or b"" in ranks or not ranks or min(ranks.values()) < num_specials:
-            raise ValueError("tokens that are empty or there twice")
+            raise ValueError("empty or duplicate tokens")
         return Tekken(
             pattern=str(config["pattern"]), ranks=ranks, vocab_size=vocab_size, specials=listed or _TEKKEN_SPECIALS
         )

@@ -2,8 +2,8 @@
 
 The reference is another implementation of the same tokenizer: tiktoken for rank files,
 `tokenizers` for tokenizer.json, `sentencepiece` for its models, Python's own encoder for bytes and
-characters. It works here, while the engine makes its trial, as a rule in another process; so the engine
-is loaded here only if it is needed. Beside the documents, both always encode the texts of `hard`.
+characters. It runs here, while the engine makes its trial, usually in another process. Both also
+encode the texts of `hard_texts`.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _SHOWN_CHARS = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Parity:
-    """What was compared, and with whom."""
+    """What was compared, and with which reference."""
 
     reference: str
     documents: int

@@ -77,7 +77,7 @@ class TokenizerSpec:
 
     @property
     def file_name(self) -> str | None:
-        """Under which name the content stands in a dataset; built-in tokenizers need none."""
+        """The name of the content in a dataset; None for built-in tokenizers."""
         if self.kind == "byte" or (self.kind == "tiktoken" and self.name == "gpt2"):
             return None
         names = {"hf": "tokenizer.json", "tiktoken": "tokenizer.tiktoken", "char": "characters.json"}
@@ -170,7 +170,7 @@ def _resolve(name: str, eot_token: str | None) -> TokenizerSpec:
         path_text, scheme = name, ""
     try:
         path = _find_file(path_text)
-    except (OSError, RuntimeError) as error:  # it may not be looked at, can be no path, or has a ~ of nobody
+    except (OSError, RuntimeError) as error:  # not readable, not a path, or ~ of an unknown user
         cause = error.strerror if isinstance(error, OSError) else str(error).rstrip(".")
         hint = hint_for(error, "check the path") if isinstance(error, OSError) else "check the path"
         raise TokenizerError(f"cannot look for the tokenizer {path_text}: {cause}", hint=hint) from None
@@ -290,7 +290,7 @@ def _silence(repository: str) -> str:
 
     try:
         HfApi().model_info(repository)
-    except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled):  # whoever fetches from it is told the same
+    except (HfHubHTTPError, HFValidationError, OfflineModeIsEnabled):  # a download reports the same
         return ""
     except BaseException as error:  # those of its http library have no public name
         if not is_failure(error):
@@ -309,7 +309,7 @@ def _tiktoken(
     """Of a rank file; `known` are its scheme and end of text, if it is one of OpenAI's."""
     scheme, eot = scheme or known[0], known[1]
     if scheme not in SCHEMES:
-        said = f"{scheme!r} is no scheme" if scheme else "it is none of OpenAI's"
+        said = f"{scheme!r} is not a scheme" if scheme else "it is not one of OpenAI's"
         raise TokenizerError(
             f"{name}: a .tiktoken file does not say how text is cut into words, and {said}",
             hint=f"add the scheme: {name}:SCHEME, one of {', '.join(SCHEMES)}",
@@ -395,7 +395,7 @@ def _check_number(name: str, content: bytes, token: str, number: int) -> None:
 
     try:
         own = tokenizers.Tokenizer.from_str(content.decode()).token_to_id(token)
-    except Exception:  # whoever encodes with it says what is wrong
+    except Exception:  # encoding reports what is wrong
         return
     if own not in (None, number):
         raise TokenizerError(
