@@ -93,7 +93,7 @@ def test_another_recipe_is_told_with_both_values(sources: list[Path], tmp_path: 
     library.prepare(sources, tmp_path / "out", **BYTES)
     assert preview(sources, tmp_path / "out").finished
     (told,) = preview(sources, tmp_path / "out", eot="none").conflict
-    assert "a dataset of another recipe" in told
+    assert "was built with different options" in told
     assert "eot: was 'append', now 'none'" in told
 
 

@@ -65,5 +65,5 @@ def test_a_file_that_is_not_there_and_a_user_that_is_none_are_refused(tmp_path: 
     with pytest.raises(RecipeError, match="cannot be read"):
         cluster(tmp_path / "none")
     (tmp_path / "hosts").write_text("a 1")
-    with pytest.raises(RecipeError, match="no name of a user"):
+    with pytest.raises(RecipeError, match="not a user name"):
         cluster(tmp_path / "hosts", user="-oProxyCommand=x")

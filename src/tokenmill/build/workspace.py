@@ -238,7 +238,7 @@ def check_begun(folder: Storage, plan: Plan) -> None:
         return
     found = load_plan(folder)
     if found.fingerprint != plan.fingerprint:
-        of = "other sources" if found.identity == plan.identity else "another recipe"
+        of = "other sources" if found.identity == plan.identity else "other options"
         raise OutputError(
             f"{folder.path} holds an unfinished build of {of}:\n  " + few(differences(found, plan), "\n  "),
             hint=_OTHER_SOURCES if found.identity == plan.identity else _WAYS_OUT,
