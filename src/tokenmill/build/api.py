@@ -92,7 +92,8 @@ def prepare(
     The other arguments are the fields of a recipe, as on the command line: `tokenizer`,
     `text_column`, `template`, `documents`, `eot`, `split`, `val_sources`, `max_tokens`, ...
     `watch` is called with progress events, which are dicts. `layout` (`nanogpt`, or with options
-    `templar:seq_len=2048`) also exports the dataset, to a folder of that name inside `output`. The result has `tokens`, `documents` and the whole `manifest`.
+    `templar:seq_len=2048`) also exports the dataset, to a folder of that name inside `output`. The result has `tokens`,
+    `documents` and the whole `manifest`.
 
     If sources of an unfinished build have changed, `update` keeps the units of the others, and `restart` keeps nothing.
 

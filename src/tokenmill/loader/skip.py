@@ -22,6 +22,7 @@ from tokenmill.errors import RecipeError, StateError
 Numbers = npt.NDArray[np.int64]
 Skip = Sequence[tuple[int, int]]
 
+_PAIR = 2
 _HINT = "write it like [(1000, 1100)]: the first step to skip, and the first one behind"
 
 
@@ -104,7 +105,7 @@ def check_skip(skip: Any, samples_per_step: int) -> SkippedSamples:
         raise RecipeError(f"skip is {arguments.show(skip)}", hint=_HINT)
     found = []
     for steps in skip:
-        if not isinstance(steps, tuple | list) or len(steps) != 2:
+        if not isinstance(steps, tuple | list) or len(steps) != _PAIR:
             raise RecipeError(f"skip has {arguments.show(steps)}", hint=_HINT)
         most = (MAX_INT - 1) // samples_per_step
         first, stop = (arguments.whole("a step of skip", step, most=most, hint=_HINT) for step in steps)
@@ -129,7 +130,7 @@ def _read(recorded: Any) -> list[SkippedSteps]:
         except (TypeError, KeyError):
             raise _damaged(recorded) from None
         first, stop, begin, end = (*numbers, None, None, None, None)[:4]
-        if len(numbers) != 4 or first is None or stop is None or begin is None or end is None:
+        if len(numbers) != 2 * _PAIR or first is None or stop is None or begin is None or end is None:
             raise _damaged(recorded)
         if not (0 <= first < stop < MAX_INT and 0 <= begin < end < MAX_INT):
             raise _damaged(recorded)
