@@ -273,9 +273,12 @@ def test_a_state_of_other_text_or_another_tokenizer_is_refused(corpus: Corpus, t
 @pytest.mark.parametrize(
     ("cursor", "told"),
     [
-        (7, "expected an object"),
-        ({"epoch": 0}, "missing fields"),
-        ({"epoch": 0, "samples_before": 0, "mark": {"unit": 1, "documents": 9, "all_tokens": 9}}, "missing fields"),
+        (7, "expected object"),
+        ({"epoch": 0}, "object missing"),
+        (
+            {"epoch": 0, "samples_before": 0, "mark": {"unit": 1, "documents": 9, "all_tokens": 9}},
+            "object missing",
+        ),
         ({"epoch": 0, "samples_before": 1, "mark": {"unit": 0, "tokens": 0, "documents": 0, "all_tokens": 0}}, "lead"),
         ({"epoch": 0, "samples_before": 0, "mark": {"unit": 1, "tokens": 9, "documents": 1, "all_tokens": 9}}, "lead"),
         ({"epoch": 0, "samples_before": 0, "mark": {"unit": -1, "tokens": 0, "documents": 0, "all_tokens": 0}}, "lead"),

@@ -1,39 +1,34 @@
 """Sealed records: the format of the plan, the receipts, the manifest and other small files.
 
     value -> canonical JSON (sorted keys, no spaces), its SHA-256 as one more field at the end -> bytes
-    bytes -> size, digest, syntax, duplicate keys, NaN, depth, fields and types are checked   -> value
+    bytes -> size, seal, JSON, fields and types, canonical spelling are checked                -> value
 
-A reader of such a file gets a checked value or a `DatasetError`. Fields must be present and have the right types; only
-a field with a default may be missing, so that older records stay readable. An error names the place in the record.
+msgspec decodes a record as its dataclass. Fields must be present and have the right types; only a field with a default
+may be missing, so that older records stay readable. Integers are declared as `Int`, which bounds them. The value is
+encoded again and must give the same bytes: that refuses duplicate keys, spaces and every other second spelling. A
+reader gets a checked value, or a `DatasetError` that names the file and the place in the record.
 
 Long tables are packed: a million rows as objects take most of a gigabyte, packed a tenth of that.
 
     rows      [0 ........ 255] [256 ...... 511] [512 ...]
     memory     packed bytes     packed bytes     ...        one run of rows unpacked at a time
 
-Reading in order unpacks each run once; reading at random costs the unpacking of one run. Large records with tables are
-read row by row as well, since their plain values would take gigabytes.
-
-A build that resumes may find a million receipts. `unseal_many` decodes them with msgspec, and accepts what it encodes
-to the same bytes again: that is canonical, has the right fields and types, and has no duplicate keys. Anything else
-goes to `unseal`, which says what is wrong.
+Reading in order unpacks each run once; reading at random costs the unpacking of one run. A table is also decoded from
+a record about a megabyte at a time.
 """
 
 from __future__ import annotations
 
-import codecs
-import contextlib
 import dataclasses
 import functools
 import hashlib
 import itertools
 import json
-import types
 import typing
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Generic, TypeVar, cast, overload
+from typing import Annotated, Any, Generic, TypeVar, overload
 
 import msgspec
 
@@ -42,6 +37,7 @@ from tokenmill.errors import DatasetError
 
 __all__ = [
     "MAX_RECORD_BYTES",
+    "Int",
     "canonical",
     "convert",
     "digest",
@@ -50,22 +46,24 @@ __all__ = [
     "parse",
     "seal",
     "seal_of",
-    "sealed",
     "sealed_parts",
     "unseal",
 ]
 
 
 T = TypeVar("T")
-Converter = Callable[[Any], Any]
+
+# The integers of records. Nothing counts below -1, which stands for no limit.
+Int = Annotated[int, msgspec.Meta(ge=-1, lt=MAX_INT)]
 
 MAX_RECORD_BYTES = 1 << 30
-MAX_DEPTH = 16
+# Of the lists and objects in a record.
+MAX_DEPTH = 18
 RUN = 256
 # Up to this length a plain tuple is better.
 MANY = 1 << 16
-# Receipts take kilobytes each, so fewer of them are packed.
-_MANY = 1 << 12
+# The same for rows of kilobytes each, like receipts.
+MANY_LARGE = 1 << 12
 _DAMAGED = "the file is damaged or was not written by tokenmill"
 _PART_BYTES = 1 << 20
 _SEAL = b',"seal":"%s"}\n'
@@ -83,7 +81,11 @@ def digest(value: Any) -> str:
 
 def seal(value: Any) -> bytes:
     """The bytes of a dataclass and its seal. `unseal` accepts them only unchanged."""
-    return b"".join(sealed_parts(value))
+    kind: Any = type(value)
+    if not _has_one_spelling(kind):
+        return b"".join(sealed_parts(value))
+    body = _encode(value)
+    return body[:-1] + _SEAL % hashlib.sha256(body).hexdigest().encode()
 
 
 def sealed_parts(value: Any) -> Iterator[bytes]:
@@ -96,11 +98,6 @@ def sealed_parts(value: Any) -> Iterator[bytes]:
         sha.update(part)
         buffer += part
     yield bytes(buffer[:-1]) + _SEAL % sha.hexdigest().encode()
-
-
-def sealed(body: bytes) -> bytes:
-    """The record of a value whose canonical JSON this is."""
-    return body[:-1] + _SEAL % hashlib.sha256(body).hexdigest().encode()
 
 
 def seal_of(blocks: Iterable[bytes | memoryview]) -> str | None:
@@ -116,24 +113,14 @@ def seal_of(blocks: Iterable[bytes | memoryview]) -> str | None:
 
 def unseal(kind: type[T], data: bytes, *, where: str) -> T:
     """The value that was sealed. Raises `DatasetError` for anything else."""
-    _check_seal(data, where=where)
-    value = _in_tables(kind, data)
-    return convert(kind, parse(data[:-_SEAL_BYTES] + b"}", where=where) if value is None else value, where=where)
-
-
-def seal_many(value: Any) -> bytes:
-    """The record of a dataclass without floating numbers, as `seal` makes it, but faster."""
-    return sealed(_ENCODE(value))
-
-
-def unseal_many(kind: type[T], data: bytes, *, where: str) -> T:
-    """The same as `unseal`, faster; numbers may be of any size."""
-    body = opened(data, where=where)
-    with contextlib.suppress(msgspec.MsgspecError, ValueError, OverflowError, RecursionError):
-        value: T = _decoder(cast("Any", kind))(body)
-        if _ENCODE(value) == body:
-            return value
-    return unseal(kind, data, where=where)
+    form: Any = kind
+    if has_tables(form):
+        _check_seal(data, where=where)
+        members = _members(memoryview(data), where=where, end=data[-_SEAL_BYTES:])
+        value: T = _build(form, members, where=where, depth=MAX_DEPTH)
+    else:
+        value = _decode(form, opened(data, where=where), where=where, depth=MAX_DEPTH)
+    return value
 
 
 def opened(data: bytes, *, where: str) -> bytes:
@@ -144,8 +131,17 @@ def opened(data: bytes, *, where: str) -> bytes:
     return body
 
 
+def _check_seal(data: bytes, *, where: str) -> None:
+    if len(data) > MAX_RECORD_BYTES:
+        raise DatasetError(f"{where}: {len(data)} bytes are too many for a record", hint=_DAMAGED)
+    if data[-_SEAL_BYTES:-_SEAL_END] != _SEAL[:9]:
+        raise DatasetError(f"{where}: not a sealed record", hint=_DAMAGED)
+    if seal_of([data]) is None:
+        raise DatasetError(f"{where}: its seal does not match its content", hint=_DAMAGED)
+
+
 def parse(data: bytes, *, where: str) -> Any:
-    """Strict JSON: finite numbers, no duplicate keys."""
+    """Strict JSON in any spelling: finite numbers, no duplicate keys."""
     try:
         value = _DECODER.decode(data.decode())
     except (ValueError, RecursionError) as error:
@@ -154,18 +150,20 @@ def parse(data: bytes, *, where: str) -> Any:
 
 
 def convert(kind: type[T], value: Any, *, where: str) -> T:
-    """Check `value` against a dataclass and build it."""
+    """A dataclass from the plain value of JSON. Raises `DatasetError` if fields or types are not those of `kind`."""
     try:
-        found: T = _converter(typing.cast("Any", kind))(value)
-    except _WrongError as wrong:
-        hint = "the file is damaged or was not written by tokenmill"
-        raise DatasetError(f"{where}{wrong.place}: {wrong.what}", hint=hint) from None
+        canonical(value)
+        found = msgspec.convert(value, kind)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise _wrong(error, where) from None
+    _check_plain(value, found, where=where, depth=MAX_DEPTH)
     return found
 
 
 def canonical(value: Any) -> bytes:
     """The one JSON text of a value: sorted keys, no spaces, UTF-8, finite numbers only."""
-    return _ENCODER.encode(value).encode()
+    kind: Any = type(value)
+    return _encode(value) if _has_one_spelling(kind) else _ENCODER.encode(value).encode()
 
 
 def canonical_parts(value: Any) -> Iterator[bytes]:
@@ -176,6 +174,8 @@ def canonical_parts(value: Any) -> Iterator[bytes]:
         for number, text in enumerate(texts):
             yield b"," * bool(number) + text[1:-1]
         yield b"]"
+    elif _has_one_spelling(typing.cast("Any", type(value))):
+        yield _encode(value)
     elif dataclasses.is_dataclass(value) or (isinstance(value, dict) and value):
         plain = value if isinstance(value, dict) else _plain(value)
         for number, name in enumerate(sorted(plain)):
@@ -188,28 +188,216 @@ def canonical_parts(value: Any) -> Iterator[bytes]:
 
 def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {name: getattr(value, name) for name in _names(type(value))}
+        return {name: getattr(value, name) for name in _fields(type(value))}
     if isinstance(value, Table):
         return list(value)
     raise TypeError(f"no JSON for {type(value).__name__}")
 
 
-@functools.cache
-def _names(kind: type) -> tuple[str, ...]:
-    return tuple(field.name for field in dataclasses.fields(kind))
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise ValueError("duplicate key")
+    return found
+
+
+def _refuse(constant: str) -> Any:
+    raise ValueError(f"{constant} is not a number")
 
 
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False, default=_plain)
+_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse)
+# The same text as of `_ENCODER`, but for floating-point numbers and tables.
+_encode = msgspec.json.Encoder(order="sorted").encode
+_decode_plain = msgspec.json.Decoder().decode
 
 
-def make_table(
-    kind: type[T],
-    rows: Iterable[T],
-    *,
-    pack: Callable[[Sequence[T]], bytes] = canonical,
-    unpack: Callable[[bytes], Sequence[T]] | None = None,
-    many: int = 0,
-) -> Sequence[T]:
+@functools.cache
+def _decoder(kind: Any) -> Callable[[bytes | memoryview], Any]:
+    return msgspec.json.Decoder(kind).decode
+
+
+def _decode(kind: Any, text: bytes | memoryview, *, where: str, depth: int) -> Any:
+    """The value of a canonical text without tables."""
+    try:
+        value = _decoder(kind)(text)
+        if _has_one_spelling(kind) and _encode(value) == text:
+            return value
+        # Other numbers, or fields that an older version did not write.
+        plain = _decode_plain(text)
+        is_canonical = canonical(plain) == text
+    except (ValueError, RecursionError) as error:
+        raise _wrong(error, where) from None
+    if not is_canonical:
+        raise DatasetError(f"{where}: not canonical JSON: duplicate keys, or another spelling", hint=_DAMAGED)
+    _check_plain(plain, value, where=where, depth=depth)
+    return value
+
+
+def _build(kind: Any, members: dict[str, memoryview], *, where: str, depth: int) -> Any:
+    """An object that has tables, from the texts of its members."""
+    if dataclasses.is_dataclass(kind):
+        _check_names(typing.cast("type", kind), members, where=where)
+    found = {name: _read(_member(kind, name), text, f"{where}.{name}", depth - 1) for name, text in members.items()}
+    return found if typing.get_origin(kind) is dict else kind(**found)
+
+
+def _read(kind: Any, text: memoryview, where: str, depth: int) -> Any:
+    if not has_tables(kind):
+        return _decode(kind, text, where=where, depth=depth)
+    if is_table(kind):
+        (row,) = typing.get_args(kind)
+        return make_table(row, _rows(row, text, where=where, depth=depth))
+    return _build(kind, _members(text, where=where), where=where, depth=depth)
+
+
+def _members(text: memoryview, *, where: str, end: bytes = b"}") -> dict[str, memoryview]:
+    """The texts of the members of a canonical object, which ends with `end`."""
+    try:
+        found: dict[str, memoryview] = {
+            name: memoryview(raw) for name, raw in _decoder(dict[str, msgspec.Raw])(text).items()
+        }
+    except (ValueError, RecursionError) as error:
+        raise _wrong(error, where) from None
+    if end != b"}":
+        found.pop("seal")
+    at = 0
+    for name, raw in sorted(found.items()):
+        head = (b"," if at else b"{") + canonical(name) + b":"
+        stop = at + len(head) + len(raw)
+        if text[at : at + len(head)] != head or text[at + len(head) : stop] != raw:
+            break
+        at = stop
+    if text[at or 1 :] != end:
+        raise DatasetError(f"{where}: not canonical JSON: duplicate keys, or another spelling", hint=_DAMAGED)
+    return found
+
+
+def _rows(row: Any, text: memoryview, *, where: str, depth: int) -> Iterator[Any]:
+    """The rows of the text of a table, decoded about a megabyte at a time."""
+    kind: Any = tuple[row, ...]
+    if text[0] != ord("["):
+        _decode(kind, text, where=where, depth=depth)  # says what it is
+    # Inside a string, the second quote would be escaped: so this occurs between rows only.
+    mark = b'},{"%s":' % _fields(row)[0].encode()
+    at, end, number = 1, len(text) - 1, 0
+    while at < end:
+        stop = _last_row_end(text[at:end], mark) + at
+        try:
+            rows = _decode(kind, b"[" + text[at:stop] + b"]", where=where, depth=depth)
+        except DatasetError:
+            # All at once, so that the error counts from the first row.
+            rows, stop = _decode(kind, text, where=where, depth=depth)[number:], end
+        yield from rows
+        at, number = stop + 1, number + len(rows)
+
+
+def _last_row_end(text: memoryview, mark: bytes) -> int:
+    """Where the last row ends that is complete in the first megabyte, or in more if rows are longer."""
+    size = _PART_BYTES
+    while size < len(text):
+        if (found := bytes(text[:size]).rfind(mark)) >= 0:
+            return found + 1
+        size *= 2
+    return len(text)
+
+
+def _check_names(kind: type, found: Iterable[str], *, where: str) -> None:
+    names, needed = set(found), {one.name for one in dataclasses.fields(kind) if one.default is dataclasses.MISSING}
+    for what, wrong in (("missing required", needed - names), ("contains unknown", names - _hints(kind).keys())):
+        if wrong:
+            raise DatasetError(f"{where}: object {what} field {min(wrong)}", hint=_DAMAGED)
+
+
+def _check_plain(plain: Any, value: Any, *, where: str, depth: int) -> None:
+    """Refuse what msgspec lets pass: unknown fields, and values nested so deeply that they may not be written again."""
+    if _depth(plain) > depth:
+        raise DatasetError(f"{where}: nested more than {MAX_DEPTH} deep", hint=_DAMAGED)
+    if unknown := _unknown_field(plain, msgspec.to_builtins(value)):
+        place, _, name = unknown.rpartition(".")
+        raise DatasetError(f"{where}{place}: object contains unknown field {name}", hint=_DAMAGED)
+
+
+def _unknown_field(found: Any, known: Any) -> str:
+    """The first field of a plain value that a decoded value does not have, with the path to it."""
+    if isinstance(found, dict):
+        for name, value in found.items():
+            if name not in known:
+                return f".{name}"
+            if unknown := _unknown_field(value, known[name]):
+                return f".{name}{unknown}"
+    elif isinstance(found, list):
+        for number, (value, other) in enumerate(zip(found, known, strict=True)):
+            if unknown := _unknown_field(value, other):
+                return f"[{number}]{unknown}"
+    return ""
+
+
+def _wrong(error: Exception, where: str) -> DatasetError:
+    """The error of a value that msgspec or JSON refuses."""
+    if not isinstance(error, msgspec.ValidationError):
+        return DatasetError(f"{where}: not valid JSON: {error}", hint=_DAMAGED)
+    what, _, place = str(error).replace("`", "").partition(" - at ")
+    place = place.removeprefix("key in ").removeprefix("$")
+    return DatasetError(f"{where}{place}: {what[:1].lower()}{what[1:]}", hint=_DAMAGED)
+
+
+def _depth(value: Any) -> int:
+    deepest, stack = 0, [(value, 1)]
+    while stack:
+        item, level = stack.pop()
+        deepest = max(deepest, level)
+        children = item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
+        stack.extend((child, level + 1) for child in children if isinstance(child, dict | list))
+    return deepest
+
+
+@functools.cache
+def _leaves(kind: Any) -> frozenset[Any]:
+    """The simple types that a type is made of; `Sequence` for a table."""
+    if dataclasses.is_dataclass(kind):
+        parts: Iterable[Any] = _hints(typing.cast("type", kind)).values()
+    elif typing.get_origin(kind) is Annotated:
+        parts = typing.get_args(kind)[:1]
+    else:
+        parts = [one for one in typing.get_args(kind) if one is not ...]
+    found = frozenset(itertools.chain.from_iterable(map(_leaves, parts))) or frozenset({kind})
+    return found | {Sequence} if is_table(kind) else found
+
+
+@functools.cache
+def _has_one_spelling(kind: Any) -> bool:
+    """Whether msgspec encodes values of a type as `canonical` does."""
+    return _leaves(kind) <= {str, int, bool, type(None)}
+
+
+def is_table(kind: Any) -> bool:
+    return typing.get_origin(kind) is Sequence
+
+
+@functools.cache
+def has_tables(kind: Any) -> bool:
+    """Whether a value of this type is a table, or has tables in it."""
+    return Sequence in _leaves(kind)
+
+
+def _member(kind: Any, name: str) -> Any:
+    """The type of the value with this name in an object of this type."""
+    return typing.get_args(kind)[1] if typing.get_origin(kind) is dict else _hints(kind)[name]
+
+
+@functools.cache
+def _hints(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind, include_extras=True)
+
+
+@functools.cache
+def _fields(kind: type) -> tuple[str, ...]:
+    """The names of the fields of a dataclass, in order of the alphabet."""
+    return tuple(sorted(field.name for field in dataclasses.fields(kind)))
+
+
+def make_table(kind: type[T], rows: Iterable[T], *, many: int = 0) -> Sequence[T]:
     """Rows of a dataclass as a tuple, or packed if there are `many`."""
     if isinstance(rows, Table):
         return rows
@@ -219,13 +407,9 @@ def make_table(
         return tuple(first)
     # Rows are released one by one.
     waiting = (first.popleft() for _ in range(many))
-    return Table(itertools.chain(waiting, left), pack, unpack or functools.partial(_unpacked, kind))
-
-
-def pack_table(kind: type[T], rows: Iterable[T]) -> Sequence[T]:
-    """Rows without floating-point numbers as a tuple, or packed if there are many."""
-    unpack = _decoder(tuple[kind, ...])  # type: ignore[valid-type]  # made at run time
-    return make_table(kind, rows, pack=_ENCODE, unpack=unpack, many=_MANY)
+    form: Any = kind
+    pack = _encode if _has_one_spelling(form) else canonical
+    return Table(itertools.chain(waiting, left), pack, _decoder(tuple[form, ...]))
 
 
 class Table(Sequence[T], Generic[T]):
@@ -294,313 +478,3 @@ def runs_of(rows: Iterable[T]) -> Iterator[list[T]]:
     left = iter(rows)
     while run := list(itertools.islice(left, RUN)):
         yield run
-
-
-def _unpacked(kind: type[T], text: bytes) -> Sequence[T]:
-    return tuple(map(_converter(typing.cast("Any", kind)), json.loads(text)))
-
-
-_ENCODE = msgspec.json.Encoder(order="sorted").encode
-
-
-@functools.cache
-def _decoder(kind: Any) -> Callable[[bytes], Any]:
-    return msgspec.json.Decoder(kind).decode
-
-
-def _check_seal(data: bytes, *, where: str) -> None:
-    if len(data) > MAX_RECORD_BYTES:
-        raise DatasetError(f"{where}: {len(data)} bytes are too many for a record", hint=_DAMAGED)
-    if data[-_SEAL_BYTES:-_SEAL_END] != _SEAL[:9]:
-        raise DatasetError(f"{where}: not a sealed record", hint=_DAMAGED)
-    if seal_of([data]) is None:
-        raise DatasetError(f"{where}: its seal does not match its content", hint=_DAMAGED)
-
-
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
-        raise ValueError("duplicate key")
-    return found
-
-
-def _refuse(constant: str) -> Any:
-    raise ValueError(f"{constant} is not a number")
-
-
-_DECODER = json.JSONDecoder(object_pairs_hook=_unique, parse_constant=_refuse)
-
-
-def _in_tables(kind: type, data: bytes) -> Any:
-    """The fields of a canonical record, with its tables built row by row: as plain values they would take gigabytes.
-
-    None for a record that is short, has no tables, or is invalid: `parse` says what is wrong.
-    """
-    if len(data) < _PART_BYTES or not has_tables(kind):
-        return None
-    reader = _Reader(memoryview(data)[:-_SEAL_BYTES])
-    try:
-        found = _read(reader, kind)
-        return found if reader.is_at_end() else None
-    except (ValueError, RecursionError):
-        return None
-
-
-def _read(reader: _Reader, kind: Any) -> Any:
-    """The next value, which should be of this type. Values without tables are not converted."""
-    if not has_tables(kind):
-        return reader.value()
-    if is_table(kind):
-        return table_of_rows(kind, reader.rows())
-    found: dict[str, Any] = {}
-    for name in reader.names():
-        if name in found:
-            raise ValueError(f"{name} is a duplicate key")
-        found[name] = _read(reader, member(kind, name))
-    return found
-
-
-class _Reader:
-    """A position in the JSON text of a record without its last brace. Only part of the text is decoded at a time."""
-
-    def __init__(self, data: memoryview) -> None:
-        self._data = data
-        self._decode = codecs.getincrementaldecoder("utf-8")().decode
-        self._taken = 0
-        self._text = ""
-        self._at = 0
-
-    def is_at(self, mark: str) -> bool:
-        return (self._at < len(self._text) or self._take()) and self._text[self._at] == mark
-
-    def is_at_end(self) -> bool:
-        return self._at == len(self._text) and not self._take()
-
-    def value(self) -> Any:
-        while True:
-            try:
-                value, end = _DECODER.raw_decode(self._text, self._at)
-            except ValueError:
-                if not self._take():
-                    raise
-                continue
-            # A number at the end of the decoded text may continue in the next part.
-            if end < len(self._text) or not self._take():
-                self._at = end
-                return value
-
-    def rows(self) -> Iterator[Any]:
-        """The values of a list, one at a time."""
-        return (self.value() for _ in self._members("[", "]"))
-
-    def names(self) -> Iterator[str]:
-        """The names of an object, each before its value is read."""
-        for _ in self._members("{", "}"):
-            name = self.value()
-            if not isinstance(name, str):
-                raise ValueError(f"{name} is not a name")
-            self._skip(":")
-            yield name
-
-    def _members(self, begin: str, end: str) -> Iterator[None]:
-        """Stops before each member."""
-        self._skip(begin)
-        if not self.is_at(end):
-            yield
-        while not self.is_at(end):
-            self._skip(",")
-            yield
-        self._skip(end)
-
-    def _skip(self, mark: str) -> None:
-        if not self.is_at(mark):
-            raise ValueError(f"no {mark}")
-        self._at += 1
-
-    def _take(self) -> bool:
-        """Decode more of the text, and drop what was read; False at the end."""
-        left = self._text[self._at :]
-        # At least twice as much, so that a long value is tried only a few times.
-        block = self._data[self._taken : self._taken + max(_PART_BYTES, len(left))]
-        if not block:
-            return False
-        self._taken += len(block)
-        is_last = self._taken == len(self._data)
-        self._text = left + self._decode(block, is_last) + "}" * is_last
-        self._at = 0
-        return True
-
-
-class _WrongError(Exception):
-    """What is wrong with a value, and where. The path is built as the error is raised: valid values pay nothing."""
-
-    def __init__(self, what: str, place: str = "") -> None:
-        self.what, self.place = what, place
-
-    def inside(self, step: str) -> _WrongError:
-        return _WrongError(self.what, step + self.place)
-
-
-@functools.cache
-def _converter(kind: Any) -> Converter:
-    if kind in _SIMPLE:
-        return _SIMPLE[kind]
-    if dataclasses.is_dataclass(kind):
-        return _dataclass(typing.cast("type", kind))
-    origin, args = typing.get_origin(kind), typing.get_args(kind)
-    if origin is types.UnionType:
-        return _optional(_converter(next(arg for arg in args if arg is not type(None))))
-    if origin is tuple:
-        return _tuple(_converter(args[0]))
-    if origin is Sequence:
-        return _sequence(args[0])
-    if origin is dict:
-        return _dict(_converter(args[1]))
-    raise TypeError(f"no converter for {kind}")
-
-
-def _dataclass(kind: type) -> Converter:
-    fields = {name: _converter(hint) for name, hint in sorted(_hints(kind).items())}
-    needed = {field.name for field in dataclasses.fields(kind) if field.default is dataclasses.MISSING}
-
-    def build(value: Any) -> Any:
-        if type(value) is not dict:
-            raise _WrongError(f"expected an object, found {type(value).__name__}")
-        if not needed <= value.keys() <= fields.keys():
-            missing, unknown = sorted(needed - value.keys()), sorted(value.keys() - fields.keys())
-            raise _WrongError(f"missing fields {missing}, unknown fields {unknown}")
-        found = {}
-        for name in fields if len(value) == len(fields) else sorted(value):
-            try:
-                found[name] = fields[name](value[name])
-            except _WrongError as wrong:
-                raise wrong.inside(f".{name}") from None
-        return kind(**found)
-
-    return build
-
-
-def _optional(converter: Converter) -> Converter:
-    return lambda value: None if value is None else converter(value)
-
-
-def _tuple(converter: Converter) -> Converter:
-    return lambda value: tuple(_items(converter, value))
-
-
-def _sequence(kind: Any) -> Converter:
-    def build(value: Any) -> Any:
-        return value if isinstance(value, tuple | Table) else make_table(kind, _items(_converter(kind), value))
-
-    return build
-
-
-def _items(converter: Converter, value: Any) -> Iterator[Any]:
-    if type(value) is not list:
-        raise _WrongError(f"expected tuple, found {type(value).__name__}")
-    for number, item in enumerate(value):
-        try:
-            found = converter(item)
-        except _WrongError as wrong:
-            raise wrong.inside(f"[{number}]") from None
-        yield found
-
-
-def _dict(converter: Converter) -> Converter:
-    def build(value: Any) -> Any:
-        if type(value) is not dict:
-            raise _WrongError(f"expected dict, found {type(value).__name__}")
-        found = {}
-        for key, item in value.items():
-            try:
-                found[_text(key)] = converter(item)
-            except _WrongError as wrong:
-                raise wrong.inside(f".{key!r}" if not key.isidentifier() else f".{key}") from None
-        return found
-
-    return build
-
-
-def _text(value: Any) -> Any:
-    if type(value) is not str:
-        raise _WrongError(f"expected str, found {type(value).__name__}")
-    return value if value.isascii() else _any(value)
-
-
-def _int(value: Any) -> Any:
-    if type(value) is not int:
-        raise _WrongError(f"expected int, found {type(value).__name__}")
-    if not -1 <= value < MAX_INT:
-        raise _WrongError(f"{value} is out of range")
-    return value
-
-
-def _bool(value: Any) -> Any:
-    if type(value) is not bool:
-        raise _WrongError(f"expected bool, found {type(value).__name__}")
-    return value
-
-
-def _float(value: Any) -> Any:
-    if type(value) is not float and (type(value) is not int or abs(value) >= MAX_INT):
-        raise _WrongError(f"expected float, found {type(value).__name__}")
-    return float(_any(value))
-
-
-def _any(value: Any) -> Any:
-    """A value that can be written again: bounded depth, finite numbers, whole characters."""
-    if type(value) is str and value.isascii():
-        return value
-    if _depth(value) > MAX_DEPTH:
-        raise _WrongError(f"nested more than {MAX_DEPTH} deep")
-    try:
-        canonical(value)
-    except ValueError as error:
-        raise _WrongError(str(error)) from None
-    return value
-
-
-_SIMPLE: dict[Any, Converter] = {str: _text, int: _int, bool: _bool, float: _float, Any: _any}
-
-
-def _depth(value: Any) -> int:
-    deepest, stack = 0, [(value, 1)]
-    while stack:
-        item, level = stack.pop()
-        deepest = max(deepest, level)
-        children = item.values() if isinstance(item, dict) else item if isinstance(item, list) else ()
-        stack.extend((child, level + 1) for child in children if isinstance(child, dict | list))
-    return deepest
-
-
-def is_table(kind: Any) -> bool:
-    return typing.get_origin(kind) is Sequence
-
-
-@functools.cache
-def has_tables(kind: Any) -> bool:
-    """Whether a value of this type is a table, or has tables in it."""
-    if dataclasses.is_dataclass(kind):
-        return any(map(has_tables, _hints(typing.cast("type", kind)).values()))
-    return is_table(kind) or (typing.get_origin(kind) is dict and has_tables(typing.get_args(kind)[1]))
-
-
-def member(kind: Any, name: str) -> Any:
-    """The type of the value with this name in an object of this type; Any if there should be none."""
-    if dataclasses.is_dataclass(kind):
-        return _hints(typing.cast("type", kind)).get(name, Any)
-    return typing.get_args(kind)[1]
-
-
-def table_of_rows(kind: Any, rows: Iterable[Any]) -> Sequence[Any]:
-    """The table of this type that has such plain rows, or `ValueError`. `convert` takes it as it is."""
-    row = typing.get_args(kind)[0]
-    try:
-        return make_table(row, map(_converter(row), rows))
-    except _WrongError as wrong:
-        raise ValueError(wrong.what) from None
-
-
-@functools.cache
-def _hints(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind)

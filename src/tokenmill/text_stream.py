@@ -51,6 +51,7 @@ from tokenmill.loader.mixture import merge
 from tokenmill.loader.state import STATE_VERSION, check_content, check_state
 from tokenmill.permutation import make_key, permute
 from tokenmill.recipe import make_recipe
+from tokenmill.records import Int
 from tokenmill.resources import num_cores, resolve_workers
 from tokenmill.sizes import counted
 from tokenmill.tokenizers.engine import EngineHolder, open_engine
@@ -67,18 +68,18 @@ Numbers = npt.NDArray[np.int64]
 class Mark:
     """The start of a unit: the tokens and documents of the split before it, and the tokens of all splits."""
 
-    unit: int
-    tokens: int
-    documents: int
-    all_tokens: int
+    unit: Int
+    tokens: Int
+    documents: Int
+    all_tokens: Int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Cursor:
     """Where to resume reading: an epoch, the samples of all epochs before it, and the start of a unit in it."""
 
-    epoch: int
-    samples_before: int
+    epoch: Int
+    samples_before: Int
     mark: Mark
 
 

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import json
 import os
@@ -79,8 +78,7 @@ def seal_text(text: bytes) -> bytes:
 
 def reseal(body: Body) -> bytes:
     """A hostile manifest whose seal is right, so that the seal is not what gives it away."""
-    kind = dataclasses.make_dataclass("Hostile", body.keys())
-    return records.seal(kind(**body))
+    return records.seal(body)
 
 
 def sealed_after(change: Callable[[Body], Any]) -> bytes:
@@ -175,14 +173,14 @@ def test_a_key_that_stands_twice_is_refused() -> None:
 def test_a_number_that_is_not_finite_is_refused(number: str) -> None:
     text = records.canonical(example()).replace(b'"val":0.3', b'"val":' + number.encode())
     assert number.encode() in text
-    with pytest.raises(DatasetError, match=r"not valid JSON|compliant"):
+    with pytest.raises(DatasetError, match=r"not valid JSON|number out of range"):
         manifest.unseal_manifest(seal_text(text), where="dataset.json")
 
 
 def test_a_text_that_is_not_unicode_is_refused() -> None:
     text = records.canonical(example()).replace(b'"reference":"python"', b'"reference":"\\ud800"')
     assert b"ud800" in text
-    assert_refused(seal_text(text), match="surrogates")
+    assert_refused(seal_text(text), match="not valid JSON")
 
 
 @pytest.mark.parametrize("depth", [20, 500])
@@ -302,12 +300,12 @@ UNKNOWN: dict[str, Callable[[Body], Any]] = {
 
 @pytest.mark.parametrize("place", sorted(UNKNOWN))
 def test_an_unknown_field_is_refused(place: str) -> None:
-    assert_refused(sealed_after(UNKNOWN[place]), match=r"unknown fields \['extra'\]")
+    assert_refused(sealed_after(UNKNOWN[place]), match="unknown field extra")
 
 
 @pytest.mark.parametrize("field", sorted(body_of(example())))
 def test_a_missing_field_is_refused(field: str) -> None:
-    assert_refused(sealed_after(lambda body: body.pop(field)), match=f"missing fields .'{field}'.")
+    assert_refused(sealed_after(lambda body: body.pop(field)), match=f"missing required field {field}")
 
 
 @pytest.mark.parametrize("field", sorted(body_of(example())))

@@ -306,7 +306,7 @@ def _source_totals(plan: Plan, receipts: Iterable[Receipt]) -> Sequence[SourceTo
         stop = first + len(receipt.sources)
         documents[first:stop] += [part.documents for part in receipt.sources]
         sums[first:stop] += parse_sums(part.text_sum for part in receipt.sources)
-    return records.pack_table(
+    return records.make_table(
         SourceTotal,
         (
             SourceTotal(name=source.name, bytes=source.bytes, documents=count, text_sum=text_sum)

@@ -388,7 +388,7 @@ def _in_order(run: BuildRun, known: dict[int, int], budget: Budget, cut: UnitTas
                 )
             yield receipt
 
-    receipts = records.pack_table(Receipt, found())
+    receipts = records.make_table(Receipt, found(), many=records.MANY_LARGE)
     if not any(receipt.tokens for receipt in receipts):
         dropped: Counter[str] = Counter()
         for receipt in receipts:

@@ -26,6 +26,7 @@ from typing import Any
 
 from tokenmill import records
 from tokenmill.errors import DatasetError, RecipeError
+from tokenmill.records import Int
 from tokenmill.sizes import format_bytes
 from tokenmill.sources.base import MIN_UNIT_BYTES, Extent, Source, Unit, default_unit_bytes
 from tokenmill.units.receipts import NO_LIMIT
@@ -55,11 +56,11 @@ MANY_FILES = MIN_UNIT_BYTES // FILE_BYTES
 class Plan:
     """Sources, units and everything else that decides the bytes of a dataset. There may be millions of them."""
 
-    format: int
+    format: Int
     identity: dict[str, Any]
     sources: Sequence[Source]
     units: Sequence[Unit]
-    target_tokens: int
+    target_tokens: Int
 
     @cached_property
     def fingerprint(self) -> str:

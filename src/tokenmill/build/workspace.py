@@ -44,6 +44,7 @@ from tokenmill.errors import (
 )
 from tokenmill.formats.resumable import REQUEST
 from tokenmill.recipe import check_filter
+from tokenmill.records import Int
 from tokenmill.sizes import few
 from tokenmill.sources.base import Source
 from tokenmill.storage import hub
@@ -111,7 +112,7 @@ class BuildRecord:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Clean:
     fingerprint: str
-    units: tuple[int, ...]
+    units: tuple[Int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -564,7 +565,7 @@ def dataset_receipts(folder: Storage, plan: Plan) -> Sequence[Receipt]:
                 return
             yield there(receipt, unit)
 
-    return records.pack_table(Receipt, found())
+    return records.make_table(Receipt, found(), many=records.MANY_LARGE)
 
 
 def there(receipt: Receipt | None, unit: int) -> Receipt:

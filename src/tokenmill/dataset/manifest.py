@@ -25,7 +25,7 @@ from typing import Any
 
 from tokenmill import records
 from tokenmill.errors import DatasetError, RecipeError
-from tokenmill.records import convert
+from tokenmill.records import Int, convert
 from tokenmill.storage.base import Storage
 from tokenmill.storage.output import Digest
 
@@ -65,16 +65,16 @@ class Shard:
     """A .bin and .idx pair. Its files are `name` with those suffixes."""
 
     name: str
-    tokens: int
-    documents: int
+    tokens: Int
+    documents: Int
     bin: Digest
     idx: Digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Split:
-    tokens: int
-    documents: int
+    tokens: Int
+    documents: Int
     shards: Sequence[Shard]
 
 
@@ -83,22 +83,22 @@ class SourceTotal:
     """The documents of one source. `text_sum` is the sum of their 128-bit hashes."""
 
     name: str
-    bytes: int
-    documents: int
+    bytes: Int
+    documents: Int
     text_sum: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    format: int
+    format: Int
     fingerprint: str
     identity: dict[str, Any]
     tokenizer: dict[str, Any]
     parity: dict[str, Any]
     dtype: str
     splits: dict[str, Split]
-    documents_read: int
-    dropped: dict[str, int]
+    documents_read: Int
+    dropped: dict[str, Int]
     text_sum: str
     sources: Sequence[SourceTotal]
     files: dict[str, Digest]
@@ -278,8 +278,8 @@ class _Tokenizer:
     scheme: str
     file: str | None
     fingerprint: str
-    vocab_size: int
-    eot_id: int | None
+    vocab_size: Int
+    eot_id: Int | None
     engine: str
 
 
@@ -287,15 +287,15 @@ class _Tokenizer:
 class NodePart:
     """Part `number` of a plan that was dealt `into` so many parts. `whole` is the fingerprint of the whole plan."""
 
-    number: int
-    into: int
+    number: Int
+    into: Int
     whole: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Totals:
-    tokens: int
-    documents: int
+    tokens: Int
+    documents: Int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,7 +312,7 @@ class PartLocation:
 class Nodes:
     """The locations of all parts, in order. `fingerprint` is that of the whole plan."""
 
-    format: int
+    format: Int
     fingerprint: str
     parts: tuple[PartLocation, ...]
 

@@ -50,7 +50,7 @@ from tokenmill.formats.rows import (
     map_file_bytes,
     rows_of,
 )
-from tokenmill.records import convert
+from tokenmill.records import Int, convert
 
 SUMMARY = "compressed documents with indexes and hashes for catid's dataloader"
 OPTIONS = frozenset({"shard_size"})
@@ -325,9 +325,9 @@ class CatidFile:
 class _CatidIndex:
     """index.yaml."""
 
-    version: int
-    token_bytes: int
-    total_tokens: int
+    version: Int
+    token_bytes: Int
+    total_tokens: Int
     data_files: tuple[str, ...]
     index_files: tuple[str, ...]
 

@@ -46,7 +46,7 @@ from tokenmill.formats.rows import (
     packed_note,
     rows_of,
 )
-from tokenmill.records import convert
+from tokenmill.records import Int, convert
 
 SUMMARY = "chunks of raw tokens for litData's TokensLoader"
 OPTIONS = frozenset({"shard_size"})
@@ -210,9 +210,9 @@ class Chunk:
 class _ChunkEntry:
     """The fields of an index entry that are used."""
 
-    chunk_bytes: int
-    chunk_size: int
-    dim: int
+    chunk_bytes: Int
+    chunk_size: Int
+    dim: Int
     filename: str
 
 

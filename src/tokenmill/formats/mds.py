@@ -57,7 +57,7 @@ from tokenmill.formats.rows import (
     packed_note,
     rows_of,
 )
-from tokenmill.records import convert
+from tokenmill.records import Int, convert
 
 _VERSION = 2
 _BITS_3 = 0b11
@@ -306,7 +306,7 @@ def open_mds(path: str, hints: Hints) -> RowsDataset:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _RawData:
     basename: str
-    bytes: int
+    bytes: Int
     hashes: dict[str, str]
 
 
@@ -314,14 +314,14 @@ class _RawData:
 class _ShardEntry:
     """The fields of an index entry that are used."""
 
-    version: int
+    version: Int
     format: str
     compression: str | None
     column_names: tuple[str, ...]
     column_encodings: tuple[str, ...]
-    column_sizes: tuple[int | None, ...]
+    column_sizes: tuple[Int | None, ...]
     raw_data: _RawData
-    samples: int
+    samples: Int
 
 
 def _shards(folder: str, index: Any) -> list[MdsShard]:

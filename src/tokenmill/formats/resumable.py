@@ -24,6 +24,7 @@ from tokenmill.arguments import Watcher
 from tokenmill.dataset.manifest import check_name
 from tokenmill.errors import DatasetError, Interrupted, OutputError, RecipeError, TokenmillError
 from tokenmill.formats.base import Files, OutputPart, PartReceipt
+from tokenmill.records import Int
 from tokenmill.sizes import few
 from tokenmill.storage.base import Storage, require_space, same_disk
 from tokenmill.storage.local import Folder
@@ -57,7 +58,7 @@ Finish = Callable[[Sequence[PartReceipt]], Mapping[str, bytes]]
 class ConversionRequest:
     """Everything that determines the files of a conversion."""
 
-    format: int
+    format: Int
     about: dict[str, Any]
 
     @property

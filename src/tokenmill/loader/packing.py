@@ -59,6 +59,7 @@ from tokenmill.loader.batches import (
 )
 from tokenmill.loader.page_cache import read_ahead
 from tokenmill.permutation import Order
+from tokenmill.records import Int
 from tokenmill.storage.base import Storage
 from tokenmill.storage.filesystem import explained
 from tokenmill.storage.local import Folder
@@ -80,12 +81,12 @@ _STORAGE_ERRORS = (StorageError, DatasetError, OSError, ValueError)
 class PackingSpec:
     """What a plan depends on. Equal specs give equal plans."""
 
-    format: int
+    format: Int
     fingerprint: str
     split: str
     kind: str
-    seq_len: int
-    num_tokens: int
+    seq_len: Int
+    num_tokens: Int
     content: str = ""  # missing in older plans, which are made again
 
     @property
@@ -98,8 +99,8 @@ class PackingRecord:
     """The record beside a stored plan."""
 
     spec: PackingSpec
-    num_rows: int
-    num_segments: int
+    num_rows: Int
+    num_segments: Int
     digest: Digest
 
 

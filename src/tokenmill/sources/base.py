@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tokenmill.records import Int
 from tokenmill.sizes import format_time
 
 MIN_UNIT_BYTES = 32_000_000
@@ -41,10 +42,11 @@ class Source:
     name: str
     kind: str
     compression: str
-    bytes: int
-    modified: int
+    bytes: Int
+    modified: Int
     split: str
-    text: Rule
+    # A `Rule`; these types have one spelling as JSON.
+    text: dict[str, str | bool | list[str]]
     etag: str = ""
 
     @property
@@ -71,12 +73,12 @@ class Source:
 class Unit:
     """A slice of one source, from `start` to `stop` in sections or bytes, or a run of whole small sources."""
 
-    index: int
-    source: int
-    num_sources: int
-    start: int
-    stop: int
-    text_bytes: int
+    index: Int
+    source: Int
+    num_sources: Int
+    start: Int
+    stop: Int
+    text_bytes: Int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

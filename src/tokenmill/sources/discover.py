@@ -19,8 +19,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from tokenmill.errors import NotTextError, RecipeError, SourceError, StorageError
 from tokenmill.records import make_table
 from tokenmill.sources.base import Extent, Rule, Source, SourceFormat, default_unit_bytes
@@ -59,9 +57,6 @@ if TYPE_CHECKING:
 _REQUESTS_AT_ONCE = 16
 # An error for a moment must not make another plan.
 _TRIES = 3
-# What `make_table` does by itself, several times as fast: there may be millions of sources.
-_PACK = msgspec.json.Encoder(order="sorted").encode
-_UNPACK = msgspec.json.Decoder(tuple[Source, ...]).decode
 # How many text files have their first bytes looked at before the work, beside those that will be cut. The others are
 # looked at when they are read: a request for each of a million objects would take longer than much of the work.
 _MOST_HEADS = 1000
@@ -114,7 +109,7 @@ def list_sources(recipe: Recipe, *, output: str | None = None) -> Listing:
                     troubles.add(trouble, is_document=format.is_one_document)
                 yield source
 
-        sources = make_table(Source, described_sources(), pack=_PACK, unpack=_UNPACK)
+        sources = make_table(Source, described_sources())
     troubles.check(len(sources))
     if output is not None:
         passed_over.datasets[:] = [place for place in passed_over.datasets if not _is_same(place, output)]

@@ -36,6 +36,7 @@ from tokenmill.errors import (
     is_failure,
     is_panic,
 )
+from tokenmill.records import Int
 from tokenmill.storage.local import Folder
 
 T = TypeVar("T")
@@ -53,7 +54,7 @@ class HubFile:
     """A file of a dataset at a commit. `etag` is what its bytes hash to."""
 
     key: str
-    size: int
+    size: Int
     etag: str
 
 

@@ -25,6 +25,7 @@ from typing import Any
 
 from tokenmill import records
 from tokenmill.errors import DatasetError, LockedError, StorageError
+from tokenmill.records import Int
 from tokenmill.storage.base import Storage
 from tokenmill.storage.filesystem import explained
 from tokenmill.storage.local import check_way
@@ -41,7 +42,7 @@ class Holder:
     """The process that has a lock. Its start time distinguishes it from a later process with the same id."""
 
     machine: str
-    process: int
+    process: Int
     started: str
     token: str
     host: str = ""

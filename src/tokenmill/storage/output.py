@@ -22,6 +22,7 @@ from typing import IO, TYPE_CHECKING, Any, Protocol
 
 from tokenmill import records
 from tokenmill.errors import StorageError
+from tokenmill.records import Int
 from tokenmill.storage.filesystem import FileSystem, explained, write_all
 
 if TYPE_CHECKING:
@@ -39,7 +40,7 @@ _TEMP_NAME = re.compile(r".+\.[0-9a-f]{12}\.tmp")
 class Digest:
     """Size and SHA-256 of a file."""
 
-    bytes: int
+    bytes: Int
     sha256: str
 
 

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 
 from tokenmill.errors import ParityError, TokenizerError
+from tokenmill.records import Int
 from tokenmill.sources.base import text_array
 from tokenmill.tokenizers.base import Encoded, Engine, Ids
 from tokenmill.tokenizers.hard_texts import HARD_TEXTS, texts_around
@@ -67,7 +68,7 @@ class Trial:
     """What an engine makes of some texts: the ids of all, in base64, how many each has, and the seconds it takes."""
 
     packed_ids: str
-    lengths: tuple[int, ...]
+    lengths: tuple[Int, ...]
     seconds: float
 
     @property

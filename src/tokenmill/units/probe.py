@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from tokenmill.errors import SourceError
+from tokenmill.records import Int
 from tokenmill.sources.base import EXPANSION, Batch, Source, Unit, text_buffers
 from tokenmill.sources.files import expansion, pin_of
 from tokenmill.sources.reader import format_of, read_unit, sections
@@ -31,10 +32,10 @@ class DocumentCount:
     """The number of documents of a slice of a source, where it is known without reading, and the bytes planned for
     it."""
 
-    source: int
-    start: int
-    planned_bytes: int
-    documents: int
+    source: Int
+    start: Int
+    planned_bytes: Int
+    documents: Int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,8 +45,8 @@ class ProbedPosition:
     `documents` is per planned byte. The source turned out to have `weight` times the bytes planned for it.
     """
 
-    at: int
-    texts: tuple[int, ...]
+    at: Int
+    texts: tuple[Int, ...]
     planned_bytes: float
     documents: float
     weight: float
@@ -58,7 +59,7 @@ class ProbeResult:
     texts: tuple[str, ...]
     positions: tuple[ProbedPosition, ...]
     counts: tuple[DocumentCount, ...]
-    unread: tuple[int, ...]
+    unread: tuple[Int, ...]
 
 
 def probe(request: ProbeRequest, config: BuildConfig) -> ProbeResult:

@@ -33,6 +33,7 @@ from tokenmill import records
 from tokenmill.arguments import MAX_INT
 from tokenmill.dataset.manifest import Shard, SourceTotal, check_split_name
 from tokenmill.errors import BuildError, DatasetError, MissingFileError, TokenmillError
+from tokenmill.records import Int
 from tokenmill.storage.base import Storage
 from tokenmill.storage.local import SizeOf
 from tokenmill.storage.output import Digest
@@ -54,10 +55,10 @@ class Receipt:
     """What one unit read, dropped and wrote. `token_limit` is -1 except for the unit that ends a token budget."""
 
     fingerprint: str
-    unit: int
-    token_limit: int
-    documents_read: int
-    dropped: dict[str, int]
+    unit: Int
+    token_limit: Int
+    documents_read: Int
+    dropped: dict[str, Int]
     pieces: dict[str, Shard]
     sources: tuple[SourceTotal, ...]
     read_sum: str
@@ -127,7 +128,7 @@ def read_receipt(folder: Storage, name: str) -> Receipt:
 
 def open_receipt(data: bytes, *, where: str) -> Receipt:
     """A receipt whose seal and totals hold and that names its own files only; else `DatasetError` or `BuildError`."""
-    receipt = records.unseal_many(Receipt, data, where=where)
+    receipt = records.unseal(Receipt, data, where=where)
     if wrong := _impossible(receipt, where=where):
         raise DatasetError(f"{where}: {wrong}", hint="the receipt is damaged or was not written by tokenmill")
     check_totals(receipt)

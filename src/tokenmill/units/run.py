@@ -245,7 +245,7 @@ class UnitRun:
             files={output.name: digests[output.name] for output in extra},
         )
         check_totals(receipt)
-        self.folder.write(name, records.seal_many(receipt), committed=lambda: True)
+        self.folder.write(name, records.seal(receipt), committed=lambda: True)
         return receipt
 
     def discard(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from tokenmill.records import Int
 from tokenmill.sources.base import Source, Unit
 from tokenmill.units.receipts import NO_LIMIT
 
@@ -16,8 +17,8 @@ class ProbeSlice:
     """
 
     task: UnitTask
-    at: int
-    positions: tuple[int, ...]
+    at: Int
+    positions: tuple[Int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,10 +29,10 @@ class ProbeRequest:
     """
 
     slices: tuple[ProbeSlice, ...]
-    encode_bytes: int
-    read_bytes: int
-    planned_bytes: int
-    num_files: int
+    encode_bytes: Int
+    read_bytes: Int
+    planned_bytes: Int
+    num_files: Int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,19 +44,19 @@ class BuildConfig:
     fingerprint: str
     documents: str
     eot: str
-    eot_id: int | None
-    vocab_size: int
+    eot_id: Int | None
+    vocab_size: Int
     dtype: str
     split: dict[str, float]
     split_names: tuple[str, ...]
-    seed: int
-    min_chars: int
-    max_document_bytes: int
+    seed: Int
+    min_chars: Int
+    max_document_bytes: Int
     filter: str | None
     on_bad: str
-    max_documents: int | None
+    max_documents: Int | None
     keep_empty: bool = False
-    held_out: dict[str, tuple[int, ...]] | None = None
+    held_out: dict[str, tuple[Int, ...]] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,4 +65,4 @@ class UnitTask:
 
     unit: Unit
     sources: tuple[Source, ...]
-    token_limit: int = NO_LIMIT
+    token_limit: Int = NO_LIMIT
