@@ -46,7 +46,7 @@ COMMANDS = {
     "export output": ["export", ".", "BLANK", "--to", "nanogpt"],
     "export to": ["export", ".", "new", "--to", "BLANK"],
     "export scratch": ["export", ".", "new", "--to", "nanogpt", "--scratch", "BLANK"],
-    "export checksums": ["export", ".", "new", "--to", "nanogpt", "--checksums", "BLANK"],
+    "export checksums": ["export", ".", "new", "--to", "templar", "--checksums", "BLANK"],
     "import path": ["import", "BLANK", "-o", "new", "--from", "megatron"],
     "import layout": ["import", ".", "-o", "new", "--from", "BLANK"],
     "import output": ["import", "../tokens", "-o", "BLANK", "--from", "nanogpt", "--eot-id", "256"],

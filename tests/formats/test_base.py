@@ -17,7 +17,7 @@ from conftest import make_texts, write_parquet
 from tokenmill.dataset.dataset import Dataset
 from tokenmill.errors import DatasetError, RecipeError
 from tokenmill.formats import base
-from tokenmill.formats.base import Hints, Options, TokenStream
+from tokenmill.formats.base import Options, TokenStream
 
 # What a trainer node must not load to open a dataset, or to read from it.
 HEAVY = (
@@ -42,16 +42,14 @@ def few(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 @pytest.mark.parametrize("name", base.FORMATS)
 def test_every_format_has_what_the_protocol_asks_for(name: str) -> None:
     found = base.load_format(name)
-    assert found.SUMMARY and "\n" not in found.SUMMARY
-    assert Options.__dataclass_fields__.keys() >= found.OPTIONS
-    assert {"eot", "uint16"} >= found.NEEDS
-    assert len(found.BYTES_PER_TOKEN) == 2
-    assert callable(found.read) and callable(found.write)
-    assert hasattr(found, "detect") == (name in base.IN_PLACE) == hasattr(found, "EQUAL_SHARDS")
+    assert Options.__dataclass_fields__.keys() >= found.TRAITS.options
+    assert {"eot", "uint16"} >= found.TRAITS.needs
+    assert callable(found.check) and callable(found.write)
+    assert hasattr(found, "detect") == (name in base.IN_PLACE) != hasattr(found, "read")
 
 
 def test_every_format_module_is_in_the_list() -> None:
-    shared = {"__init__", "base", "convert", "open", "resumable", "results", "rows"}
+    shared = {"__init__", "base", "convert", "files", "open", "resumable", "results", "rows"}
     modules = {path.stem for path in Path(base.__file__).parent.glob("*.py")}
     assert modules - shared == set(base.FORMATS)
 
@@ -156,40 +154,6 @@ def test_cuts_need_documents_that_are_known(tmp_path: Path) -> None:
     np.arange(8, dtype="<u2").tofile(tmp_path / "train.bin")
     with pytest.raises(DatasetError, match="where its documents end"):
         base.cut_at_documents(tokenmill.open(tmp_path / "train.bin")["train"], 4)
-
-
-def test_splits_are_told_by_words_of_names() -> None:
-    names = ["owt_val_000000.bin", "owt_train_000001.bin", "value.bin", "test-1.bin"]
-    assert base.groups_by_name(names) == {
-        "val": ["owt_val_000000.bin"],
-        "train": ["owt_train_000001.bin", "value.bin"],
-        "test": ["test-1.bin"],
-    }
-
-
-def test_gaps_in_numbered_files_are_refused() -> None:
-    base.check_numbers(["x_000007.bin", "x_000008.bin", "x_000009.bin"])
-    with pytest.raises(DatasetError, match=r"x_000009\.bin follows number 7"):
-        base.check_numbers(["x_000007.bin", "x_000009.bin"])
-
-
-def test_a_file_without_the_other_of_its_pair_is_refused(tmp_path: Path) -> None:
-    for name in ("a.ds", "a.ds.index", "b.ds.index"):
-        (tmp_path / name).write_bytes(b"")
-    with pytest.raises(DatasetError, match=r"b\.ds\.index without b\.ds"):
-        base.files_by_folder(str(tmp_path), ".ds", ".ds.index")
-
-
-def test_dtypes_are_those_that_are_stored() -> None:
-    assert Hints(dtype="uint32").stored_dtype(where="x") == "int32"
-    assert Hints().stored_dtype(default="uint16", where="x") == "uint16"
-    with pytest.raises(DatasetError, match="x does not record its dtype"):
-        Hints().stored_dtype(where="x")
-    with pytest.raises(RecipeError, match="unknown dtype 'int8'"):
-        Hints(dtype="int8").stored_dtype(where="x")
-    table = np.array([3, 10])
-    assert [base.fitting_dtype(size, table) for size in (20, 40, 30)] == ["uint16", "int32", None]
-    assert base.fitting_dtype(20, None) is None
 
 
 def test_needs_of_a_format_are_checked_with_a_way_out() -> None:

@@ -102,7 +102,7 @@ def test_damaged_files_give_typed_errors_or_tokens_and_nothing_else(
     exported: dict[str, Path], layout: str, data: st.DataObject
 ) -> None:
     """The index is whole here, and the file has its size: what is wrong is inside."""
-    from tokenmill.formats.base import Hints, load_format
+    from tokenmill.formats.base import Hints, load_readable_format
 
     path = exported[layout]
     name = "shard.00000.mds" if layout == "mds" else "chunk-0-0.bin"
@@ -112,7 +112,7 @@ def test_damaged_files_give_typed_errors_or_tokens_and_nothing_else(
     with tempfile.TemporaryDirectory() as work:
         hurt = put(Path(work, "hurt"), {name: bytes(content), "index.json": (path / "index.json").read_bytes()})
         try:
-            split = load_format(layout).read(str(hurt), Hints(eot_id=EOT))["train"]
+            split = load_readable_format(layout).read(str(hurt), Hints(eot_id=EOT))["train"]
             assert sum(len(block) for block in split.blocks(0, split.num_tokens)) == split.num_tokens
             split.document_ends(0, split.num_tokens)
         except DatasetError:

@@ -261,7 +261,7 @@ def export(options: dict[str, Any]) -> int:
     from tokenmill.formats.convert import export
 
     with ProgressDisplay.of(options, "exporting") as watcher:
-        result = export(watch=watcher, expected=_expected(options), **library_arguments(options))
+        result = export(watch=watcher, expected=_expected(options, options["to"]), **library_arguments(options))
     if options["json"]:
         show.as_json(show.export_record(result))
     elif not options["quiet"]:
@@ -269,11 +269,13 @@ def export(options: dict[str, Any]) -> int:
     return 0
 
 
-def _expected(options: dict[str, Any]) -> dict[str, Any]:
+def _expected(options: dict[str, Any], layout: str) -> dict[str, Any]:
     """What files must hash to, by `--expect` and `--checksums`."""
-    from tokenmill.formats.templar import read_expected
+    from tokenmill.formats.base import load_checked_format
 
-    return {} if options["skip_validation"] else read_expected(options["expect"] or (), options["checksums"])
+    if options["skip_validation"] or (not options["expect"] and options["checksums"] is None):
+        return {}
+    return dict(load_checked_format(layout).read_expected(options["expect"] or (), options["checksums"]))
 
 
 _IMPORT = """
@@ -318,7 +320,7 @@ Examples:
 def consolidate(options: dict[str, Any]) -> int:
     from tokenmill.formats.templar import consolidate
 
-    expected, compat = _expected(options), options.pop("templar_compat")
+    expected, compat = _expected(options, "templar"), options.pop("templar_compat")
     with ProgressDisplay.of(options, "writing") as watcher:
         result = consolidate(watch=watcher, expected=expected, compat=compat, **library_arguments(options))
     if options["json"]:

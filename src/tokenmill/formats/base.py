@@ -2,8 +2,9 @@
 
 Each format is one module of this package, named in `FORMATS` and loaded only when it is used:
 
+    TRAITS                   its options, and what it needs of a dataset                     all formats
     detect(path, hints)      its files, to be opened in place: memory-mapped, not copied     formats of `IN_PLACE`
-    read(path, hints)        its files as a dataset with splits, for import                  all formats
+    read(path, hints)        its files as a dataset with splits, for import                  all other formats
     check(options, outline)  refuse options that do not fit a dataset, built or not yet      all formats
     write(source, options)   an `Export`: the parts to write, and notes for the user         all formats
 
@@ -22,21 +23,17 @@ from __future__ import annotations
 import importlib
 import itertools
 import os
-import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, fields
 from typing import Any, Protocol, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from tokenmill.dataset.bin_idx import Tokens, numpy_dtype
 from tokenmill.dataset.dataset import BLOCK_TOKENS, Dataset, Starts, TokenSplit
 from tokenmill.dataset.manifest import is_name
-from tokenmill.errors import DatasetError, RecipeError, hint_for
+from tokenmill.errors import DatasetError, RecipeError
 from tokenmill.sizes import counted, parse_size
-from tokenmill.storage import memory_maps
-from tokenmill.storage.memory_maps import map_file, open_plain
 from tokenmill.storage.output import Digest, Output
 
 _MAX_DIGITS = 19  # of a whole number of 64 bits
@@ -59,8 +56,6 @@ SIZES = ("shard_size", "seq_len")
 MAX_FILES = 1_000_000
 
 GPT2_EOT = 50256
-NPY_MAGIC = b"\x93NUMPY"
-DTYPE_HINT = "is the file complete? Otherwise give `dtype`: uint16 or uint32"
 _FIRST_SEARCH_TOKENS = 1 << 16
 _FLAGS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 _NAME_HINT = "use letters, digits, dots, dashes and underscores"
@@ -69,21 +64,28 @@ _SEED_HINT = "use a whole number, 0 or more, below 2^62"
 Facts = dict[str, Any]
 
 
-class Format(Protocol):
-    """A module of this package.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormatTraits:
+    """What a format accepts, needs and takes.
 
-    SUMMARY          one line for people
-    OPTIONS          the fields of `Options` that it accepts
-    NEEDS            what the tokens must have: "eot" (an end of text after every document), "uint16"
-    BYTES_PER_TOKEN  in its files, for tokens that the dataset stores in two bytes and in four
-    DOCUMENT_BYTES   about how many bytes a document takes besides its tokens
+    options          the fields of `Options` that it accepts
+    needs            what the tokens must have: "eot" (an end of text after every document), "uint16"
+    bytes_per_token  in its files, for tokens that the dataset stores in two bytes and in four
+    document_bytes   about how many bytes a document takes besides its tokens
+    equal_shards     whether all shards but the last have the same size
     """
 
-    SUMMARY: str
-    OPTIONS: frozenset[str]
-    NEEDS: frozenset[str]
-    BYTES_PER_TOKEN: tuple[int, int]
-    DOCUMENT_BYTES: int
+    options: Set[str]
+    needs: Set[str] = frozenset()
+    bytes_per_token: tuple[int, int] = (2, 4)
+    document_bytes: int = 0
+    equal_shards: bool = False
+
+
+class Format(Protocol):
+    """A module of this package."""
+
+    TRAITS: FormatTraits
 
     def check(self, options: Options, outline: Outline) -> None:
         """Refuse options that do not fit a dataset, which may not be built yet."""
@@ -91,14 +93,16 @@ class Format(Protocol):
     def write(self, source: Dataset, options: Options) -> Export:
         """What to write for a dataset."""
 
+
+class ReadableFormat(Format, Protocol):
+    """A format whose files have to be decoded."""
+
     def read(self, path: str, hints: Hints) -> Dataset:
         """Files of the format as a dataset with splits."""
 
 
 class InPlaceFormat(Format, Protocol):
-    """A format whose files are opened as they are. `EQUAL_SHARDS`: all shards but the last have the same size."""
-
-    EQUAL_SHARDS: bool
+    """A format whose files are opened as they are."""
 
     def detect(self, path: str, hints: Hints) -> DetectedFiles | None:
         """The files of a path: a file, a prefix or a folder. None if it has nothing of this format.
@@ -112,6 +116,9 @@ class CheckedFormat(Format, Protocol):
 
     EXPECTED_FILES: Mapping[str, str]
 
+    def read_expected(self, given: Sequence[str], checksums: str | os.PathLike[str] | None) -> dict[str, Expected]:
+        """Checksums from the command line and from a file, by name."""
+
     def check_expected(self, files: Mapping[str, Digest], expected: Mapping[str, Expected], dtype: str) -> None:
         """Raise `DatasetError` unless the files are as expected."""
 
@@ -121,6 +128,11 @@ def load_format(name: str) -> Format:
     if name not in FORMATS:
         raise RecipeError(f"there is no layout {name!r}", hint=f"there are {', '.join(FORMATS)}")
     return cast("Format", importlib.import_module(f"tokenmill.formats.{name}"))
+
+
+def load_readable_format(name: str) -> ReadableFormat:
+    """The module of a format whose files have to be decoded."""
+    return cast("ReadableFormat", load_format(name))
 
 
 def load_in_place_format(name: str) -> InPlaceFormat:
@@ -313,7 +325,7 @@ def _parse_option(option: str, text: str) -> object:
 
 def check_options(name: str, options: Options) -> Options:
     """Refuse options that a format would ignore, and values that none has."""
-    accepted = load_format(name).OPTIONS
+    accepted = load_format(name).TRAITS.options
     if unknown := sorted(options.given().keys() - accepted):
         refused = ", ".join(f"`{option}`" for option in unknown)
         known = ", ".join(f"`{option}`" for option in sorted(accepted)) or "none"
@@ -345,9 +357,9 @@ def check_outline(name: str, options: Options, outline: Outline, *, vocab_size: 
 
 def check_needs(name: str, *, dtype: str, vocab_size: int, eot: str, where: str) -> None:
     """Refuse tokens that a format cannot hold."""
-    needs = load_format(name).NEEDS
+    needs = load_format(name).TRAITS.needs
     if "uint16" in needs and dtype != "uint16":
-        wide = ", ".join(one for one in FORMATS if "uint16" not in load_format(one).NEEDS)
+        wide = ", ".join(one for one in FORMATS if "uint16" not in load_format(one).TRAITS.needs)
         size = f" of {vocab_size:,}" if vocab_size else ""
         raise RecipeError(
             f"{name} stores tokens as uint16, and the vocabulary{size} does not fit",
@@ -362,8 +374,8 @@ def check_needs(name: str, *, dtype: str, vocab_size: int, eot: str, where: str)
 
 def format_bytes_of(name: str, dtype: str, num_tokens: int, num_documents: int) -> int:
     """An upper estimate of the size of this many tokens and documents of a dataset in a format."""
-    found = load_format(name)
-    return found.BYTES_PER_TOKEN[dtype != "uint16"] * num_tokens + found.DOCUMENT_BYTES * num_documents
+    traits = load_format(name).TRAITS
+    return traits.bytes_per_token[dtype != "uint16"] * num_tokens + traits.document_bytes * num_documents
 
 
 def filled_splits(source: Dataset) -> dict[str, TokenSplit]:
@@ -492,122 +504,3 @@ def _first_end(split: TokenSplit, at: int) -> int:
         if at - 1 + search_tokens >= split.num_tokens:
             return split.num_tokens
         search_tokens *= 4
-
-
-def map_token_file(file: TokenFile, dtype: str) -> Tokens:
-    """The tokens of a file, mapped."""
-    kind = numpy_dtype(dtype)
-    try:
-        if os.path.getsize(file.path) < file.offset + file.num_tokens * kind.itemsize:
-            raise DatasetError(f"{file.path} has become shorter", hint="is it still being written?")
-        return memory_maps.map_file(file.path, kind, offset=file.offset, count=file.num_tokens)
-    except OSError as error:
-        raise DatasetError(
-            f"{file.path} cannot be read: {error.strerror}", hint=hint_for(error, "check the path")
-        ) from None
-
-
-def fitting_dtype(size: int, table: npt.NDArray[np.int64] | None) -> str | None:
-    """The dtype with which this many bytes hold the tokens of a table of document ends."""
-    count = int(table[-1]) if table is not None else 0
-    return {2 * count: "uint16", 4 * count: "int32"}.get(size) if count else None
-
-
-def eot_policy(
-    files: dict[str, list[TokenFile]],
-    dtype: str,
-    eot_id: int | None,
-    inner_ends: dict[str, list[Any]],
-    units_per_token: int,
-) -> str:
-    """Where the end of text is in the first document of each split, if all agree."""
-    if eot_id is None:
-        return "none"
-    seen = set()
-    for split, found in files.items():
-        first = inner_ends[split][0]
-        end = int(first[0]) // units_per_token if len(first) else found[0].num_tokens
-        document = map_token_file(found[0], dtype)[:end]
-        seen.add("append" if document[-1] == eot_id else "prepend" if document[0] == eot_id else "none")
-    return seen.pop() if len(seen) == 1 else "none"
-
-
-def groups_by_name(paths: Sequence[str]) -> dict[str, list[str]]:
-    """Files by split: `val` or `test` as a word of the name, everything else is train."""
-    groups: dict[str, list[str]] = {}
-    for path in sorted(paths):
-        words = re.split(r"[_.-]", os.path.basename(path))
-        groups.setdefault(next((word for word in words if word in ("val", "test")), "train"), []).append(path)
-    return groups
-
-
-def files_by_folder(path: str, suffix: str, index_suffix: str) -> dict[str, list[str]]:
-    """A file, the files of a folder, or those of its folders, which are splits then.
-
-    `index_suffix` is that of the file beside each that stores where its documents end.
-    """
-    if os.path.isfile(path):
-        return {"train": [path]} if path.endswith(suffix) else {}
-    folders = {"train": path}
-    if not any(name.endswith(suffix) for name in names_in(path)):
-        folders = {name: f"{path}/{name}" for name in names_in(path) if name.isidentifier()}
-    found = {}
-    for split, folder in folders.items():
-        inside = [f"{folder}/{name}" for name in names_in(folder) if name.endswith(suffix)]
-        if inside or any(name.endswith(index_suffix) for name in names_in(folder)):
-            found[split] = inside
-    if any(found.values()):
-        for split in found:
-            check_pairs(folders[split], index_suffix, suffix)
-    return {split: inside for split, inside in found.items() if inside}
-
-
-def check_pairs(folder: str, suffix: str, other_suffix: str) -> None:
-    """Refuse a file without the other file of its pair: its tokens would be left out silently."""
-    names = set(names_in(folder))
-    for name in sorted(names):
-        if name.endswith(suffix) and (missing := f"{name.removesuffix(suffix)}{other_suffix}") not in names:
-            raise DatasetError(
-                f"{folder} has {name} without {missing}", hint="is a file missing? Otherwise move it away"
-            )
-
-
-def check_numbers(paths: Sequence[str]) -> None:
-    """Refuse a gap in numbered files: a document may continue from one to the next."""
-    numbers = [int(found[-1]) for path in paths if (found := re.findall(r"\d+", os.path.basename(path)))]
-    for before, number, path in zip(numbers, numbers[1:], paths[1:], strict=False):
-        if number != before + 1:
-            raise DatasetError(f"{path} follows number {before}", hint="is a file missing between them?")
-
-
-def names_in(folder: str) -> list[str]:
-    try:
-        return sorted(os.listdir(folder))
-    except OSError as error:
-        if isinstance(error, PermissionError):
-            raise DatasetError(f"{folder} cannot be read: {error.strerror}", hint=hint_for(error, "")) from None
-        return []
-
-
-def size_of(path: str) -> int:
-    try:
-        return os.path.getsize(path)
-    except OSError as error:
-        raise DatasetError(
-            f"{path} cannot be read: {error.strerror}", hint=hint_for(error, "is a file missing?")
-        ) from None
-
-
-def head_of(path: str, size: int) -> bytes:
-    try:
-        with open(path, "rb", opener=open_plain) as file:
-            return file.read(size)
-    except OSError as error:
-        raise DatasetError(f"{path} cannot be read: {error.strerror}", hint=hint_for(error, "check the path")) from None
-
-
-def mapped(path: str, kind: str, offset: int = 0, count: int | None = None) -> npt.NDArray[Any]:
-    try:
-        return map_file(path, kind, offset=offset, count=count)
-    except (OSError, ValueError) as error:
-        raise DatasetError(f"{path} cannot be mapped: {error}", hint="is the file complete?") from None

@@ -32,6 +32,7 @@ from tokenmill.formats.base import (
     Export,
     Facts,
     Files,
+    FormatTraits,
     Hints,
     Options,
     Outline,
@@ -52,11 +53,7 @@ from tokenmill.formats.rows import (
 )
 from tokenmill.records import Int, convert
 
-SUMMARY = "compressed documents with indexes and hashes for catid's dataloader"
-OPTIONS = frozenset({"shard_size"})
-NEEDS: frozenset[str] = frozenset()
-BYTES_PER_TOKEN = (4, 4)
-DOCUMENT_BYTES = 24
+TRAITS = FormatTraits(options={"shard_size"}, bytes_per_token=(4, 4), document_bytes=24)
 
 SHARD_TOKENS = 1 << 25
 VERSION = 14
@@ -104,10 +101,6 @@ def write(source: Dataset, options: Options) -> Export:
         notes.append("catid does not store the end of text: an import adds it again if the id is given")
     about = source.manifest.tokenizer
     return Export(parts=tuple(parts), notes=tuple(notes), finish=lambda receipts: _indexes(about, receipts))
-
-
-def read(path: str, hints: Hints) -> Dataset:
-    return open_catid(path, hints)
 
 
 def _counts(split: TokenSplit, lengths: Starts) -> Starts:
@@ -332,7 +325,7 @@ class _CatidIndex:
     index_files: tuple[str, ...]
 
 
-def open_catid(path: str, hints: Hints) -> RowsDataset:
+def read(path: str, hints: Hints) -> RowsDataset:
     """A folder with an index.yaml, or a folder of such folders, which are splits."""
     indexes = find_indexes(path, "index.yaml", "catid", suffix=".bin")
     files = {split: _files(folder, index, hints.eot_id) for split, (folder, index) in indexes.items()}

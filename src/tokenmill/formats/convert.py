@@ -55,7 +55,7 @@ from tokenmill.formats.base import (
     load_in_place_format,
     outline_of,
 )
-from tokenmill.formats.open import InPlaceDataset
+from tokenmill.formats.open import InPlaceDataset, read_files
 from tokenmill.formats.open import open as open_dataset
 from tokenmill.formats.results import ExportResult, ImportResult
 from tokenmill.formats.resumable import check_output, make_request, run_conversion, start_over
@@ -217,7 +217,7 @@ def import_(
     restart, eot_id = arguments.flag("restart", restart), arguments.whole_or_none("eot_id", eot_id)
     folder = local_folder(output, name="output")
     target = _target(tokenizer, eot_id)
-    source = load_format(layout).read(local_folder(path).path, Hints(layout=layout, dtype=dtype, eot_id=target.eot_id))
+    source = read_files(local_folder(path).path, layout, Hints(dtype=dtype, eot_id=target.eot_id))
     target = _complete_target(target, source)
     splits = filled_splits(source)
     for name in splits:
@@ -452,7 +452,7 @@ def _notes(source: Dataset, target: _ImportTarget) -> list[str]:
 
 def _short_shards(source: InPlaceDataset) -> list[str]:
     """If all shards but the last should have the same size, shorter ones may be out of order."""
-    if not load_in_place_format(source.detected.layout).EQUAL_SHARDS:
+    if not load_in_place_format(source.detected.layout).TRAITS.equal_shards:
         return []
     return [
         f"{file.path} is not the last shard, and has only {file.num_tokens} tokens: are the shards in order?"

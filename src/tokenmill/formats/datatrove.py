@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from tokenmill.formats.base import (
     Export,
     Facts,
     Files,
+    FormatTraits,
     Hints,
     Options,
     OutputPart,
@@ -21,21 +21,12 @@ from tokenmill.formats.base import (
     TokenStream,
     check_nothing,
     cut_at_documents,
-    eot_policy,
-    files_by_folder,
     filled_splits,
     lengths_by_block,
-    mapped,
-    size_of,
 )
-from tokenmill.formats.open import open_in_place
+from tokenmill.formats.files import eot_policy, files_by_folder, mapped, size_of
 
-SUMMARY = ".ds files of raw tokens with an index of documents"
-OPTIONS = frozenset({"name", "shard_size"})
-NEEDS: frozenset[str] = frozenset()
-BYTES_PER_TOKEN = (2, 4)
-DOCUMENT_BYTES = 8
-EQUAL_SHARDS = False
+TRAITS = FormatTraits(options={"name", "shard_size"}, document_bytes=8)
 
 SHARD_TOKENS = 1 << 28
 
@@ -83,10 +74,6 @@ def write(source: Dataset, options: Options) -> Export:
             for number, bounds in enumerate(cut_at_documents(split, options.shard_size or SHARD_TOKENS))
         )
     )
-
-
-def read(path: str, hints: Hints) -> Dataset:
-    return open_in_place(path, replace(hints, layout="datatrove"))
 
 
 def _part(name: str, split: TokenSplit, bounds: tuple[int, int], tokenizer: str) -> OutputPart:

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from tokenmill.dataset.bin_idx import Tokens
 from tokenmill.dataset.dataset import Dataset, Starts
 from tokenmill.errors import DatasetError
-from tokenmill.formats.base import Export, Facts, Files, Hints, Options, Outline, OutputPart, require_rows
+from tokenmill.formats.base import Export, Facts, Files, FormatTraits, Hints, Options, Outline, OutputPart, require_rows
 from tokenmill.formats.rows import (
     ROWS_NOTE,
     RowsDataset,
@@ -38,11 +38,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-SUMMARY = "parquet with a column input_ids: a row is a document, or packed"
-OPTIONS = frozenset({"shard_size", "seq_len"})
-NEEDS: frozenset[str] = frozenset()
-BYTES_PER_TOKEN = (4, 4)
-DOCUMENT_BYTES = 1
+TRAITS = FormatTraits(options={"shard_size", "seq_len"}, bytes_per_token=(4, 4), document_bytes=1)
 
 SHARD_TOKENS = 1 << 25
 GROUP_TOKENS = 1 << 20
@@ -68,10 +64,6 @@ def write(source: Dataset, options: Options) -> Export:
             for number, bounds in enumerate(ranges)
         ]
     return Export(parts=tuple(parts), notes=notes)
-
-
-def read(path: str, hints: Hints) -> Dataset:
-    return open_rows(path, hints)
 
 
 def _part(name: str, rows: TokenRows, bounds: tuple[int, int]) -> OutputPart:
@@ -144,7 +136,7 @@ class RowGroup:
         yield narrowed(values_of(self.load().slice(first, last - first), self.path), where=self.path)
 
 
-def open_rows(path: str, hints: Hints) -> RowsDataset:
+def read(path: str, hints: Hints) -> RowsDataset:
     """A Parquet or Arrow file, or a folder. Splits are told by names like `train-00000-of-00001`, or by folders."""
     import pyarrow as pa
 

@@ -26,6 +26,7 @@ from tokenmill.formats.base import (
     Export,
     Facts,
     Files,
+    FormatTraits,
     Hints,
     Options,
     Outline,
@@ -48,11 +49,7 @@ from tokenmill.formats.rows import (
 )
 from tokenmill.records import Int, convert
 
-SUMMARY = "chunks of raw tokens for litData's TokensLoader"
-OPTIONS = frozenset({"shard_size"})
-NEEDS: frozenset[str] = frozenset()
-BYTES_PER_TOKEN = (2, 4)
-DOCUMENT_BYTES = 4
+TRAITS = FormatTraits(options={"shard_size"}, document_bytes=4)
 
 SHARD_TOKENS = 1 << 24
 _MAX_BYTES = (1 << 32) - 1

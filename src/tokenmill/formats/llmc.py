@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import os
 import struct
-from dataclasses import replace
 
 import numpy as np
 
@@ -20,37 +19,27 @@ from tokenmill.formats.base import (
     GPT2_EOT,
     DetectedFiles,
     Export,
+    FormatTraits,
     Hints,
     Options,
     Outline,
     OutputPart,
     TokenFile,
     TokenStream,
-    check_numbers,
     cut_anywhere,
     file_part,
     filled_splits,
-    groups_by_name,
-    head_of,
-    map_token_file,
-    names_in,
     require_shard_size,
     require_train_and_val,
-    size_of,
 )
-from tokenmill.formats.open import open_in_place
+from tokenmill.formats.files import check_numbers, groups_by_name, head_of, map_token_file, names_in, size_of
 
 _HEAD_BYTES = 12
 HEADER_BYTES = 1024
 # magic -> version, dtype, end of text
 KINDS = {20240520: (1, "uint16", GPT2_EOT), 20240801: (7, "int32", 128000)}
 
-SUMMARY = "shards with llm.c's header, GPT-2's or Llama-3's by the size of the vocabulary"
-OPTIONS = frozenset({"name", "shard_size"})
-NEEDS = frozenset({"eot"})
-BYTES_PER_TOKEN = (2, 4)
-DOCUMENT_BYTES = 0
-EQUAL_SHARDS = True
+TRAITS = FormatTraits(options={"name", "shard_size"}, needs={"eot"}, equal_shards=True)
 
 SHARD_TOKENS = 10**8
 MAX_FILE_BYTES = (1 << 31) - 1
@@ -124,10 +113,6 @@ def write(source: Dataset, options: Options) -> Export:
         role = "val" if "val" not in splits and number == 0 else name
         parts.append(_part(f"{prefix}{role}_{number:06d}", splits[name], bounds))
     return Export(parts=tuple(parts), notes=notes)
-
-
-def read(path: str, hints: Hints) -> Dataset:
-    return open_in_place(path, replace(hints, layout="llmc"))
 
 
 def _ranges(splits: dict[str, TokenSplit], name: str, size: int) -> list[tuple[int, int]]:

@@ -35,6 +35,7 @@ from tokenmill.formats.base import (
     Export,
     Facts,
     Files,
+    FormatTraits,
     Hints,
     Options,
     Outline,
@@ -61,11 +62,7 @@ from tokenmill.records import Int, convert
 
 _VERSION = 2
 _BITS_3 = 0b11
-SUMMARY = "shards of Mosaic's streaming datasets: a sample is a document, or packed"
-OPTIONS = frozenset({"shard_size", "seq_len"})
-NEEDS: frozenset[str] = frozenset()
-BYTES_PER_TOKEN = (4, 4)
-DOCUMENT_BYTES = 12
+TRAITS = FormatTraits(options={"shard_size", "seq_len"}, bytes_per_token=(4, 4), document_bytes=12)
 
 SHARD_TOKENS = 1 << 24
 _MAX_BYTES = (1 << 32) - 1
@@ -94,10 +91,6 @@ def write(source: Dataset, options: Options) -> Export:
         for number, bounds in enumerate(_cut(rows, 4 * size - 8 - len(config)))
     ]
     return Export(parts=tuple(parts), notes=notes, finish=lambda receipts: _indexes(about, receipts))
-
-
-def read(path: str, hints: Hints) -> Dataset:
-    return open_mds(path, hints)
 
 
 def _about(seq_len: int | None, size_limit: int) -> dict[str, Any]:
@@ -283,7 +276,7 @@ class MdsShard:
         return rows.view(kind).astype(np.int64).reshape(len(at))
 
 
-def open_mds(path: str, hints: Hints) -> RowsDataset:
+def read(path: str, hints: Hints) -> RowsDataset:
     """A folder with an index.json, or a folder of such folders, which are splits."""
     indexes = find_indexes(path, "index.json", "mds", suffix=".mds")
     files = {split: _shards(folder, index) for split, (folder, index) in indexes.items()}

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,31 +21,20 @@ from tokenmill.formats.base import (
     Export,
     Facts,
     Files,
+    FormatTraits,
     Hints,
     Options,
     OutputPart,
     TokenFile,
     TokenStream,
     check_nothing,
-    check_pairs,
     cut_at_documents,
-    eot_policy,
     filled_splits,
-    groups_by_name,
-    head_of,
     lengths_by_block,
-    mapped,
-    names_in,
-    size_of,
 )
-from tokenmill.formats.open import open_in_place
+from tokenmill.formats.files import check_pairs, eot_policy, groups_by_name, head_of, mapped, names_in, size_of
 
-SUMMARY = "pairs of .bin and .idx with the names of Megatron-LM's tools"
-OPTIONS = frozenset({"name", "shard_size"})
-NEEDS: frozenset[str] = frozenset()
-BYTES_PER_TOKEN = (2, 4)
-DOCUMENT_BYTES = 20
-EQUAL_SHARDS = False
+TRAITS = FormatTraits(options={"name", "shard_size"}, document_bytes=20)
 
 _CHUNK_DOCUMENTS = 1 << 18
 
@@ -129,10 +117,6 @@ def write(source: Dataset, options: Options) -> Export:
             shard = f"{prefix}_{number:05d}" if options.shard_size else prefix
             parts.append(_part(f"{shard}_text_document", split, bounds))
     return Export(parts=tuple(parts), notes=_notes(source.manifest.tokenizer["vocab_size"]))
-
-
-def read(path: str, hints: Hints) -> Dataset:
-    return open_in_place(path, replace(hints, layout="megatron"))
 
 
 def _notes(vocab_size: int) -> tuple[str, ...]:

@@ -13,7 +13,6 @@ import json
 import os
 import pickle
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 
 import numpy as np
 import numpy.typing as npt
@@ -22,10 +21,10 @@ from tokenmill.dataset.bin_idx import numpy_dtype
 from tokenmill.dataset.dataset import Dataset, Starts, TokenSplit
 from tokenmill.errors import DatasetError, RecipeError
 from tokenmill.formats.base import (
-    DTYPE_HINT,
     GPT2_EOT,
     DetectedFiles,
     Export,
+    FormatTraits,
     Hints,
     Options,
     Outline,
@@ -33,20 +32,12 @@ from tokenmill.formats.base import (
     TokenStream,
     file_part,
     filled_splits,
-    map_token_file,
-    names_in,
-    size_of,
 )
-from tokenmill.formats.open import open_in_place
+from tokenmill.formats.files import DTYPE_HINT, map_token_file, names_in, size_of
 from tokenmill.permutation import make_key, permute
 from tokenmill.storage.local import Folder
 
-SUMMARY = "train.bin and val.bin of raw uint16 tokens"
-OPTIONS = frozenset({"order", "seed"})
-NEEDS = frozenset({"eot", "uint16"})
-BYTES_PER_TOKEN = (2, 4)
-DOCUMENT_BYTES = 0
-EQUAL_SHARDS = False
+TRAITS = FormatTraits(options={"order", "seed"}, needs={"eot", "uint16"})
 
 CHUNK_DOCUMENTS = 1 << 14
 # From nanoGPT's script: the share of validation documents, and the seed with which they are selected.
@@ -93,10 +84,6 @@ def write(source: Dataset, options: Options) -> Export:
         ),
         finish=lambda _: _meta(source),
     )
-
-
-def read(path: str, hints: Hints) -> Dataset:
-    return open_in_place(path, replace(hints, layout="nanogpt"))
 
 
 def _reading(source: Dataset, name: str, options: Options) -> Callable[[], Iterator[memoryview]]:

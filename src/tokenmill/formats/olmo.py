@@ -12,7 +12,6 @@ import os
 import re
 import zlib
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,10 +21,9 @@ from tokenmill.dataset.bin_idx import numpy_dtype
 from tokenmill.dataset.dataset import Dataset, TokenSplit
 from tokenmill.errors import DatasetError
 from tokenmill.formats.base import (
-    DTYPE_HINT,
-    NPY_MAGIC,
     DetectedFiles,
     Export,
+    FormatTraits,
     Hints,
     Options,
     OutputPart,
@@ -33,25 +31,15 @@ from tokenmill.formats.base import (
     TokenStream,
     check_nothing,
     cut_at_documents,
-    eot_policy,
     file_part,
-    files_by_folder,
     filled_splits,
-    fitting_dtype,
-    head_of,
     lengths_by_block,
-    size_of,
 )
-from tokenmill.formats.open import open_in_place
+from tokenmill.formats.files import DTYPE_HINT, NPY_MAGIC, eot_policy, files_by_folder, fitting_dtype, head_of, size_of
 
 _TABLE_ROW = re.compile(rb"(\d+),(\d+)(?:,|$)")
 
-SUMMARY = "raw .npy files with tables of documents, as dolma writes and OLMo reads them"
-OPTIONS = frozenset({"shard_size"})
-NEEDS = frozenset({"eot"})
-BYTES_PER_TOKEN = (2, 4)
-DOCUMENT_BYTES = 12
-EQUAL_SHARDS = False
+TRAITS = FormatTraits(options={"shard_size"}, needs={"eot"}, document_bytes=12)
 
 SHARD_TOKENS = 1 << 28
 
@@ -117,10 +105,6 @@ def write(source: Dataset, options: Options) -> Export:
         for part in _parts(f"{name}/part-0-{number:05d}", name, split, bounds)
     ]
     return Export(parts=tuple(parts))
-
-
-def read(path: str, hints: Hints) -> Dataset:
-    return open_in_place(path, replace(hints, layout="olmo"))
 
 
 def _parts(name: str, split_name: str, split: TokenSplit, bounds: tuple[int, int]) -> list[OutputPart]:

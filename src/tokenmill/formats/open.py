@@ -21,7 +21,7 @@ import hashlib
 import itertools
 import os
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from typing import TYPE_CHECKING, Any, Protocol
@@ -41,8 +41,9 @@ from tokenmill.formats.base import (
     Hints,
     TokenFile,
     load_in_place_format,
-    map_token_file,
+    load_readable_format,
 )
+from tokenmill.formats.files import map_token_file
 from tokenmill.sizes import format_time, parse_size
 from tokenmill.storage import memory_maps
 from tokenmill.storage.base import Storage, cache_path, local_folder, open_folder
@@ -113,6 +114,13 @@ def open_remote(
 def open_in_place(path: str, hints: Hints) -> InPlaceDataset:
     """Open files of a format that is given, or detected by their names and first bytes."""
     return InPlaceDataset(path, detect(path, hints))
+
+
+def read_files(path: str, layout: str, hints: Hints) -> Dataset:
+    """Files of a format as a dataset with splits: opened in place if the format can be, else decoded."""
+    if layout in IN_PLACE:
+        return open_in_place(path, replace(hints, layout=layout))
+    return load_readable_format(layout).read(path, hints)
 
 
 def detect(path: str, hints: Hints) -> DetectedFiles:

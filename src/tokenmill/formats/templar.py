@@ -22,7 +22,6 @@ import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -35,29 +34,26 @@ from tokenmill.dataset.bin_idx import numpy_dtype
 from tokenmill.dataset.dataset import Dataset, TokenSplit
 from tokenmill.errors import DatasetError, RecipeError, hint_for
 from tokenmill.formats.base import (
-    NPY_MAGIC,
     DetectedFiles,
     Expected,
     Export,
     Facts,
     Files,
+    FormatTraits,
     Hints,
     Options,
     Outline,
     OutputPart,
     TokenFile,
     TokenStream,
-    check_numbers,
     cut_anywhere,
     file_part,
     filled_splits,
-    head_of,
-    names_in,
     no_more_files,
     require_sample,
     require_train_and_val,
-    size_of,
 )
+from tokenmill.formats.files import NPY_MAGIC, check_numbers, head_of, names_in, size_of
 from tokenmill.formats.open import open_in_place
 from tokenmill.formats.results import ExportResult
 from tokenmill.sizes import parse_size
@@ -66,12 +62,9 @@ from tokenmill.storage.memory_maps import open_plain
 from tokenmill.storage.output import Digest
 
 _COMPAT_ITEM_BYTES = 2  # the original knows no other
-SUMMARY = ".npy shards of an exact size, tokens.bin and sample_ids.bin"
-OPTIONS = frozenset({"shard_size", "seq_len", "templar_compat"})
-NEEDS = frozenset({"eot"})
-BYTES_PER_TOKEN = (4, 8)
-DOCUMENT_BYTES = 0
-EQUAL_SHARDS = True
+TRAITS = FormatTraits(
+    options={"shard_size", "seq_len", "templar_compat"}, needs={"eot"}, bytes_per_token=(4, 8), equal_shards=True
+)
 
 SHARD_TOKENS = 1 << 30
 SEQ_LEN = 2048
@@ -164,10 +157,6 @@ def write(source: Dataset, options: Options) -> Export:
         seq_len = options.seq_len or SEQ_LEN
         parts += consolidated(splits["train"], seq_len, compat=bool(options.templar_compat))
     return Export(parts=tuple(parts))
-
-
-def read(path: str, hints: Hints) -> Dataset:
-    return open_in_place(path, replace(hints, layout="templar"))
 
 
 def shard_part(name: str, split: TokenSplit, bounds: tuple[int, int]) -> OutputPart:
