@@ -149,7 +149,7 @@ def committing(work: Path, units: int) -> dict[str, Any]:
     folder, found = _opened(work)
     job = workspace.load_job(folder)
     begin = _now()
-    receipts = records.pack_table(
+    receipts = records.make_table(
         Receipt, (one for one in load_receipts(folder, range(units), found.fingerprint) if one)
     )
     read = _now()

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -46,10 +46,16 @@ Tokens = npt.NDArray[np.uint16] | npt.NDArray[np.int32]
 Defect = tuple[str, str]
 
 
+Lengths = npt.NDArray[np.int32] | npt.NDArray[np.int64]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IndexHeader:
+    """The header of an .idx. Megatron may combine sequences into documents; in ours every sequence is a document."""
+
     dtype: str
-    num_documents: int
+    num_sequences: int
+    num_bounds: int
 
 
 def dtype_for(vocab_size: int) -> str:
@@ -70,40 +76,48 @@ def index_bytes(num_documents: int) -> int:
     return HEADER.size + 12 * num_documents + 8 * (num_documents + 1)
 
 
-def index_blocks(dtype: str, lengths: npt.NDArray[np.int32]) -> Iterator[bytes]:
-    """The .idx of documents with these lengths, block by block."""
-    count = len(lengths)
+def index_blocks(dtype: str, lengths: Callable[[], Iterable[Lengths]]) -> Iterator[bytes]:
+    """The .idx of documents, block by block. `lengths()` is iterated several times, so it need not be in memory."""
+    count = sum(map(len, lengths()))
     itemsize = numpy_dtype(dtype).itemsize
     yield HEADER.pack(MAGIC, 1, CODES[dtype], count, count + 1)
-    for start in range(0, count, _CHUNK_DOCUMENTS):
-        yield lengths[start : start + _CHUNK_DOCUMENTS].astype("<i4").tobytes()
+    for block in lengths():
+        yield block.astype("<i4").tobytes()
     offset = 0
-    for start in range(0, count, _CHUNK_DOCUMENTS):
-        ends = np.cumsum(lengths[start : start + _CHUNK_DOCUMENTS], dtype=np.int64) * itemsize + offset
-        yield np.concatenate(([offset], ends[:-1])).astype("<i8").tobytes()
-        offset = int(ends[-1])
+    for block in lengths():
+        ends = np.cumsum(block, dtype=np.int64) * itemsize + offset
+        yield (ends - block.astype(np.int64) * itemsize).astype("<i8").tobytes()
+        offset = int(ends[-1]) if len(ends) else offset
     for start in range(0, count + 1, _CHUNK_DOCUMENTS):
         yield np.arange(start, min(start + _CHUNK_DOCUMENTS, count + 1), dtype="<i8").tobytes()
 
 
-def parse_header(data: bytes, *, where: str) -> IndexHeader:
-    """The header of an .idx, checked."""
+def parse_header(data: bytes, *, where: str, hint: str = _HINT) -> IndexHeader:
+    """The header of an .idx of ours or of Megatron's, checked."""
     if len(data) < HEADER.size:
-        raise DatasetError(f"{where}: {len(data)} bytes are too few for an index", hint=_HINT)
-    magic, version, code, count, count_and_one = HEADER.unpack_from(data)
-    if magic != MAGIC or version != 1 or code not in NAMES or count_and_one != count + 1:
+        raise DatasetError(f"{where}: {len(data)} bytes are too few for an index", hint=hint)
+    magic, version, code, num_sequences, num_bounds = HEADER.unpack_from(data)
+    if magic != MAGIC or version != 1 or code not in NAMES:
+        told = f"magic {magic!r}, version {version}, dtype code {code}"
+        raise DatasetError(f"{where}: not an index of uint16 or int32 tokens ({told})", hint=hint)
+    return IndexHeader(dtype=NAMES[code], num_sequences=num_sequences, num_bounds=num_bounds)
+
+
+def _parse_own_header(data: bytes, *, where: str) -> IndexHeader:
+    """The header of an .idx in which every sequence is a document."""
+    header = parse_header(data, where=where)
+    if header.num_bounds != header.num_sequences + 1:
         raise DatasetError(
-            f"{where}: not an index of tokenmill (magic {magic!r}, version {version}, dtype code {code}, "
-            f"{count} sequences, {count_and_one} document bounds)",
+            f"{where}: {header.num_sequences} sequences, but {header.num_bounds} document bounds",
             hint=_HINT,
         )
-    return IndexHeader(dtype=NAMES[code], num_documents=count)
+    return header
 
 
 def parse_index(data: memoryview, *, bin_bytes: int, where: str) -> tuple[IndexHeader, npt.NDArray[np.int32]]:
     """Header and document lengths of a complete .idx, with every offset checked against the .bin."""
-    header = parse_header(bytes(data[: HEADER.size]), where=where)
-    count = header.num_documents
+    header = _parse_own_header(bytes(data[: HEADER.size]), where=where)
+    count = header.num_sequences
     if len(data) != index_bytes(count):
         raise DatasetError(f"{where}: {len(data)} bytes, but {count} documents need {index_bytes(count)}", hint=_HINT)
     lengths = np.frombuffer(data, "<i4", count, HEADER.size)
@@ -169,10 +183,10 @@ def check_index(data: memoryview, shard: Shard, dtype: str, *, where: str) -> No
 
 
 def _check_header(data: bytes, shard: Shard, dtype: str, *, where: str) -> None:
-    header = parse_header(data, where=where)
-    if header.dtype != dtype or header.num_documents != shard.documents:
+    header = _parse_own_header(data, where=where)
+    if header.dtype != dtype or header.num_sequences != shard.documents:
         raise DatasetError(
-            f"{where}: {header.num_documents} documents of {header.dtype}, expected {shard.documents} of {dtype}",
+            f"{where}: {header.num_sequences} documents of {header.dtype}, expected {shard.documents} of {dtype}",
             hint=_HINT,
         )
 
@@ -253,9 +267,8 @@ class ShardWriter:
         """The files to publish. None if there are no tokens, since an empty .bin cannot be mapped."""
         if self._bin is None:
             return []
-        lengths = np.concatenate(self._lengths)
         self._idx = self._create(f"{self.name}.idx")
-        for block in index_blocks(self._dtype, lengths):
+        for block in index_blocks(self._dtype, lambda: self._lengths):
             self._idx.write(block)
         return [self._bin, self._idx]
 

@@ -7,14 +7,13 @@ In the files of others a document may have several sequences, and an index need 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.dataset.bin_idx import CODES, HEADER, MAGIC, NAMES, numpy_dtype
-from tokenmill.dataset.dataset import Dataset, Starts, TokenSplit
+from tokenmill.dataset.bin_idx import HEADER, index_blocks, numpy_dtype, parse_header
+from tokenmill.dataset.dataset import Dataset, TokenSplit
 from tokenmill.errors import DatasetError
 from tokenmill.formats.base import (
     DetectedFiles,
@@ -35,8 +34,6 @@ from tokenmill.formats.base import (
 from tokenmill.formats.files import check_pairs, eot_policy, groups_by_name, head_of, mapped, names_in, size_of
 
 TRAITS = FormatTraits(options={"name", "shard_size"}, document_bytes=20)
-
-_CHUNK_DOCUMENTS = 1 << 18
 
 
 def detect(path: str, hints: Hints) -> DetectedFiles | None:
@@ -77,18 +74,11 @@ def detect(path: str, hints: Hints) -> DetectedFiles | None:
 def _read_pair(prefix: str) -> tuple[str, TokenFile, npt.NDArray[np.int64]]:
     """Dtype, tokens, and the byte offsets of all documents except the first, which are the ends of the others."""
     where = f"{prefix}.idx"
-    head = head_of(where, HEADER.size)
-    if len(head) < HEADER.size:
-        raise DatasetError(f"{where}: too short for an index", hint="is the file complete?")
-    magic, version, code, num_sequences, num_bounds = HEADER.unpack(head)
-    if magic != MAGIC or version != 1 or code not in NAMES:
-        raise DatasetError(
-            f"{where}: magic {magic!r}, version {version}, dtype code {code}",
-            hint="Megatron indexes of uint16 or int32 tokens are read",
-        )
+    header = parse_header(head_of(where, HEADER.size), where=where, hint="is the file complete?")
+    num_sequences, num_bounds = header.num_sequences, header.num_bounds
     if size_of(where) != HEADER.size + 12 * num_sequences + 8 * num_bounds:
         raise DatasetError(f"{where}: its size does not match {num_sequences} sequences", hint="is the file complete?")
-    size, itemsize = size_of(f"{prefix}.bin"), numpy_dtype(NAMES[code]).itemsize
+    size, itemsize = size_of(f"{prefix}.bin"), numpy_dtype(header.dtype).itemsize
     starts = mapped(where, "<i8", HEADER.size + 4 * num_sequences, num_sequences)
     bounds = mapped(where, "<i8", HEADER.size + 12 * num_sequences, num_bounds)
     lengths = mapped(where, "<i4", HEADER.size, num_sequences)
@@ -102,7 +92,7 @@ def _read_pair(prefix: str) -> tuple[str, TokenFile, npt.NDArray[np.int64]]:
         inner_ends = starts[bounds[1:-1]]
     else:
         raise DatasetError(f"{where}: its documents do not match its sequences", hint="is the file complete?")
-    return NAMES[code], TokenFile(path=f"{prefix}.bin", offset=0, num_tokens=size // itemsize), inner_ends
+    return header.dtype, TokenFile(path=f"{prefix}.bin", offset=0, num_tokens=size // itemsize), inner_ends
 
 
 check = check_nothing
@@ -138,19 +128,3 @@ def _part(name: str, split: TokenSplit, bounds: tuple[int, int]) -> OutputPart:
         return {}
 
     return OutputPart(name=name, num_bytes=(stop - start) * numpy_dtype(split.dtype).itemsize, write=write)
-
-
-def index_blocks(dtype: str, lengths: Callable[[], Iterator[Starts]]) -> Iterator[bytes]:
-    """The .idx of documents. `lengths()` can be iterated several times, so that they need not be in memory."""
-    count = sum(map(len, lengths()))
-    itemsize = numpy_dtype(dtype).itemsize
-    yield HEADER.pack(MAGIC, 1, CODES[dtype], count, count + 1)
-    for block in lengths():
-        yield block.astype("<i4").tobytes()
-    offset = 0
-    for block in lengths():
-        ends = np.cumsum(block) * itemsize + offset
-        yield np.concatenate(([offset], ends[:-1])).astype("<i8").tobytes()
-        offset = int(ends[-1])
-    for start in range(0, count + 1, _CHUNK_DOCUMENTS):
-        yield np.arange(start, min(start + _CHUNK_DOCUMENTS, count + 1), dtype="<i8").tobytes()

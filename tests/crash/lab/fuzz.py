@@ -149,7 +149,7 @@ def _index(path: Path) -> Try:
 
 def read_index(data: bytes, bin_bytes: int) -> None:
     header, lengths = parse_index(memoryview(data), bin_bytes=bin_bytes, where="x.idx")
-    assert len(data) == index_bytes(header.num_documents) and (lengths >= 0).all(), "a bad index was let through"
+    assert len(data) == index_bytes(header.num_sequences) and (lengths >= 0).all(), "a bad index was let through"
     total = int(lengths.sum(dtype=np.int64)) * numpy_dtype(header.dtype).itemsize
     assert total == bin_bytes, f"an index of {total} bytes was let through for {bin_bytes}"
 
@@ -250,7 +250,7 @@ SEALED: dict[str, Callable[[bytes], object]] = {
     "manifest": _read_manifest,
     "plan": lambda data: records.unseal(Plan, data, where="plan.json"),
     "job": lambda data: records.unseal(BuildRecord, data, where="job.json"),
-    "receipt": lambda data: records.unseal_many(Receipt, data, where="receipt"),
+    "receipt": lambda data: records.unseal(Receipt, data, where="receipt"),
     "clean": lambda data: records.unseal(Clean, data, where="clean.json"),
     "holder": lambda data: records.unseal(Holder, data, where="lock"),
 }
