@@ -41,3 +41,13 @@ def test_a_number_is_finite_and_from_0_on(value: Any) -> None:
     assert arguments.number("weight", np.float64(0.5), hint="") == 0.5
     with pytest.raises(RecipeError, match="weight is"):
         arguments.number("weight", value, hint="give one")
+
+
+def test_progress_counts_rates_of_what_this_run_has_moved() -> None:
+    event = arguments.progress_event(70, 100, moved_bytes=20, seconds=2.0, units=3)
+    assert event == {
+        "kind": "progress", "bytes": 70, "total_bytes": 100, "bytes_per_second": 10, "seconds_left": 3.0, "units": 3
+    }  # fmt: skip
+    assert arguments.progress_event(70, 100, moved_bytes=0, seconds=2.0)["seconds_left"] is None
+    assert arguments.progress_event(120, 100, moved_bytes=0, seconds=0.0)["bytes"] == 100
+    assert arguments.progress_event(120, 100, moved_bytes=0, seconds=0.0)["seconds_left"] == 0.0

@@ -10,7 +10,8 @@ import time
 
 import pytest
 
-from tokenmill.threads import as_done
+from tokenmill.errors import Interrupted
+from tokenmill.threads import ByteTally, as_done
 
 
 def test_every_item_comes_with_its_result() -> None:
@@ -47,3 +48,19 @@ def test_an_interrupt_is_not_held_up_by_work_that_does_not_stop() -> None:
         list(results)
     assert time.monotonic() - begin < 10
     free.set()
+
+
+def test_a_tally_tells_how_far_its_threads_are_and_stops_them() -> None:
+    told: list[dict[str, object]] = []
+    tally = ByteTally(told.append)
+    tally.start(100, workers=2)
+    tally.add(30, moved=False)
+    tally.add(70)
+    tally.show(is_last=True, workers=2)
+    assert told[0] == {"kind": "start", "bytes": 0, "total_bytes": 100, "workers": 2}
+    assert (told[-1]["bytes"], told[-1]["seconds_left"], told[-1]["workers"]) == (100, 0.0, 2)
+    tally.stop()
+    with pytest.raises(Interrupted):
+        tally.add(1)
+    with pytest.raises(Interrupted):
+        tally.check()

@@ -24,6 +24,20 @@ Event = dict[str, Any]
 Watcher = Callable[[Event], None]
 
 
+def progress_event(num_bytes: int, total_bytes: int, *, moved_bytes: int, seconds: float, **about: Any) -> Event:
+    """How far a job is. Rate and remaining time count only the bytes that were moved in these seconds."""
+    speed = moved_bytes / max(seconds, 1e-6)
+    left = max(0, total_bytes - num_bytes)
+    return {
+        "kind": "progress",
+        "bytes": min(num_bytes, total_bytes),
+        "total_bytes": total_bytes,
+        "bytes_per_second": round(speed),
+        "seconds_left": round(left / speed, 1) if speed > 0 else None if left else 0.0,
+        **about,
+    }
+
+
 class TextOptions(TypedDict, total=False):
     """The fields of a recipe that `stream` takes too: which text, and what becomes of each document."""
 

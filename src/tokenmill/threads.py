@@ -1,6 +1,8 @@
-"""Concurrent work in threads, for a main thread that may be interrupted at any moment.
+"""Concurrent work in threads, for a main thread that may be interrupted at any moment, and the progress of it.
 
     items -> threads -> one queue -> results, as they come
+                |
+            ByteTally    -> progress events, told by the main thread
 
 A pool of `concurrent.futures` waits in Python code that holds locks. An interrupt that is raised there leaves them
 locked, and then the pool waits forever. Here the main thread waits only in `SimpleQueue.get`, which is one call of C,
@@ -14,7 +16,10 @@ import threading
 import time
 from collections.abc import Callable, Generator, Sequence
 from queue import Empty, SimpleQueue
-from typing import TypeVar
+from typing import Any, TypeVar
+
+from tokenmill.arguments import Watcher, progress_event
+from tokenmill.errors import Interrupted
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -23,6 +28,45 @@ POLL_SECONDS = 0.2
 # How long to wait for threads after an error or an interrupt. Their results are discarded.
 STOP_SECONDS = 1.0
 _NOTHING = object()
+_TELL_SECONDS = 0.1
+
+
+class ByteTally:
+    """The bytes that threads have handled. After `stop`, the next `add` or `check` raises `Interrupted`."""
+
+    def __init__(self, watch: Watcher | None) -> None:
+        self._watch = watch
+        self._lock = threading.Lock()  # held only by the threads that work
+        self._done = self._moved = self._total = 0
+        self._began = self._told = 0.0
+        self._is_stopped = False
+
+    def start(self, total_bytes: int, **about: Any) -> None:
+        self._total, self._began = total_bytes, time.monotonic()
+        if self._watch is not None:
+            self._watch({"kind": "start", "bytes": 0, "total_bytes": total_bytes, **about})
+
+    def stop(self) -> None:
+        self._is_stopped = True
+
+    def check(self) -> None:
+        if self._is_stopped:
+            raise Interrupted("interrupted", hint="run the same command to resume")
+
+    def add(self, count: int, *, moved: bool = True) -> None:
+        """Count bytes. Those that were complete already are not `moved`."""
+        self.check()
+        with self._lock:
+            self._done += count
+            self._moved += count if moved else 0
+
+    def show(self, *, is_last: bool = False, **about: Any) -> None:
+        """Tell the watcher how far it is, a few times a second and at the end."""
+        now = time.monotonic()
+        if self._watch is not None and (is_last or now - self._told >= _TELL_SECONDS):
+            self._told = now
+            seconds = now - self._began
+            self._watch(progress_event(self._done, self._total, moved_bytes=self._moved, seconds=seconds, **about))
 
 
 def as_done(  # noqa: C901  what an interrupt may hit belongs together

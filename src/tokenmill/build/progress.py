@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tokenmill.arguments import Event, Watcher
+from tokenmill.arguments import Event, Watcher, progress_event
 from tokenmill.sources.base import Unit
 from tokenmill.storage.output import EventLog
 
@@ -48,21 +48,18 @@ class Tally:
 
     def snapshot(self) -> Event:
         seconds = max(time.monotonic() - self.started, 1e-6)
-        speed = self.bytes / seconds
-        left = max(0, self.total_bytes - self.done_bytes - self.bytes)
-        return {
-            "kind": "progress",
-            "bytes": min(self.done_bytes + self.bytes, self.total_bytes),
-            "total_bytes": self.total_bytes,
-            "units": self.done_units,
-            "total_units": self.total_units,
-            "documents": self.documents,
-            "tokens": self.done_tokens + self.tokens,
-            "workers": self.workers,
-            "bytes_per_second": round(speed),
-            "tokens_per_second": round(self.tokens / seconds),
-            "seconds_left": round(left / speed, 1) if speed > 0 else None if left else 0.0,
-        }
+        return progress_event(
+            self.done_bytes + self.bytes,
+            self.total_bytes,
+            moved_bytes=self.bytes,
+            seconds=seconds,
+            units=self.done_units,
+            total_units=self.total_units,
+            documents=self.documents,
+            tokens=self.done_tokens + self.tokens,
+            workers=self.workers,
+            tokens_per_second=round(self.tokens / seconds),
+        )
 
 
 class Progress:

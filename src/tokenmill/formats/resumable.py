@@ -13,8 +13,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import os
-import threading
-import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -38,7 +36,7 @@ from tokenmill.storage.scratch import (
     remove_scratch_folder,
     scratch_folder,
 )
-from tokenmill.threads import as_done
+from tokenmill.threads import ByteTally, as_done
 
 REQUEST = ".build/request.json"
 RECEIPTS = ".build/receipts"
@@ -46,7 +44,6 @@ FORMAT = 1
 LAST = "last"
 # Keys of a request that identify the content it reads: those of `Dataset.pins`.
 PINS = ("content", "files")
-_PROGRESS_SECONDS = 0.1
 _RESUME_HINT = "run the same command to resume"
 _RESTART_HINT = "choose another output, or start over with `restart=True`"
 
@@ -205,11 +202,9 @@ class _ConversionRun:
     def __init__(self, folder: Storage, local: Storage | None, fingerprint: str, watch: Watcher | None) -> None:
         self.folder, self.local = folder, local
         self.fingerprint = fingerprint
-        self._is_stopped = False
         self._watch = watch or (lambda _: None)
         self._fallback = Fallback(local, self._note) if local else None
-        self._lock = threading.Lock()
-        self._bytes = 0
+        self.tally = ByteTally(watch)
 
     def _note(self, message: str) -> None:
         self._watch({"kind": "note", "message": message})
@@ -227,9 +222,8 @@ class _ConversionRun:
         require_space(self.folder, sum(part.num_bytes for part in (*missing, *missing[:twice])))
         if kept and missing:
             self._watch({"kind": "resume", "units": len(kept), "total_units": len(parts), "trusted": len(kept)})
-        total = {"total_bytes": sum(part.num_bytes for part in missing), "total_units": len(missing)}
-        self._watch({"kind": "start", "bytes": 0, **total})
-        fresh = self._gather(self._write, missing, threads, workers=threads, **total)
+        self.tally.start(sum(part.num_bytes for part in missing), total_units=len(missing))
+        fresh = self._gather(self._write, missing, threads, total_units=len(missing), workers=threads)
         found = {**kept, **fresh}
         return [found[part.name] for part in parts], len(kept)
 
@@ -252,26 +246,20 @@ class _ConversionRun:
     def _gather(
         self, work: Callable[[OutputPart], T], parts: Sequence[OutputPart], threads: int, **about: int
     ) -> dict[str, T]:
-        """The results of all parts, by name. Reports progress if `about` has totals. Stops at the first error."""
-        begin = reported = time.monotonic()
+        """The results of all parts, by name. Reports progress if it is told `about` it. Stops at the first error."""
         found: dict[str, T] = {}
         try:
-            with contextlib.closing(as_done(work, parts, threads, stop=self._stop)) as results:
+            with contextlib.closing(as_done(work, parts, threads, stop=self.tally.stop)) as results:
                 for done in results:
                     if done is not None:
                         found[done[0].name] = done[1]
                         if self._fallback:
                             self._fallback.check()
-                    now = time.monotonic()
-                    if about and (now - reported >= _PROGRESS_SECONDS or len(found) == len(parts)):
-                        reported = now
-                        self._watch(_progress(self._bytes, now - begin, units=len(found), **about))
+                    if about:
+                        self.tally.show(is_last=len(found) == len(parts), units=len(found), **about)
         except KeyboardInterrupt:
             raise Interrupted("finished parts are saved", hint=_RESUME_HINT) from None
         return found
-
-    def _stop(self) -> None:
-        self._is_stopped = True
 
     def _write(self, part: OutputPart) -> PartReceipt:
         files = _PartFiles(self)
@@ -307,18 +295,11 @@ class _ConversionRun:
         return None if bad else receipt
 
     def _is_intact(self, name: str, digest: Digest) -> bool:
-        if self._is_stopped:
-            raise Interrupted("interrupted", hint=_RESUME_HINT)
+        self.tally.check()
         found = self.folder.stat(name)
         if found is None or not found.is_file or found.size != digest.bytes:
             return False
         return fast_digest(self.folder, name) == digest
-
-    def count(self, size: int) -> None:
-        if self._is_stopped:
-            raise Interrupted("interrupted", hint=_RESUME_HINT)
-        with self._lock:
-            self._bytes += size
 
 
 @dataclass(slots=True)
@@ -333,7 +314,7 @@ class _PartFiles:
         folder, local = self.run.folder, self.run.local
         if os.path.dirname(name):
             folder.make(os.path.dirname(name))
-        output = _CountedOutput(ScratchOutput(local, folder, name) if local else folder.create(name), self.run)
+        output = _CountedOutput(ScratchOutput(local, folder, name) if local else folder.create(name), self.run.tally)
         self.outputs.append(output)
         return output
 
@@ -345,13 +326,13 @@ class _PartFiles:
 class _CountedOutput:
     """An output that counts its bytes, and raises when the conversion is to stop."""
 
-    def __init__(self, output: Output, run: _ConversionRun) -> None:
+    def __init__(self, output: Output, tally: ByteTally) -> None:
         self.name = output.name
         self._output = output
-        self._run = run
+        self._tally = tally
 
     def write(self, data: bytes | memoryview) -> int:
-        self._run.count(memoryview(data).nbytes)
+        self._tally.add(memoryview(data).nbytes)
         return self._output.write(data)
 
     def settle(self) -> tuple[str, Digest]:
@@ -383,18 +364,6 @@ def _written_folders(folder: Storage) -> Iterator[str]:
         found = folder.stat(name)
         if name != ".build" and found is not None and found.is_folder:
             yield name
-
-
-def _progress(size: int, seconds: float, **about: int) -> dict[str, Any]:
-    speed = size / max(seconds, 1e-6)
-    left = max(0, about["total_bytes"] - size)
-    return {
-        "kind": "progress",
-        "bytes": min(size, about["total_bytes"]),
-        "bytes_per_second": round(speed),
-        "seconds_left": round(left / speed, 1) if speed else None,
-        **about,
-    }
 
 
 def _same_except_content(before: ConversionRequest, now: ConversionRequest) -> bool:

@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -23,20 +22,19 @@ from tokenmill import arguments, records
 from tokenmill.arguments import Watcher
 from tokenmill.dataset import manifest
 from tokenmill.dataset.manifest import Manifest, Shard, Split
-from tokenmill.errors import DatasetError, Interrupted, OutputError, RecipeError
+from tokenmill.errors import DatasetError, OutputError, RecipeError
 from tokenmill.sizes import counted, few, format_bytes, format_seconds
 from tokenmill.storage.base import Storage, is_url, open_folder, require_space
 from tokenmill.storage.local import Folder
 from tokenmill.storage.locks import locked, telling
 from tokenmill.storage.memory_maps import fast_digest
 from tokenmill.storage.output import Digest, is_temp
-from tokenmill.threads import as_done
+from tokenmill.threads import ByteTally, as_done
 
 _MAX_SHARD = 1_000_000
 FILES_AT_ONCE = 4
 MAX_FILES_AT_ONCE = 1024
 LEFT_BEHIND = "left_behind"
-_TELL_SECONDS = 0.2
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 
@@ -102,7 +100,7 @@ def pull(
 def _move(
     source: Storage,
     target: Storage,
-    move: Callable[[str, Digest, TransferTally], bool],
+    move: Callable[[str, Digest, ByteTally], bool],
     *,
     split: str | Sequence[str] | None,
     shards: str | None,
@@ -130,12 +128,18 @@ def _move(
             target.make(parent)
             target.sweep(parent)
         count = workers or FILES_AT_ONCE
-        tally = TransferTally(sum(digest.bytes for digest in files.values()), count, watch)
+        tally = ByteTally(watch)
+        tally.start(sum(digest.bytes for digest in files.values()), workers=count)
         # The largest first, so that none is left alone at the end.
         names = sorted(files, key=lambda name: -files[name].bytes)
         work = as_done(lambda name: move(name, files[name], tally), names, count, stop=tally.stop)
         with contextlib.closing(work) as results:  # a line that has gone silent is not waited for
-            moved = [done[0] for done in results if done is not None and done[1]]
+            moved = []
+            for done in results:
+                if done is not None and done[1]:
+                    moved.append(done[0])
+                tally.show(workers=count)
+        tally.show(is_last=True, workers=count)
         for parent in parents:
             target.sync(parent)
         if not target.exists(manifest.MANIFEST) or manifest.load_manifest(target) != result:
@@ -152,7 +156,7 @@ def _move(
     )
 
 
-def _put(source: Storage, target: Storage, name: str, digest: Digest, tally: TransferTally) -> bool:
+def _put(source: Storage, target: Storage, name: str, digest: Digest, tally: ByteTally) -> bool:
     """Put a file unless it is there; whether it had to be."""
     from tokenmill.storage.object_folder import ObjectFolder
 
@@ -173,7 +177,7 @@ def _put(source: Storage, target: Storage, name: str, digest: Digest, tally: Tra
     return True
 
 
-def _get(source: Storage, target: Storage, name: str, digest: Digest, tally: TransferTally) -> bool:
+def _get(source: Storage, target: Storage, name: str, digest: Digest, tally: ByteTally) -> bool:
     """Get a file unless it is here; whether it had to be."""
     from tokenmill.storage.object_folder import ObjectFolder, download
 
@@ -287,43 +291,3 @@ def _let_in(target: Storage, whole: Manifest, wanted: Manifest) -> Manifest:
     target.remove(manifest.MANIFEST)
     target.sync("")
     return wanted
-
-
-class TransferTally:
-    """How far it is; threads add to it."""
-
-    def __init__(self, total: int, workers: int, watch: Watcher | None) -> None:
-        self._total, self._workers, self._watch = total, workers, watch
-        self._lock = threading.Lock()
-        self._done = self._moved = 0
-        self._begin = time.monotonic()
-        self._told = 0.0
-        self._is_stopped = False
-        if watch is not None:
-            watch({"kind": "start", "bytes": 0, "total_bytes": total, "workers": workers})
-
-    def stop(self) -> None:
-        """Whoever adds from now on is told to end."""
-        self._is_stopped = True
-
-    def add(self, count: int, *, moved: bool = True) -> None:
-        if self._is_stopped:
-            raise Interrupted("interrupted", hint="run the same command to resume")
-        with self._lock:
-            self._done += count
-            self._moved += count if moved else 0
-            now = time.monotonic()
-            if self._watch is None or (now - self._told < _TELL_SECONDS and self._done < self._total):
-                return
-            self._told = now
-            rate = max(0.0, self._moved / max(now - self._begin, 1e-6))
-            self._watch(
-                {
-                    "kind": "progress",
-                    "bytes": self._done,
-                    "total_bytes": self._total,
-                    "bytes_per_second": rate,
-                    "seconds_left": (self._total - self._done) / rate if rate else None,
-                    "workers": self._workers,
-                }
-            )
