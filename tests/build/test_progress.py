@@ -12,15 +12,8 @@ import pytest
 
 import tokenmill
 from conftest import make_texts, write_jsonl, write_parquet
-from tokenmill.build.plan import make_task
 from tokenmill.build.progress import Progress, Tally
-from tokenmill.build.resolve import make_config, resolve_build
 from tokenmill.build.workspace import CLEAN
-from tokenmill.recipe import make_recipe
-from tokenmill.storage.local import Folder
-from tokenmill.tokenizers.engine import open_engine
-from tokenmill.units.receipts import PIECES, RECEIPTS
-from tokenmill.units.run import run_unit
 
 TEXTS = make_texts(300, seed=4)
 
@@ -58,46 +51,6 @@ def test_a_build_ends_at_all_of_its_bytes(tmp_path: Path, workers: int, unit_byt
     assert last["bytes"] == last["total_bytes"] > 0
     assert last["seconds_left"] == 0
     assert (last["tokens"], last["documents"]) == (result.tokens, result.manifest.documents_read)
-
-
-def reports(path: Path, folder: Path, **recipe: str) -> tuple[list[tuple[int, int, int]], int]:
-    """What the only unit of a file reports, batch by batch, and the bytes that were planned for it."""
-    setup = resolve_build(make_recipe({"sources": (str(path),), "tokenizer": "byte", **recipe}))
-    out = Folder(str(folder))
-    for name in (PIECES, RECEIPTS):
-        out.make(name)
-    task, engine = make_task(setup.plan, 0), open_engine(setup.spec)
-    found: list[tuple[int, int, int]] = []
-    run_unit(out, make_config(setup, scratch=None), task, lambda: engine, lambda *counts, **_: found.append(counts))
-    return found, task.unit.text_bytes
-
-
-def test_what_is_passed_over_in_a_plain_file_counts_as_progress(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("DATASET_BATCH_SIZE", "7")
-    write_fat(tmp_path / "a.jsonl")
-    found, planned = reports(tmp_path / "a.jsonl", tmp_path / "out")
-    assert len(found) > 20
-    half = found[: len(found) // 2]
-    assert 0.3 < sum(counts[2] for counts in half) / planned < 0.7
-    assert sum(counts[2] for counts in found) == planned
-
-
-def test_a_unit_never_reports_more_than_was_planned_for_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("DATASET_BATCH_SIZE", "1")
-    for times in (0, 100_000):
-        write_compressed(tmp_path / "a.jsonl.gz", times)
-        found, planned = reports(tmp_path / "a.jsonl.gz", tmp_path / f"out{times}")
-        assert min(counts[2] for counts in found) >= 0
-        assert sum(counts[2] for counts in found) == planned
-
-
-def test_a_unit_that_is_found_done_reports_all_of_it(tmp_path: Path) -> None:
-    write_fat(tmp_path / "a.jsonl")
-    first, planned = reports(tmp_path / "a.jsonl", tmp_path / "out")
-    again, _ = reports(tmp_path / "a.jsonl", tmp_path / "out")
-    assert again == [(sum(counts[0] for counts in first), sum(counts[1] for counts in first), planned)]
 
 
 def test_what_is_tried_again_counts_once() -> None:
