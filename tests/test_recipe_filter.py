@@ -117,4 +117,4 @@ def test_a_filter_that_a_dataset_was_made_without_is_refused(tokenmill: Command,
 def test_a_filter_for_a_check_that_filters_nothing_is_refused(tokenmill: Command, tmp_path: Path) -> None:
     write_jsonl(tmp_path / "a.jsonl", ["x"])
     tokenmill("prepare", "a.jsonl", "-o", "out", "--tokenizer", "byte")
-    assert "--filter is for --source" in tokenmill("verify", "out", "--filter", "json:loads", code=2).stderr
+    assert "--filter is only used with --source" in tokenmill("verify", "out", "--filter", "json:loads", code=2).stderr

@@ -1,10 +1,10 @@
-"""Arguments as callers give them: each becomes one plain value, or a `RecipeError` that names it.
+"""Arguments of the public functions: each becomes a plain value, or a `RecipeError` that names it.
 
     seed=np.int64(1)  ->  1          seed=True, 1.0, "1"  ->  RecipeError
     path=Path("a")    ->  "a"        path=None, b"a", "", " "  ->  RecipeError
 
-The order of samples hashes what a stream is called with. So two ways to write the same number must be the same value
-before anything else sees it: otherwise ranks that agree on their arguments would disagree on the order.
+The order of samples hashes the arguments of a stream, so the same number must be the same value however it is written.
+Otherwise ranks with equal arguments would have different orders.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def progress_event(num_bytes: int, total_bytes: int, *, moved_bytes: int, second
 
 
 class TextOptions(TypedDict, total=False):
-    """The fields of a recipe that `stream` takes too: which text, and what becomes of each document."""
+    """The fields of a recipe that `stream` takes too: where the text is, and how documents are processed."""
 
     val_sources: Sources
     text_column: str | None
@@ -65,7 +65,7 @@ class RecipeOptions(TextOptions, total=False):
 
 
 class StreamOptions(TextOptions, total=False):
-    """What `tokenmill.torch.TextDataset` hands on to `stream`."""
+    """What `tokenmill.torch.TextDataset` passes to `stream`."""
 
     split: str
     held_out: str | Mapping[str, float] | None
@@ -79,11 +79,9 @@ class StreamOptions(TextOptions, total=False):
     workers: int | None
 
 
-# No record holds a number like this or above: whatever gets into one is kept below.
+# Numbers in records are below this.
 MAX_INT = 1 << 62
-
-
-# Samples of a step, over all ranks: places of many steps are computed at once, in 64 bits.
+# Samples of a step, over all ranks: positions of many steps are computed at once, in 64 bits.
 MAX_STEP = 1 << 48
 _MAX_WORKERS = 1 << 31
 _SHOWN_CHARS = 60
@@ -92,7 +90,7 @@ _BLANK = "give a path or a name; is a variable of the shell not set? the current
 
 
 def whole(name: str, value: Any, *, least: int = 0, most: int = MAX_INT - 1, hint: str = "") -> int:
-    """A whole number: an int, or what stands for one exactly, like an integer of numpy."""
+    """A whole number: an int, or a value that equals one by its type, such as an integer of numpy."""
     number = as_int(value)
     if number is None or not least <= number <= most:
         above = f" up to {most}" if most < MAX_INT - 1 else " on"
@@ -116,7 +114,7 @@ def seed_number(value: Any) -> int:
 
 
 def as_int(value: Any) -> int | None:
-    """The int that a value stands for; None for anything else, and for true and false."""
+    """A value as an int; None if it is not an integer, or is true or false."""
     if type(value) is int:
         return value
     if isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool"):
@@ -128,7 +126,7 @@ def as_int(value: Any) -> int | None:
 
 
 def number(name: str, value: Any, *, hint: str) -> float:
-    """A finite number from 0 on; a whole one stays an int."""
+    """A finite number, 0 or more. A whole number stays an int."""
     found: Any = value if isinstance(value, float) else as_int(value)
     if found is None or not (0 <= found < MAX_INT if isinstance(found, int) else 0 <= found < math.inf):
         raise RecipeError(f"{name} is {show(value)}", hint=hint)
@@ -136,7 +134,7 @@ def number(name: str, value: Any, *, hint: str) -> float:
 
 
 def flag(name: str, value: Any) -> bool:
-    """True or false, also as 0, 1 or numpy writes them. A text like "no" would count as true."""
+    """True or false, or 0, 1 or a bool of numpy. A text is refused: "no" would count as true."""
     if as_int(value) in (0, 1) or isinstance(value, bool) or str(getattr(value, "dtype", "")) == "bool":
         return bool(value)
     raise RecipeError(f"{name} is {show(value)}", hint="give True or False")
@@ -157,7 +155,7 @@ def name_or_none(name: str, value: Any) -> str | None:
 
 
 def texts(name: str, value: Any, *, hint: str) -> tuple[str, ...]:
-    """Several texts. One alone would be taken for its letters."""
+    """Several texts. A single text is refused: it would be read as its letters."""
     if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
         raise RecipeError(f"{name} is {show(value)}", hint=hint)
     return tuple(text(name, one, hint=hint) for one in value)
@@ -172,7 +170,7 @@ def place(name: str, value: Any) -> str:
 
 
 def not_blank(name: str, value: str) -> str:
-    """A text that names something. A system would take an empty one for the current folder."""
+    """A text that is not blank. Many functions treat an empty path as the current folder."""
     if not value.strip():
         raise RecipeError(f"{name} is {show(value)}: it names nothing", hint=_BLANK)
     return value
@@ -188,7 +186,7 @@ def function_or_none(name: str, value: Any) -> None:
 
 
 def show(value: Any) -> str:
-    """A value for a message: short, with its type where it does not tell that itself."""
+    """A value for a message: short, and with its type unless that is obvious."""
     try:
         shown = repr(value)
     except Exception:  # Python does not write integers of thousands of digits, and a repr may raise anything

@@ -1,13 +1,13 @@
 """The recipe: what the user asks for, validated.
 
     keywords or options  |
-    YAML file            |->  fields, each checked by itself  ->  Recipe, checked as a whole  ->  identity
+    YAML file            |->  fields, each checked alone      ->  Recipe, checked as a whole  ->  identity
 
 A recipe decides the bytes of a dataset. How fast, where and with how many workers it is built is not part of it.
 `identity()` is what a dataset's fingerprint covers.
 
-A template builds a text from columns: `"{title}\\n\\n{body}"`, with names in braces and nothing else. A filter is a
-function of the user, named `module:function`: it is called with the text of a document, a str, and is true to keep it.
+A template builds a text from columns: `"{title}\\n\\n{body}"`, with plain names in braces. A filter is a function
+of the user, named `module:function`. It is called with the text of a document, and returns whether to keep it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from tokenmill.sizes import parse_fraction, parse_size
 
 DEFAULT_MAX_DOCUMENT_BYTES = 64_000_000
 _NOT_IN_IDENTITY = ("sources", "val_sources", "tokenizer", "eot_token", "on_bad")
-# How a build runs and what it prints. People write these into recipes as well.
+# How a build runs and what it prints. Users put these into recipes by mistake.
 NOT_IN_A_RECIPE = (
     "output", "workers", "scratch", "config", "restart", "update", "layout", "executor", "ray_address", "placement",
     "wait", "json", "quiet", "verbose", "no_progress",
@@ -83,7 +83,7 @@ class Recipe:
             self._check_nanogpt()
 
     def _check_nanogpt(self) -> None:
-        """Refuse what excludes nanoGPT's own split, which is drawn from the number of all documents."""
+        """Refuse what excludes nanoGPT's own split, which depends on the number of all documents."""
         if self.max_tokens is not None:
             raise RecipeError(
                 "`split='nanogpt'` needs all documents, `max_tokens` cuts them", hint="drop one of the two"
@@ -92,7 +92,7 @@ class Recipe:
             raise RecipeError("`split='nanogpt'` ends every document with an end of text", hint="use `eot='append'`")
         if self.documents.startswith("separator:"):
             raise RecipeError(
-                "`split='nanogpt'` keeps empty documents, and separated texts end with one that is none",
+                "`split='nanogpt'` keeps empty documents, and separated texts end with one that is not a document",
                 hint="use parquet, JSON lines, Arrow files, lines or files",
             )
 
@@ -120,11 +120,11 @@ def make_recipe(fields: Mapping[str, Any], *, config: str | os.PathLike[str] | N
         return _make(given)
 
     name = arguments.place("config", config)
-    told = read_recipe_file(config)
+    written = read_recipe_file(config)
     with _at(name):
-        told = _read_fields(told)
+        written = _read_fields(written)
     with _at(f"with {name}"):
-        return _make({**told, **given})
+        return _make({**written, **given})
 
 
 def parse_split(split: object) -> dict[str, float] | Literal["nanogpt"]:
@@ -141,7 +141,7 @@ def parse_split(split: object) -> dict[str, float] | Literal["nanogpt"]:
             said = f"the name of a split has {len(name)} characters, more than {_MAX_SPLIT_CHARS}"
             raise RecipeError(f"{said}: {name}", hint="give it a shorter name")
         if name in shares:
-            raise RecipeError(f"{name!r} stands twice", hint=_SPLIT_HINT)
+            raise RecipeError(f"{name!r} is given twice", hint=_SPLIT_HINT)
         if twins := [other for other in ("train", *shares) if other.lower() == name.lower()]:
             raise RecipeError(
                 f"the splits {twins[0]!r} and {name!r} differ only in case",
@@ -189,7 +189,7 @@ def _parse_sources(sources: object) -> object:
 
 
 def _parse_source(source: object) -> object:
-    """A path, a pattern, a URL or a name on the hub. What is no text at all is for the caller to refuse."""
+    """A path, a pattern, a URL or a name on the hub. The caller refuses anything that is not text."""
     return arguments.place("a source", source) if isinstance(source, str | os.PathLike) else source
 
 
@@ -218,7 +218,7 @@ def _make(fields: dict[str, Any]) -> Recipe:
 
 
 def _read_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Every field that has a value, checked by itself."""
+    """Every field that has a value, checked alone."""
     kinds = get_type_hints(Recipe, include_extras=True)
     found = {}
     for name, value in fields.items():
@@ -265,7 +265,7 @@ def _unknown(name: str, known: list[str]) -> RecipeError:
 
     plain = name.strip().lower().replace("-", "_")
     if plain in NOT_IN_A_RECIPE:
-        hint = f"leave it out of the recipe; it is an option of its own: `{plain}`"
+        hint = f"leave it out of the recipe; it is a separate option: `{plain}`"
         return RecipeError(f"{name}: it is not part of a recipe", hint=hint)
     close = "".join(f"did you mean {one}? " for one in difflib.get_close_matches(plain, known, 1))
     return RecipeError(f"{name}: unknown option", hint=f"{close}fields of a recipe: {', '.join(known)}")
@@ -293,7 +293,7 @@ class _Loader(yaml.SafeLoader):
             if isinstance(key, yaml.ScalarNode):
                 if key.value in seen:
                     where = f"{self.name}, line {key.start_mark.line + 1}"
-                    raise RecipeError(f"{where}: {key.value!r} stands twice", hint="keep one of the two")
+                    raise RecipeError(f"{where}: {key.value!r} is given twice", hint="keep one of the two")
                 seen.add(key.value)
         return node
 
@@ -306,7 +306,12 @@ def read_recipe_file(path: str | os.PathLike[str]) -> dict[str, Any]:
             fields = _Loader(file).get_single_data()
     except FileNotFoundError:
         raise RecipeError(f"there is no recipe file {name}", hint="`config` takes the path of a YAML file") from None
-    except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:  # PyYAML lets some errors of dates through
+    except (
+        OSError,
+        ValueError,
+        RecursionError,
+        yaml.YAMLError,
+    ) as error:  # dates raise ValueError
         hint = hint_for(error, _FILE_HINT) if isinstance(error, OSError) else _FILE_HINT
         raise RecipeError(f"cannot read the recipe {name}: {_cause(error)}", hint=hint) from None
     if not isinstance(fields, dict):
@@ -339,7 +344,7 @@ def template_columns(template: str) -> list[str]:
         name and not spec and conversion is None and not set(name) & set(".[]") for name, spec, conversion in fields
     )
     if not fields or not plain:
-        raise RecipeError(f"{template!r} must name columns, and nothing else, in its braces", hint=_TEMPLATE_HINT)
+        raise RecipeError(f"{template!r} must have plain column names in its braces", hint=_TEMPLATE_HINT)
     return [name for name, _, _ in fields]
 
 
@@ -377,7 +382,7 @@ def load_filter(name: str) -> Callable[[str], bool]:
         raise RecipeError(said, hint="fix the module") from None
     if not callable(function):
         raise RecipeError(f"`filter={name!r}` is not a function", hint=_FILTER_HINT)
-    return function  # type: ignore[no-any-return]  # getattr knows no signature
+    return function  # type: ignore[no-any-return]  # getattr has no signature
 
 
 def code_digest(name: str) -> str:

@@ -147,7 +147,7 @@ def test_verify_finds_a_record_that_is_damaged_or_of_another_dataset(setup: Reso
     build(setup, 1, tmp_path / "other")
     (tmp_path / "other" / NODES).write_bytes(record)
     (problem,) = library.verify(tmp_path / "other").problems
-    assert (problem.file, problem.what) == (NODES, "it has another dataset for part 1")
+    assert (problem.file, problem.what) == (NODES, "lists another dataset as part 1")
 
 
 def test_the_ranks_of_a_node_share_its_part(setup: ResolvedBuild, tmp_path: Path) -> None:

@@ -200,7 +200,7 @@ def test_splits_may_be_given_one_by_one(tokenmill: Command, corpus: Path) -> Non
     build = ("plan", corpus, "--tokenizer", "byte", "--json", "--split")
     told = [tokenmill(*build, *splits).stdout for splits in (("val=1%,test=2%",), ("val=1%", "--split", "test=2%"))]
     assert json.loads(told[0])["fingerprint"] == json.loads(told[1])["fingerprint"]
-    assert "'val' stands twice" in tokenmill(*build, "val=1%", "--split", "val=2%", code=2).stderr
+    assert "'val' is given twice" in tokenmill(*build, "val=1%", "--split", "val=2%", code=2).stderr
 
 
 def test_a_filter_of_the_users_own_keeps_what_it_likes(

@@ -119,7 +119,7 @@ def test_parts_that_only_a_third_place_could_join_are_refused(pushed: str, bucke
     library.pull(pushed, tmp_path / "first", split="train", shards="0")
     library.pull(pushed, tmp_path / "second", split="train", shards="1")
     library.push(tmp_path / "first", f"{bucket.url}/other")
-    with pytest.raises(OutputError, match="the other place does not have"):
+    with pytest.raises(OutputError, match="the source does not have"):
         library.push(tmp_path / "second", f"{bucket.url}/other")
     assert library.verify(f"{bucket.url}/other").ok
 
@@ -129,8 +129,8 @@ def test_parts_that_only_a_third_place_could_join_are_refused(pushed: str, bucke
     [
         ({"split": "test"}, "no split 'test'"),
         ({"shards": "100-101"}, "no shards 100-101"),
-        ({"shards": "3-1"}, "are no shards"),
-        ({"shards": "x"}, "are no shards"),
+        ({"shards": "3-1"}, "does not name shards"),
+        ({"shards": "x"}, "does not name shards"),
         ({"workers": 0}, "workers is 0"),
     ],
 )
@@ -152,10 +152,10 @@ def test_directions_and_foreign_places_are_refused(pushed: str, bucket: Bucket, 
             call()
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/thesis.txt").write_text("x")
-    with pytest.raises(OutputError, match=r"something else: thesis\.txt"):
+    with pytest.raises(OutputError, match=r"other files: thesis\.txt"):
         library.pull(pushed, tmp_path / "mine")
     bucket.put("other/thesis.txt", b"x")
-    with pytest.raises(OutputError, match=r"something else: thesis\.txt"):
+    with pytest.raises(OutputError, match=r"other files: thesis\.txt"):
         library.push(dataset, f"{bucket.url}/other")
     library.prepare(str(tmp_path / "a.parquet"), tmp_path / "ds2", tokenizer="byte", min_chars=50, workers=1)
     with pytest.raises(OutputError, match="another dataset"):

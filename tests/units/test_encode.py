@@ -89,14 +89,14 @@ def test_a_cut_keeps_exactly_the_room_there_is(documents: Documents, eot: bool, 
         take = min(len(document), left - eot)
         expected.append(document[:take])
         left -= take + eot
-    found = cut_to(encoded(documents), room=room, eot=eot)
+    found = cut_to(encoded(documents), tokens_left=room, eot=eot)
     assert documents_of(found) == expected
     assert sum(len(document) + eot for document in documents_of(found)) == room
 
 
 def test_a_cut_leaves_what_it_was_given_as_it_was() -> None:
     given_documents = encoded([[1, 2, 3], [4, 5, 6]])
-    cut_to(given_documents, room=5, eot=True)
+    cut_to(given_documents, tokens_left=5, eot=True)
     assert documents_of(given_documents) == [[1, 2, 3], [4, 5, 6]]
 
 

@@ -56,10 +56,10 @@ def test_a_receipt_is_read_back_as_it_was_written(tmp_path: Path) -> None:
 
 def test_without_a_look_only_the_bad_documents_must_be_there_which_no_commit_asks_for(tmp_path: Path) -> None:
     folder = put(tmp_path, example())
-    assert list(load_receipts(folder, [3], "f" * 64, look=False)) == [None]
+    assert list(load_receipts(folder, [3], "f" * 64, check_files=False)) == [None]
     (tmp_path / REJECTS).mkdir()
     (tmp_path / REJECTS / "000003.jsonl").write_bytes(b"x" * SOME.bytes)
-    assert list(load_receipts(folder, [3], "f" * 64, look=False)) == [example()]
+    assert list(load_receipts(folder, [3], "f" * 64, check_files=False)) == [example()]
     assert list(load_receipts(folder, [3], "f" * 64)) == [None]
 
 

@@ -184,7 +184,7 @@ def test_a_store_is_asked_for_packs_and_a_list_not_for_each_receipt(
             monkeypatch.setenv(name, value)
         open_store.cache_clear()
         proxy.choose = note
-        found = list(load_receipts(folder, range(8), workspace.load_plan(folder).fingerprint, look=False))
+        found = list(load_receipts(folder, range(8), workspace.load_plan(folder).fingerprint, check_files=False))
         assert [receipt.unit for receipt in found if receipt] == list(range(8))
         assert [ask for ask in asked if "plan" not in ask] == ["GET 000000.jsonl", "GET 000001.jsonl"]
         asked.clear()

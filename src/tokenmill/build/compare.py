@@ -124,8 +124,8 @@ class _Comparison:
         )
 
     def _compare_tokens(self, batch: Batch, task: UnitTask, rows: _Rows) -> None:
-        room = None if self._budget is None else self._budget - self.num_tokens
-        documents = encode_batch(batch, self._config, task, self._engine, keep=self._keep, room=room)
+        tokens_left = None if self._budget is None else self._budget - self.num_tokens
+        documents = encode_batch(batch, self._config, task, self._engine, keep=self._keep, tokens_left=tokens_left)
         self._encoded_bytes += batch.text.nbytes
         self.num_encoded += len(batch.text)
         for number, name in enumerate(self._config.split_names):

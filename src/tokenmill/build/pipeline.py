@@ -373,7 +373,9 @@ def _in_order(run: BuildRun, known: dict[int, int], budget: Budget, cut: UnitTas
 
     def found() -> Iterator[Receipt]:
         # In an object store the commit itself asks for each file, and once is enough.
-        for unit, receipt in enumerate(load_receipts(folder, range(last), fingerprint, look=folder.stat_is_cheap)):
+        for unit, receipt in enumerate(
+            load_receipts(folder, range(last), fingerprint, check_files=folder.stat_is_cheap)
+        ):
             if receipt is None or unit not in known:
                 raise BuildError(
                     f"unit {unit} was reported done, but its receipt does not verify",

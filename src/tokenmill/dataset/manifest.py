@@ -7,11 +7,11 @@ A dataset may also be spread over nodes. Its plan is dealt into parts, each buil
 record `nodes.json` says which part is where:
 
     units of the plan    0 1 2 3 | 4 5 6 | 7 8 9     runs of similar size, in the order of the plan
-    parts                   0    |   1   |   2       each an ordinary dataset, in OUT on its node
+    parts                   0    |   1   |   2       each a dataset, in OUT on its node
     nodes.json            node1  | node3 | node2     written when all parts are complete, the same on every node
 
-The plan of a part has only its own units and their sources, and says which whole it is a part of. So the disks
-alone tell what they hold: a restart asks them, and no list of nodes has to be kept.
+The plan of a part has only its own units and their sources, and names the whole plan. A restart reads from the disks
+which node has which part, so no list of nodes has to be stored.
 """
 
 from __future__ import annotations

@@ -1,10 +1,9 @@
 """push and pull: a dataset to an object store and back, verified file by file.
 
-    push   hash here -> put with that checksum -> ask what is there            } only what is missing or wrong,
-    pull   ranges -> NAME.part, which a killed pull leaves -> hash -> link     } the manifest last
+    push   hash the file -> upload with that checksum -> compare what is stored    } only files that are missing or
+    pull   ranges -> NAME.part, kept if interrupted -> hash -> link                } wrong; the manifest last
 
-A part of a dataset (`split`, `shards`) is a dataset of its own: its manifest says that the other
-documents were left behind.
+A part of a dataset (`split`, `shards`) is a dataset too: its manifest counts the documents that were left behind.
 """
 
 from __future__ import annotations
@@ -40,7 +39,7 @@ _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransferResult:
-    """What a push or a pull did: of `files` with `num_bytes`, so many were missing or wrong."""
+    """A finished push or pull. Of `files` with `num_bytes`, `moved_files` were missing or wrong, and copied."""
 
     source: str
     target: str
@@ -65,7 +64,7 @@ def push(
     workers: int | None = None,
     watch: Watcher | None = None,
 ) -> TransferResult:
-    """Put a dataset of this machine to a URL. Called again, it moves what is missing or wrong there."""
+    """Copy a local dataset to a URL. Called again, it copies only files that are missing or wrong there."""
     source, target = open_folder(dataset, name="dataset"), open_folder(url, name="url")
     if is_url(source.path) or not is_url(target.path):
         raise RecipeError(
@@ -86,7 +85,7 @@ def pull(
     workers: int | None = None,
     watch: Watcher | None = None,
 ) -> TransferResult:
-    """Get a dataset from a URL to a folder. Called again, also after a kill, it gets what is missing or wrong there."""
+    """Copy a dataset from a URL to a folder. Called again, it copies only files that are missing or wrong there."""
     source, target = open_folder(url, name="url"), open_folder(folder, name="folder")
     if not is_url(source.path) or is_url(target.path):
         raise RecipeError(
@@ -121,7 +120,7 @@ def _move(
     target.check_no_links({os.path.dirname(name) for name in wanted.all_files()} - {""})
     target.make(".build")
     with locked(target, tell=telling(watch)):
-        result = _let_in(target, full, wanted)
+        result = _merged_with_stored(target, full, wanted)
         files = wanted.all_files()
         parents = sorted({"", *map(os.path.dirname, files)})
         for parent in parents:
@@ -130,10 +129,10 @@ def _move(
         count = workers or FILES_AT_ONCE
         tally = ByteTally(watch)
         tally.start(sum(digest.bytes for digest in files.values()), workers=count)
-        # The largest first, so that none is left alone at the end.
+        # The largest first, so that none is still being copied when the others are done.
         names = sorted(files, key=lambda name: -files[name].bytes)
         work = as_done(lambda name: move(name, files[name], tally), names, count, stop=tally.stop)
-        with contextlib.closing(work) as results:  # a line that has gone silent is not waited for
+        with contextlib.closing(work) as results:  # does not wait for a silent connection
             moved = []
             for done in results:
                 if done is not None and done[1]:
@@ -157,7 +156,7 @@ def _move(
 
 
 def _put(source: Storage, target: Storage, name: str, digest: Digest, tally: ByteTally) -> bool:
-    """Put a file unless it is there; whether it had to be."""
+    """Upload a file unless it is stored already. Returns whether it was uploaded."""
     from tokenmill.storage.object_folder import ObjectFolder
 
     assert isinstance(target, ObjectFolder), "checked before"
@@ -178,7 +177,7 @@ def _put(source: Storage, target: Storage, name: str, digest: Digest, tally: Byt
 
 
 def _get(source: Storage, target: Storage, name: str, digest: Digest, tally: ByteTally) -> bool:
-    """Get a file unless it is here; whether it had to be."""
+    """Download a file unless it is here already. Returns whether it was downloaded."""
     from tokenmill.storage.object_folder import ObjectFolder, download
 
     assert isinstance(source, ObjectFolder), "checked before"
@@ -193,7 +192,7 @@ def _get(source: Storage, target: Storage, name: str, digest: Digest, tally: Byt
 
 
 def part_of(whole: Manifest, split: str | Sequence[str] | None, shards: str | None) -> Manifest:
-    """The manifest of some splits and shards alone; the whole one if nothing is left out."""
+    """The manifest of some splits and shards; the whole one if nothing is left out."""
     names = [split] if isinstance(split, str) else list(whole.splits if split is None else split)
     if unknown := [name for name in names if name not in whole.splits]:
         raise RecipeError(f"there is no split {unknown[0]!r}", hint=f"there are {', '.join(whole.splits)}")
@@ -204,12 +203,12 @@ def part_of(whole: Manifest, split: str | Sequence[str] | None, shards: str | No
         if name in names
     }
     if not any(part.shards for part in parts.values()):
-        raise RecipeError(f"there are no shards {shards or ''}".rstrip(), hint="they count from 0")
+        raise RecipeError(f"there are no shards {shards or ''}".rstrip(), hint="the first one is 0")
     return _with_splits(whole, parts)
 
 
 def _joined(whole: Manifest, first: Manifest, second: Manifest) -> Manifest:
-    """The manifest of two parts of a dataset together."""
+    """The manifest of the union of two parts of a dataset."""
     parts = {}
     for name, split in whole.splits.items():
         if name in first.splits or name in second.splits:
@@ -219,7 +218,7 @@ def _joined(whole: Manifest, first: Manifest, second: Manifest) -> Manifest:
 
 
 def _with_splits(whole: Manifest, parts: dict[str, Split]) -> Manifest:
-    """The manifest of some shards alone; the whole one if none is left out."""
+    """The manifest of some shards; the whole one if none is left out."""
     if parts == whole.splits:
         return whole
     kept = sum(part.documents for part in parts.values())
@@ -245,48 +244,49 @@ def _numbers(shards: str) -> set[int]:
     for part in shards.split(","):
         match = _RANGE.fullmatch(part.strip())
         if match is None or int(match[2] or match[1]) < int(match[1]) or int(match[2] or match[1]) > _MAX_SHARD:
-            raise RecipeError(f"{shards!r} are no shards", hint="write them like 0-9 or 0,3,5-7")
+            raise RecipeError(f"{shards!r} does not name shards", hint="write them like 0-9 or 0,3,5-7")
         found |= set(range(int(match[1]), int(match[2] or match[1]) + 1))
     return found
 
 
 def _check_target(target: Storage, wanted: Manifest) -> None:
-    """Refuse a place that holds something else than this dataset or a part of it."""
+    """Refuse a target that has anything but this dataset or a part of it."""
     from tokenmill.storage.object_folder import PART_SUFFIX
 
-    names = target.names()  # looked at first: another process may write the manifest now
+    names = target.names()  # before the manifest, which another process may be writing
     if target.exists(manifest.MANIFEST):
-        there = manifest.load_manifest(target)
-        if (there.identity, there.sources) != (wanted.identity, wanted.sources):
-            raise OutputError(f"{target.path} holds another dataset", hint="choose another place, or remove it first")
+        stored = manifest.load_manifest(target)
+        if (stored.identity, stored.sources) != (wanted.identity, wanted.sources):
+            raise OutputError(f"{target.path} has another dataset", hint="choose another target, or remove it first")
         return
     known = {name.partition("/")[0] for name in wanted.all_files()} | {".build", "packing"}
     begun = {f"{name}{PART_SUFFIX}" for name in known}
     if strange := sorted(name for name in names if name not in known | begun and not is_temp(name)):
         raise OutputError(
-            f"{target.path} holds something else: {few(strange)}",
-            hint="choose a place that is empty or does not exist",
+            f"{target.path} has other files: {few(strange)}",
+            hint="choose a target that is empty or does not exist",
         )
 
 
-def _let_in(target: Storage, whole: Manifest, wanted: Manifest) -> Manifest:
-    """What stands there in the end: what is wanted, and what of the same dataset is there already.
+def _merged_with_stored(target: Storage, whole: Manifest, wanted: Manifest) -> Manifest:
+    """The manifest that the target will have: the wanted shards, and those of the same dataset that it has already.
 
-    That stays a dataset while more comes. Where there is something else, there is none meanwhile.
+    If its own shards stay as they are, it remains a dataset while more are copied. Otherwise its manifest is removed
+    first.
     """
     if not target.exists(manifest.MANIFEST):
         return wanted
-    there = manifest.load_manifest(target)
-    files, coming = there.all_files(), wanted.all_files()
+    stored = manifest.load_manifest(target)
+    files, coming = stored.all_files(), wanted.all_files()
     if coming.items() <= files.items():
-        return there
-    result = _joined(whole, there, wanted)
+        return stored
+    result = _joined(whole, stored, wanted)
     if files.items() <= result.all_files().items():
         return result
     if all(files.get(name, digest) == digest for name, digest in coming.items()):
         raise OutputError(
-            f"{target.path} holds shards of this dataset that the other place does not have",
-            hint="move from a place that has all of them",
+            f"{target.path} has shards of this dataset that the source does not have",
+            hint="copy from a source that has all of them",
         )
     target.remove(manifest.MANIFEST)
     target.sync("")

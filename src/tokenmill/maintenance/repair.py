@@ -1,7 +1,8 @@
-"""repair: make a damaged dataset what it was, byte for byte.
+"""repair: restore a damaged dataset, byte for byte.
 
-What is bad moves to `.build/quarantine`; the units that it came from are done again; the commit
-puts in place what is missing. Nothing that is healthy is touched.
+    verify -> damaged files to .build/quarantine -> run their units again -> commit what is missing
+
+Intact files are not touched.
 """
 
 from __future__ import annotations
@@ -43,12 +44,12 @@ from tokenmill.units.task import UnitTask
 
 
 def run_tasks(executor: Executor, tasks: Iterable[UnitTask]) -> None:
-    """Do some units; any failure is an error."""
+    """Run units. Any failure is an error."""
     failures = executor.run(iter(tasks), lambda message: None)
     if failures:
         error = failures[0].error
         raise BuildError(
-            f"{counted(len(failures), 'unit')} cannot be done again: {error.message}",
+            f"{counted(len(failures), 'unit')} cannot be run again: {error.message}",
             hint=SOURCE_CHANGED if isinstance(error, SourceChangedError) else error.hint or _PREPARE_AGAIN,
         )
 
@@ -60,10 +61,10 @@ def repair(
     filter: str | None = None,
     watch: Watcher | None = None,
 ) -> tuple[Problem, ...]:
-    """Restore a damaged dataset; gives what was wrong. The sources must be where they were.
+    """Restore a damaged dataset, and return what was wrong. The sources must be where they were.
 
-    A dataset that was made with a filter runs that function again, so it must be named here. `watch` hears, as a dict,
-    of a lock that is waited for.
+    If the dataset was made with a filter, that function runs again, so it must be named here. `watch` is called with an
+    event, a dict, while this waits for a lock.
     """
     arguments.function_or_none("watch", watch)
     arguments.name_or_none("filter", filter)
@@ -106,7 +107,7 @@ def _repair(
     for name in sorted(bad):
         if folder.exists(name):
             folder.quarantine(name)
-    for name in _impostors(folder, job.work.split_names):
+    for name in _misplaced(folder, job.work.split_names):
         folder.quarantine(name)
     for name in workspace.MADE:
         folder.make(name)
@@ -114,7 +115,7 @@ def _repair(
     spec = _restore_tokenizer(folder, job)
     executor = open_executor(workers, None, folder, job.work, spec)
     try:
-        _complete(folder, plan, executor)
+        _rerun_lost(folder, plan, executor)
         parts = dataset_receipts(folder, plan)
         intact = _intact(folder, plan, parts, found, bad)
         lost = _lost(folder, plan, parts, intact)
@@ -124,7 +125,7 @@ def _repair(
     for key in lost:
         if find_receipt(folder, plan, key) != parts[key[0]]:
             raise DeterminismError(
-                f"unit {key[0]} gave other bytes than the first time",
+                f"unit {key[0]} did not give the same bytes as the first time",
                 hint=f"check the source with `tokenmill.verify({folder.path!r}, source='all')`",
             )
     result = commit(
@@ -139,26 +140,26 @@ def _repair(
         intact=intact,
     )
     if found is not None and result != found:
-        raise DeterminismError("the repaired dataset is not the one that was damaged", hint="has a source changed?")
+        raise DeterminismError("the repaired dataset is not the same as before", hint="has a source changed?")
     for stray in strays(folder, result):
         folder.quarantine(stray.file)
     workspace.clean_up(folder, None)
 
 
 def _folders_in(folder: Storage, names: Iterable[str]) -> list[str]:
-    """Those of some folders in which there is something. A link that leads nowhere is only moved away."""
+    """Those of some folders that are not empty. A broken link is not one: it is only moved away."""
     return [name for name in names if _names(folder, name)]
 
 
 def _names(folder: Storage, name: str) -> list[str]:
     try:
         return folder.names(name)
-    except StorageError:  # a link in a circle
+    except StorageError:  # a loop of links
         return []
 
 
-def _impostors(folder: Storage, splits: Iterable[str]) -> Iterator[str]:
-    """What is in the place of the dataset's folders and files, and is neither."""
+def _misplaced(folder: Storage, splits: Iterable[str]) -> Iterator[str]:
+    """What has the name of a folder or file of the dataset, and is not one."""
     for parent in (*splits, "provenance"):
         names = _names(folder, parent)
         found = folder.stat(parent)
@@ -171,12 +172,12 @@ def _impostors(folder: Storage, splits: Iterable[str]) -> Iterator[str]:
 
 
 def _restore_tokenizer(folder: Storage, job: workspace.BuildRecord) -> TokenizerSpec:
-    """The tokenizer, from the dataset or from the copy that its build kept."""
+    """The tokenizer, from the dataset or from the copy of its build."""
     name = job.tokenizer["file"]
     if not name:
         return from_dataset(job.tokenizer, None)
     for place in (name, workspace.TOKENIZER_COPY):
-        with contextlib.suppress(DatasetError):  # it is lost, or not a file: the other one may be well
+        with contextlib.suppress(DatasetError):  # missing, or not a file: the other one may be intact
             spec = from_dataset(job.tokenizer, folder.read(place))
             if spec.fingerprint == job.tokenizer["fingerprint"]:
                 if place != name and folder.exists(name):
@@ -190,7 +191,7 @@ def _restore_tokenizer(folder: Storage, job: workspace.BuildRecord) -> Tokenizer
 
 
 def _lost_receipts(folder: Storage) -> Iterator[Problem]:
-    """What no reader misses, but `verify --source` and the next repair would. Without a plan nobody needs them."""
+    """Receipts that only `verify` of sources and the next repair need. Without a plan, neither of them can use any."""
     try:
         plan = workspace.load_plan(folder)
     except DatasetError:
@@ -201,7 +202,7 @@ def _lost_receipts(folder: Storage) -> Iterator[Problem]:
     for unit, receipt in enumerate(whole_receipts(folder, plan)):
         if receipt is None:
             yield Problem(receipt_name(unit, NO_LIMIT), "is missing or damaged")
-        if receipt is None and max_tokens is not None:  # which units follow, it would have told
+        if receipt is None and max_tokens is not None:  # the units that follow depend on it
             return
         known[unit] = receipt.tokens if receipt is not None else 0
         if budget.is_spent():
@@ -211,8 +212,8 @@ def _lost_receipts(folder: Storage) -> Iterator[Problem]:
             return
 
 
-def _complete(folder: Storage, plan: Plan, executor: Executor) -> None:
-    """Units whose receipt is lost are done again, for nobody knows what they held."""
+def _rerun_lost(folder: Storage, plan: Plan, executor: Executor) -> None:
+    """Run the units again whose receipts are lost: what they contained is unknown."""
     max_tokens = plan.identity.get("max_tokens")
     if max_tokens is None:
         missing = [unit for unit, found in enumerate(whole_receipts(folder, plan)) if found is None]
@@ -220,17 +221,17 @@ def _complete(folder: Storage, plan: Plan, executor: Executor) -> None:
         return
     known: dict[int, int] = {}
     budget = Budget(max_tokens, known)
-    for unit in range(len(plan.units)):  # how many units a budget takes, only the ones before tell
-        known[unit] = _done(folder, plan, executor, make_task(plan, unit)).tokens
+    for unit in range(len(plan.units)):  # how many units a budget takes depends on those before
+        known[unit] = _receipt_of(folder, plan, executor, make_task(plan, unit)).tokens
         if budget.is_spent():
             cut = budget.cut(plan)
             if cut is not None:
-                _done(folder, plan, executor, cut)
+                _receipt_of(folder, plan, executor, cut)
             return
 
 
-def _done(folder: Storage, plan: Plan, executor: Executor, task: UnitTask) -> Receipt:
-    """The receipt of a unit, which is done if it has none."""
+def _receipt_of(folder: Storage, plan: Plan, executor: Executor, task: UnitTask) -> Receipt:
+    """The receipt of a unit, which runs if it has none."""
     found = find_receipt(folder, plan, key_of(task))
     if found is None:
         run_tasks(executor, [task])
@@ -241,25 +242,23 @@ def _done(folder: Storage, plan: Plan, executor: Executor, task: UnitTask) -> Re
 def _intact(
     folder: Storage, plan: Plan, parts: Sequence[Receipt], found: Manifest | None, bad: set[str]
 ) -> dict[str, Digest]:
-    """Files that need not be made again. Without a manifest, those that a receipt vouches for."""
+    """Intact files, by the manifest, or by the receipts if there is no manifest."""
     if found is not None:
         return {name: digest for name, digest in found.all_files().items() if name not in bad}
     groups = group_pieces(parts, _splits(parts), plan.target_tokens)
     links = (link for group in groups for link in group.links())
-    return {name: digest for _, name, digest in links if _holds(folder, name, digest)}
+    return {name: digest for _, name, digest in links if _has(folder, name, digest)}
 
 
 def _lost(folder: Storage, plan: Plan, parts: Sequence[Receipt], intact: dict[str, Digest]) -> list[Key]:
-    """The units without which the missing files cannot be made."""
+    """The units whose pieces the missing files need."""
     lost: set[Key] = set()
     for group in group_pieces(parts, _splits(parts), plan.target_tokens):
         if not all(f"{group.name}{ending}" in intact for ending in (".bin", ".idx")):
             lost.update(group.keys)
     for index, receipts in enumerate(group_provenance(parts)):
         if f"provenance/{index:05d}.parquet" not in intact:
-            lost.update(
-                part.key for part in receipts if not _holds(folder, part.provenance, part.files[part.provenance])
-            )
+            lost.update(part.key for part in receipts if not _has(folder, part.provenance, part.files[part.provenance]))
     return sorted(lost)
 
 
@@ -267,7 +266,7 @@ def _splits(parts: Iterable[Receipt]) -> list[str]:
     return sorted({split for part in parts for split in part.pieces})
 
 
-def _holds(folder: Storage, name: str, digest: Digest) -> bool:
-    """Whether a plain file is there with this content."""
+def _has(folder: Storage, name: str, digest: Digest) -> bool:
+    """Whether there is a plain file with this content."""
     found = folder.stat(name)
     return found is not None and found.is_file and found.size == digest.bytes and folder.digest(name) == digest

@@ -1,8 +1,8 @@
 """verify: is a dataset what its manifest says?
 
-quick    every file is there with its size, every index fits its tokens
-full     and every byte hashes to what the manifest says
-source   and the sources, tokenised again, give the tokens that are in the shards
+quick    every file exists and has its size, and every index fits its tokens
+full     and every file has its SHA-256
+source   and the sources, tokenized again, give the tokens of the shards
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ def verify(
     workers: int | None = None,
     filter: str | None = None,
 ) -> VerifyReport:
-    """Check a dataset. Problems are in the report; what has no readable manifest is a `DatasetError`.
+    """Check a dataset. Problems are in the report; a dataset without a readable manifest is a `DatasetError`.
 
-    `source` tokenises sources again; if the dataset was made with a filter, it must be named.
+    `source` tokenizes sources again. If the dataset was made with a filter, it must be named.
     """
     known = ("sample", "all")
     if source is not None and arguments.text("source", source, hint=f"one of {', '.join(known)}") not in known:
@@ -108,9 +108,7 @@ def verify_folder(
 ) -> VerifyReport:
     begin = time.monotonic()
     if filter is not None and source is None:
-        raise RecipeError(
-            "`filter` is for `source`: nothing is filtered otherwise", hint="add `source='sample'`, or leave it out"
-        )
+        raise RecipeError("`filter` is only used with `source`", hint="add `source='sample'`, or drop `filter`")
     found = manifest.load_manifest(folder)
     if source is not None:
         check_filter(found.identity.get("filter"), filter, where=folder.path)
@@ -137,18 +135,18 @@ def verify_folder(
 
 
 def strays(folder: Storage, found: Manifest) -> Iterator[Problem]:
-    """Files among the shards that the manifest does not know; a reader that lists folders would take them."""
+    """Files beside the shards that are not in the manifest. A program that lists folders would read them."""
     left = {parent: set(folder.names(parent)) for parent in (*found.splits, "provenance")}
     for name, _ in found.each_file():
         parent, _, child = name.rpartition("/")
         left.get(parent, set()).discard(child)
     for parent, children in left.items():
         for name in sorted(children):
-            yield Problem(f"{parent}/{name}", "does not belong to the dataset")
+            yield Problem(f"{parent}/{name}", "is not part of the dataset")
 
 
 def _unlisted(folder: Storage, found: Manifest) -> Iterator[Problem]:
-    """Whether the record of nodes, if there is one, knows this part as it is."""
+    """A `nodes.json` that is damaged, or lists another dataset in the place of this part."""
     part = manifest.part_of(found.identity)
     try:
         nodes = manifest.load_nodes(folder)
@@ -158,7 +156,7 @@ def _unlisted(folder: Storage, found: Manifest) -> Iterator[Problem]:
     if part is not None and nodes is not None:
         listed = [place.manifest for place in nodes.parts[part.number : part.number + 1]]
         if listed != [folder.digest(manifest.MANIFEST)]:
-            yield Problem(manifest.NODES, f"it has another dataset for part {part.number}")
+            yield Problem(manifest.NODES, f"lists another dataset as part {part.number}")
 
 
 def _hash_all(folder: Storage, found: Manifest, files: dict[str, Digest], threads: int) -> list[Problem]:
@@ -168,15 +166,15 @@ def _hash_all(folder: Storage, found: Manifest, files: dict[str, Digest], thread
         name, digest = item
         wrong: list[str] = []
 
-        def look(data: memoryview) -> None:
+        def check_whole_index(data: memoryview) -> None:
             try:
                 check_index(data, indexes[name], found.dtype, where=name)
             except DatasetError as error:
                 wrong.append(error.message.partition(": ")[2])
 
         try:
-            actual = fast_digest(folder, name, look if name in indexes else None)
-        except AccessError:  # what may not be read need not be damaged
+            actual = fast_digest(folder, name, check_whole_index if name in indexes else None)
+        except AccessError:  # a file without read permission need not be damaged
             raise
         except (StorageError, DatasetError) as error:
             return Problem(name, f"cannot be read: {error}")
@@ -184,7 +182,7 @@ def _hash_all(folder: Storage, found: Manifest, files: dict[str, Digest], thread
             return Problem(name, f"sha256 is {actual.sha256}, expected {digest.sha256}")
         return Problem(name, wrong[0]) if wrong else None
 
-    # The largest first, so that no thread is left alone with a large one at the end.
+    # The largest first, so that no thread is still reading a large one when the others are done.
     items = sorted(files.items(), key=lambda item: -item[1].bytes)
     with contextlib.closing(as_done(check, items, threads)) as results:
         problems = [done[1] for done in results if done is not None and done[1] is not None]
@@ -194,7 +192,7 @@ def _hash_all(folder: Storage, found: Manifest, files: dict[str, Digest], thread
 def _check_sources(
     folder: Storage, found: Manifest, *, everything: bool, filter: str | None
 ) -> tuple[int, list[Problem]]:
-    """Tokenise units again, each into a folder of its own, and compare with the shards."""
+    """Tokenize units again, each into its own folder, and compare with the shards."""
     plan, job = reopen(folder, filter)
     receipts = dataset_receipts(folder, plan)
     engine = open_engine(from_dataset(found.tokenizer, _tokenizer_content(folder, found)))
@@ -214,26 +212,26 @@ def _check_sources(
                 raise SourceChangedError(error.message, hint=SOURCE_CHANGED) from None
             except TokenmillError:
                 raise
-            except Exception as error:  # a plan or a job that was not written by us may ask for anything
-                said = f"{where} cannot be done again: {type(error).__name__}: {error}"
+            except Exception as error:  # .build may have been written by another program
+                said = f"{where} cannot be run again: {type(error).__name__}: {error}"
                 raise BuildError(said, hint="check the sources and .build") from None
             for split in sorted(again.pieces.keys() | receipt.pieces.keys()):
                 if split not in receipt.pieces:
-                    problems.append(Problem(split, f"it has no tokens of {where}, which now gives some"))
+                    problems.append(Problem(split, f"has no tokens of {where}, which has some now"))
                     continue
                 following = places.setdefault(split, _places(receipts, split, plan.target_tokens))
                 _, shard, offset = next(place for place in following if place[0] == receipt.unit)
                 before = receipt.pieces[split]
-                # That the shard has what a fresh piece has is not enough: it may end early, or be of other documents.
+                # Equal bytes are not enough: the fresh piece may be shorter, or have other document bounds.
                 if again.pieces.get(split) != before or not _same(
                     folder, f"{shard}.bin", offset, fresh, f"{before.name}.bin"
                 ):
-                    problems.append(Problem(f"{shard}.bin", f"its tokens are not those of {where}"))
+                    problems.append(Problem(f"{shard}.bin", f"has other tokens than {where}"))
     return count, problems
 
 
 def _places(receipts: Sequence[Receipt], split: str, target: int) -> Iterator[tuple[int, str, int]]:
-    """Of each unit that has a piece in a split: in which shard, and at which byte of it, the piece lies."""
+    """For each unit with a piece in a split: its shard, and the byte at which the piece begins."""
     for group in group_pieces(receipts, [split], target):
         offset = 0
         for (unit, _), piece in zip(group.keys, group.pieces, strict=True):
@@ -242,13 +240,13 @@ def _places(receipts: Sequence[Receipt], split: str, target: int) -> Iterator[tu
 
 
 def _same(folder: Storage, shard: str, offset: int, fresh: Storage, piece: str) -> bool:
-    """Whether a piece stands in a shard at this byte; receipts that do not fit the manifest may speak of no shard."""
+    """Whether a shard has a piece at this byte. If receipts do not match the manifest, the shard may not exist."""
     if folder.stat(shard) is None:
         return False
-    with open_file(folder.at(shard)) as ours, open(fresh.at(piece), "rb") as theirs:
-        ours.seek(offset)
-        while block := theirs.read(1 << 20):
-            if ours.read(len(block)) != block:
+    with open_file(folder.at(shard)) as stored, open(fresh.at(piece), "rb") as expected:
+        stored.seek(offset)
+        while block := expected.read(1 << 20):
+            if stored.read(len(block)) != block:
                 return False
     return True
 

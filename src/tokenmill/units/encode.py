@@ -94,7 +94,7 @@ def encode_unit(
 ) -> Generator[TokenPiece]:
     """The tokens of one split of a unit, piece by piece, from document `first` on, where a piece begins."""
     keep = load_filter(config.filter) if config.filter else None
-    room = None if task.token_limit == NO_LIMIT else task.token_limit
+    tokens_left = None if task.token_limit == NO_LIMIT else task.token_limit
     end = 0
     for batch in read_batches(config, task):
         begin, end = end, end + batch.num_read
@@ -105,12 +105,12 @@ def encode_unit(
                 f"{task.sources[0].name}: its documents are read in other batches than before",
                 hint="start again from the last state; if this repeats, please report it",
             )
-        if room == 0:
+        if tokens_left == 0:
             return
-        found = encode_batch(batch, config, task, engine(), keep=keep, room=room)
+        found = encode_batch(batch, config, task, engine(), keep=keep, tokens_left=tokens_left)
         all_tokens = len(found.encoded.ids) + num_eot(config) * len(found.encoded.lengths)
-        if room is not None:
-            room -= all_tokens
+        if tokens_left is not None:
+            tokens_left -= all_tokens
         part = tokens_of_split(found, split, config)
         yield TokenPiece(
             begin=begin,
@@ -138,16 +138,16 @@ def read_batches(config: BuildConfig, task: UnitTask) -> Iterator[Batch]:
 
 
 def encode_batch(
-    batch: Batch, config: BuildConfig, task: UnitTask, engine: Engine, *, keep: Filter | None, room: int | None
+    batch: Batch, config: BuildConfig, task: UnitTask, engine: Engine, *, keep: Filter | None, tokens_left: int | None
 ) -> Documents:
-    """Encode a batch of a unit. `keep` is the user's filter, `room` the tokens left in a budget."""
+    """Encode a batch of a unit. `keep` is the user's filter, `tokens_left` those of a budget."""
     hashes = hash_documents(batch.text)
     kept = _keep(batch, hashes, config, task, keep)
     check_bad(kept.skips, config, task)
     encoded = _encode(kept, task, engine)
     kept, encoded = _with_tokens(kept, encoded, config)
-    if room is not None:
-        kept, encoded = _within_budget(kept, encoded, config, room)
+    if tokens_left is not None:
+        kept, encoded = _within_budget(kept, encoded, config, tokens_left)
     return Documents(kept, encoded, _splits(kept, config, task), hashes.sum(axis=0, dtype=np.uint64))
 
 
@@ -228,12 +228,11 @@ def _with_tokens(kept: Kept, encoded: Encoded, config: BuildConfig) -> tuple[Kep
     return _drop(kept, ~has_tokens, "no_tokens"), Encoded(encoded.ids, encoded.lengths[has_tokens])
 
 
-def _within_budget(kept: Kept, encoded: Encoded, config: BuildConfig, room: int) -> tuple[Kept, Encoded]:
-    if len(encoded.ids) + num_eot(config) * len(encoded.lengths) <= room:
+def _within_budget(kept: Kept, encoded: Encoded, config: BuildConfig, tokens_left: int) -> tuple[Kept, Encoded]:
+    if len(encoded.ids) + num_eot(config) * len(encoded.lengths) <= tokens_left:
         return kept, encoded
-    cut = (
-        cut_to(encoded, room=room, eot=config.eot != "none") if room else Encoded(encoded.ids[:0], encoded.lengths[:0])
-    )
+    nothing = Encoded(encoded.ids[:0], encoded.lengths[:0])
+    cut = cut_to(encoded, tokens_left=tokens_left, eot=config.eot != "none") if tokens_left else nothing
     return _drop(kept, np.arange(len(kept.text)) >= len(cut.lengths), "over_budget"), cut
 
 
@@ -388,12 +387,12 @@ def place_eot(encoded: Encoded, *, eot: str, eot_id: int | None, vocab_size: int
     return cast("Tokens", np.insert(narrow, ends if eot == "append" else ends - lengths, eot_id))
 
 
-def cut_to(encoded: Encoded, *, room: int, eot: bool) -> Encoded:
-    """The first documents, cut to exactly `room` tokens including ends of text. The last one may be cut short."""
+def cut_to(encoded: Encoded, *, tokens_left: int, eot: bool) -> Encoded:
+    """The first documents, cut to exactly this many tokens, ends of text included. The last may be cut short."""
     sizes = encoded.lengths + int(eot)
-    kept = int(np.searchsorted(np.cumsum(sizes), room, side="left")) + 1
+    kept = int(np.searchsorted(np.cumsum(sizes), tokens_left, side="left")) + 1
     lengths = encoded.lengths[:kept].copy()
-    lengths[-1] -= int(sizes[:kept].sum()) - room
+    lengths[-1] -= int(sizes[:kept].sum()) - tokens_left
     return Encoded(encoded.ids[: int(lengths.sum())], lengths)
 
 

@@ -1,9 +1,9 @@
-"""Memory for large documents: what encoding one takes is known before, so that nothing is killed for it.
+"""Memory for large documents: estimated before they are encoded, so that no worker is killed for lack of it.
 
     a document of many words       a few times its size
     one run without a space        24 times its size: the engine merges all of it as one word
 
-Documents of more than `LARGE_BYTES` are encoded by one worker at a time, and only if the memory is there.
+Documents of more than `LARGE_BYTES` are encoded by one worker at a time, and only if enough memory is free.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _SPACES[list(b" \t\n\v\f\r")] = True
 
 
 @contextlib.contextmanager
-def room_for(text: pa.Array, engine: Engine, folder: Storage, *, where: str) -> Iterator[None]:
-    """Encode a batch inside of this. Raises `SourceError` if it has a document that there is no memory for."""
+def reserve_memory(text: pa.Array, engine: Engine, folder: Storage, *, where: str) -> Iterator[None]:
+    """A context in which to encode a batch. Raises `SourceError` if it has a document that would not fit in memory."""
     need = bytes_needed(text, engine)
     if not need:
         yield
@@ -49,7 +49,7 @@ def room_for(text: pa.Array, engine: Engine, folder: Storage, *, where: str) -> 
 
 
 def bytes_needed(text: pa.Array, engine: Engine) -> int:
-    """What encoding a batch takes beside the text, by what was measured; 0 if it has no large document."""
+    """The memory that encoding a batch takes besides its text, from measurements; 0 without a large document."""
     offsets, data = text_buffers(text)
     if len(data) < LARGE_BYTES or int(np.diff(offsets).max()) < LARGE_BYTES:
         return 0
@@ -59,7 +59,7 @@ def bytes_needed(text: pa.Array, engine: Engine) -> int:
 
 
 def longest_run(data: npt.NDArray[np.uint8]) -> int:
-    """The most bytes in a row that are all white space, or all not: no word of any tokenizer is longer."""
+    """The longest run of bytes that are all white space, or all not. No word of any tokenizer is longer."""
     longest = begin = 0
     before: bool | None = None
     for start in range(0, len(data), _BLOCK_BYTES):

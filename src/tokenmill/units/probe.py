@@ -29,8 +29,7 @@ from tokenmill.units.task import BuildConfig, ProbeRequest, ProbeSlice
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DocumentCount:
-    """The number of documents of a slice of a source, where it is known without reading, and the bytes planned for
-    it."""
+    """The number of documents of a slice, known without reading it, and the bytes planned for the slice."""
 
     source: Int
     start: Int
@@ -111,7 +110,7 @@ def _sample_all(
         yield from threads.map(attempt, request.slices)
 
 
-# Bytes read at once, and around a position that can be read directly.
+# Read at once, and around a position that can be read directly.
 _WINDOW_BYTES = 128_000
 # A parquet column has the length of each text before it.
 _LENGTH_BYTES = 4
@@ -183,7 +182,7 @@ def sample_documents(
     return sampled, counts
 
 
-def _row_groups(wanted: ProbeSlice, sizes: Sequence[int], reach: int) -> list[ReadRange]:
+def _row_groups(wanted: ProbeSlice, sizes: Sequence[int], max_bytes: int) -> list[ReadRange]:
     if not sizes:
         return []
     unit, ends = wanted.task.unit, np.cumsum([0, *sizes])
@@ -195,7 +194,7 @@ def _row_groups(wanted: ProbeSlice, sizes: Sequence[int], reach: int) -> list[Re
         inside.setdefault(group, []).append((exact - float(ends[group]), wanted.at + position))
     ranges = []
     for group, positions in inside.items():
-        near = min(1.0, reach * len(positions) / max(1, sizes[group]))
+        near = min(1.0, max_bytes * len(positions) / max(1, sizes[group]))
         part = replace(unit, start=unit.start + group, stop=unit.start + group + 1)
         moved = tuple((near * position, at) for position, at in positions)
         ranges.append(
@@ -206,11 +205,11 @@ def _row_groups(wanted: ProbeSlice, sizes: Sequence[int], reach: int) -> list[Re
     return ranges
 
 
-def _compressed(wanted: ProbeSlice, path: str, reach: int) -> ReadRange:
-    """A whole file. Its beginning tells how much text it expands to."""
+def _compressed(wanted: ProbeSlice, path: str, max_bytes: int) -> ReadRange:
+    """A whole file. How much it expands to is estimated from its beginning."""
     source, planned = wanted.task.sources[0], wanted.task.unit.text_bytes
     scale = EXPANSION / expansion(path, source.compression, pin_of(source), max_bytes=_PEEK_BYTES)
-    near = min(1.0, reach * len(wanted.positions) * scale / max(1, planned))
+    near = min(1.0, max_bytes * len(wanted.positions) * scale / max(1, planned))
     positions = tuple((near * position / scale, wanted.at + position) for position in wanted.positions)
     return ReadRange(wanted.task.unit, positions, *((planned, None) if near == 1.0 else (None, scale)))
 
@@ -290,7 +289,7 @@ def _byte_bounds(batch: Batch, start: int, edge: float) -> Numbers:
 
 
 def _texts(batch: Batch, bounds: Numbers, position: float, share: int) -> tuple[dict[Key, str], float]:
-    """About `share` bytes of text from a position on, and how many bytes of the range they stand for.
+    """About `share` bytes of text from a position on, and how many bytes of the range they represent.
 
     The batch is read as a ring and large documents are cut, so that every byte is equally likely to be sampled.
     """

@@ -1,11 +1,11 @@
-"""Receipts: the record that a unit is done, and of what its files must be. Which receipts to trust, and their packs.
+"""Receipts: the record of a complete unit and of its files. How they are verified, and how they are packed.
 
-A receipt is trusted if it is whole and of this plan, and its files are what it says:
+A receipt is valid if it is intact, belongs to this plan, and its files are what it says:
 
     by digest   every file is hashed again: units since the last clean stop, each by the worker that gets it
     by size     all others; the text of such a receipt may come from a pack
 
-A receipt that fails is moved to quarantine with its files, and its unit counts as never run.
+A receipt that is not valid is moved to quarantine with its files, and its unit runs again.
 
 Packs hold the receipts of a thousand units in one file, since a resumed build may have a million of them to read:
 
@@ -185,24 +185,24 @@ def load_receipt(folder: Storage, unit: int, token_limit: int, fingerprint: str,
 
 
 def load_receipts(
-    folder: Storage, units: Iterable[int], fingerprint: str, *, look: bool = True
+    folder: Storage, units: Iterable[int], fingerprint: str, *, check_files: bool = True
 ) -> Iterator[Receipt | None]:
-    """Receipts of whole units, in order, trusted by the sizes of their files; None for each that cannot be trusted.
+    """Receipts of whole units, in order, verified by the sizes of their files; None for each that is not valid.
 
-    Without `look`, only the sizes of files of bad documents are checked: the commit reads the others anyway.
+    Without `check_files`, only the sizes of the files of bad documents are compared: the commit reads the others.
     """
-    size_of = folder.sizes_in([PIECES, RECEIPTS, REJECTS]) if look else folder.size_of
+    size_of = folder.sizes_in([PIECES, RECEIPTS, REJECTS]) if check_files else folder.size_of
     for run in runs(units):
         packed = read_pack(folder, run)
 
         def load(unit: int, packed: dict[int, bytes] = packed) -> Receipt | None:
             text = packed.get(unit)
-            if look and text is not None and size_of(receipt_name(unit, NO_LIMIT)) != len(text):
+            if check_files and text is not None and size_of(receipt_name(unit, NO_LIMIT)) != len(text):
                 text = None  # the receipt itself is gone or has changed
             receipt = _read(folder, (unit, NO_LIMIT), fingerprint, text)
             if receipt is None:
                 return None
-            files = receipt.all_files() if look else receipt.rejects()
+            files = receipt.all_files() if check_files else receipt.rejects()
             return receipt if _are_intact(folder, receipt, files, size_of, rehash=False) else None
 
         to_read = run if packed else folder.announce(run, lambda unit: receipt_name(unit, NO_LIMIT))
@@ -235,7 +235,7 @@ def _are_intact(folder: Storage, receipt: Receipt, files: dict[str, Digest], siz
     """Whether files of a receipt are as it says. If not, they go to quarantine together with the receipt."""
     damaged = list(_damaged(folder, files, size_of, rehash=rehash))
     # A wrong file must not stay beside a receipt. If files are only missing, the receipt stays: another process may
-    # have finished the build in the meantime, and its receipts must not be touched.
+    # have finished the build since, and its receipts must not be touched.
     if wrong := [file for file in damaged if folder.exists(file)]:
         for file in (pack_name(receipt.unit), receipt_name(*receipt.key), *wrong):
             folder.quarantine(file)
@@ -301,7 +301,7 @@ def packing(folder: Storage, done: Iterable[int]) -> Iterator[Callable[[int], No
             return
         if folder.writes_are_fast:
             write_pack(folder, number)
-        else:  # a store takes its time, and the caller has other workers to listen to
+        else:  # an object store is slow, and the caller has to listen to its workers
             background.submit(write_pack, folder, number)
 
     try:

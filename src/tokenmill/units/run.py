@@ -34,7 +34,7 @@ from tokenmill.storage.output import Output
 from tokenmill.storage.scratch import ScratchOutput
 from tokenmill.tokenizers.base import Engine
 from tokenmill.units.encode import Documents, encode_batch, name_of, num_eot, read_batches, tokens_of_split
-from tokenmill.units.memory import LARGE_BYTES, room_for
+from tokenmill.units.memory import LARGE_BYTES, reserve_memory
 from tokenmill.units.receipts import (
     NO_LIMIT,
     PIECES,
@@ -192,11 +192,11 @@ class UnitRun:
     def add(self, batch: Batch, engine: Engine) -> int:
         """Encode a batch and write it to the pieces. Returns its number of tokens."""
         before = sum(writer.tokens for writer in self.pieces.values())
-        room = None if self.task.token_limit == NO_LIMIT else self.task.token_limit - before
+        tokens_left = None if self.task.token_limit == NO_LIMIT else self.task.token_limit - before
         is_small = batch.text.nbytes < LARGE_BYTES  # and with it each document
         where = self._where(batch)
-        with contextlib.nullcontext() if is_small else room_for(batch.text, engine, self.folder, where=where):
-            documents = encode_batch(batch, self.config, self.task, engine, keep=self.keep, room=room)
+        with contextlib.nullcontext() if is_small else reserve_memory(batch.text, engine, self.folder, where=where):
+            documents = encode_batch(batch, self.config, self.task, engine, keep=self.keep, tokens_left=tokens_left)
         total = 0
         for split, writer in enumerate(self.pieces.values()):
             part = tokens_of_split(documents, split, self.config)
