@@ -288,7 +288,7 @@ def no_more_files(_: Sequence[PartReceipt]) -> Mapping[str, bytes]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Export:
-    """What an export writes: parts, then small files that summarize them. `notes` tell what is not preserved."""
+    """What an export writes: parts, then small files that summarize them. `notes` say what is not preserved."""
 
     parts: tuple[OutputPart, ...]
     notes: tuple[str, ...] = ()

@@ -137,7 +137,7 @@ class RowGroup:
 
 
 def read(path: str, hints: Hints) -> RowsDataset:
-    """A Parquet or Arrow file, or a folder. Splits are told by names like `train-00000-of-00001`, or by folders."""
+    """A Parquet or Arrow file, or a folder. Splits are in names like `train-00000-of-00001`, or are folders."""
     import pyarrow as pa
 
     files: dict[str, list[RowGroup]] = {}
@@ -205,7 +205,7 @@ def _paths(path: str) -> dict[str, list[str]]:
 
 
 def _check_numbers(folder: str, names: list[str]) -> None:
-    """Refuse a folder with missing files. Their names tell how many there should be."""
+    """Refuse a folder with missing files. Their names say how many there should be."""
     wanted: dict[tuple[str, int], set[int]] = {}
     for sharded in filter(None, map(_SHARDED.fullmatch, names)):
         wanted.setdefault((sharded[1], int(sharded[3])), set()).add(int(sharded[2]))

@@ -258,7 +258,7 @@ class DocumentEnds(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class UnknownEnds:
-    """Nothing tells where documents end."""
+    """Document ends that are unknown."""
 
     path: str
 

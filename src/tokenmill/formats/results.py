@@ -31,7 +31,7 @@ class ExportResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImportResult:
-    """A finished import. `notes` tell what was detected, and what could not be preserved."""
+    """A finished import. `notes` say what was detected, and what could not be preserved."""
 
     output: str
     layout: str

@@ -10,7 +10,7 @@ rows as a dataset. They are decoded where they are needed, never as a whole:
     RowsSplit     such files, end to end, as tokens with documents
     RowsDataset   what an import reads
 
-A row is a document, unless all rows have one length: then they may be packed, and the end-of-text id tells documents.
+A row is a document, unless all rows have one length: then they may be packed, and the end-of-text id ends documents.
 Nothing in an index or a file of another program is used before it was checked.
 """
 
