@@ -4,7 +4,8 @@ tokenmill.prepare("corpus/*.parquet", "data/owt", tokenizer="gpt2")
 tokenmill.verify("data/owt")
 dataset = tokenmill.open("data/owt")
 
-The adapters for frameworks are `tokenmill.torch`, `tokenmill.transformers` and `tokenmill.jax`.
+The adapters for frameworks are `tokenmill.torch`, `tokenmill.transformers`,
+`tokenmill.torchtitan` and `tokenmill.jax`.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from tokenmill import jax as jax
     from tokenmill import torch as torch
+    from tokenmill import torchtitan as torchtitan
     from tokenmill import transformers as transformers
     from tokenmill.build.api import PrepareResult, prepare
     from tokenmill.build.preflight import Estimate
@@ -89,7 +91,7 @@ _HOMES = {
     "tokenmill.text_stream": ("TextStream", "stream"),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-_ADAPTERS = ("jax", "torch", "transformers")
+_ADAPTERS = ("jax", "torch", "torchtitan", "transformers")
 
 __all__ = [
     "AccessError",

@@ -11,6 +11,7 @@ as in the undisturbed run. Exit code 1 if anything differs, or an environment ca
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -22,6 +23,8 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parent)]
 
 from trainer_check import Tail
 from trainer_lab import Outcome, make_dataset, prove
+
+from conftest import make_texts, write_parquet
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENTS = ROOT / ".venv-trainers"
@@ -44,6 +47,8 @@ class Subject:
     tail: Tail = "continues"
     resume_on: Sequence[int] = (1, 3)
     environment: dict[str, str] = field(default_factory=dict)
+    # A page whose Python runs here, because the packages are not in the test group.
+    page: str = ""
 
 
 TRANSFORMERS = (TORCH, "transformers", "accelerate")
@@ -69,6 +74,21 @@ SUBJECTS = {
     ),
     "accelerate": Subject(
         what="torch's DataLoader, prepared", script="train_accelerate.py", packages=TRANSFORMERS, tail="repeats"
+    ),
+    "torchtitan": Subject(
+        what="tokenmill.torchtitan.DataLoader, CheckpointManager",
+        script="train_torchtitan.py",
+        packages=(TORCH, "torchtitan"),
+        page="train-with-torchtitan.md",
+    ),
+    "jax": Subject(
+        what="tokenmill.jax.DataLoader", script="train_jax.py", packages=("jax", "grain"), page="train-with-jax.md"
+    ),
+    "grain": Subject(
+        what="tokenmill.jax.DataSource in Grain",
+        script="train_grain.py",
+        packages=("jax", "grain"),
+        resume_on=(2,),  # Grain's states belong to one number of processes
     ),
 }
 
@@ -105,6 +125,7 @@ def examine(subject: Subject, dataset: Path, work: Path) -> tuple[str, str]:
         return ", ".join(subject.packages), f"no: does not install: {reason}"
     os.environ.update(subject.environment)
     try:
+        run_page(python, subject.page, work)
         found = prove(
             subject.script, dataset, work, python=python, tail=subject.tail, stop_at=25, resume_on=subject.resume_on
         )
@@ -116,8 +137,20 @@ def examine(subject: Subject, dataset: Path, work: Path) -> tuple[str, str]:
     return versions(python, subject.packages), describe(subject, found)
 
 
+def run_page(python: str, page: str, work: Path) -> None:
+    """The Python of a how-to page, in the environment of its framework."""
+    if not page:
+        return
+    (work / "page/corpus").mkdir(parents=True)
+    write_parquet(work / "page/corpus/a.parquet", make_texts(400))
+    text = (ROOT / "docs/how-to" / page).read_text(encoding="utf-8")
+    code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL))
+    ended = subprocess.run([python, "-c", code], cwd=work / "page", capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, f"{page} fails\n{ended.stderr}"
+
+
 def describe(subject: Subject, found: Outcome) -> str:
-    resumed = " and ".join(map(str, subject.resume_on))
+    resumed = " and ".join(str(ranks) for ranks in subject.resume_on)
     return f"yes: {found.samples} samples, {found.losses} losses; 2 ranks, then {resumed}; {TAILS[found.tail]}"
 
 

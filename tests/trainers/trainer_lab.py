@@ -14,6 +14,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -61,6 +62,9 @@ def run_script(
     given: dict[str, object] = {"RECORDS": records, "STATE": state, "DATASET": dataset, "LOCAL_WORLD_SIZE": ranks}
     if stop_at is not None:
         given["STOP_AT"] = stop_at
+    with socket.socket() as free:  # jax has a meeting place of its own, and takes no other's
+        free.bind(("127.0.0.1", 0))
+        environment["JAX_COORDINATOR"] = f"127.0.0.1:{free.getsockname()[1]}"
     environment |= {"OMP_NUM_THREADS": "1", **{name: str(value) for name, value in given.items()}}
     log = records.with_suffix(".log")
     with log.open("wb") as output:
