@@ -1,9 +1,13 @@
 """tokenmill.jax.DataLoader in jax processes, whose gradients jax itself averages over gloo."""
 
+import json
 import os
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding, PartitionSpec
 from recorder import (
     BATCH_SIZE,
     DATASET,
@@ -18,16 +22,10 @@ from recorder import (
     record,
 )
 
+import tokenmill
+
 jax.config.update("jax_cpu_collectives_implementation", "gloo")
 jax.distributed.initialize(os.environ["JAX_COORDINATOR"], WORLD_SIZE, RANK)
-
-import json
-
-import jax.numpy as jnp
-from jax.experimental import multihost_utils
-from jax.sharding import NamedSharding, PartitionSpec
-
-import tokenmill
 
 mesh = jax.sharding.Mesh(np.array(jax.devices()), ("data",))
 loader = tokenmill.jax.DataLoader(
