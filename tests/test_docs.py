@@ -110,7 +110,8 @@ def test_the_python_of_a_how_to_runs(page: Path, tmp_path: Path, request: pytest
     (tmp_path / "corpus").mkdir()
     write_parquet(tmp_path / "corpus/a.parquet", make_texts(400))
     code = "\n".join(re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL))
-    for module in re.findall(r"^(?:import|from) (\w+)", code, re.MULTILINE):
+    frameworks = re.findall(r"\btokenmill\.(jax|lightning|torch|torchtitan|transformers)\b", code)
+    for module in [*frameworks, *re.findall(r"^(?:import|from) (\w+)", code, re.MULTILINE)]:
         if importlib.util.find_spec(module) is None:
             pytest.skip(f"the page needs {module}, which is not installed")
     if "s3://" in code:

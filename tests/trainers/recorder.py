@@ -3,6 +3,7 @@
 RECORDS   the folder for the records
 STATE     the folder for the script's checkpoints; there is one already if the run resumes
 DATASET   the prepared dataset
+EPOCHS    how often the dataset is read
 STOP_AT   a step: after its record the rank waits, to be killed
 """
 
@@ -19,7 +20,8 @@ RECORDS, STATE, DATASET = (Path(os.environ[name]) for name in ("RECORDS", "STATE
 RANK, WORLD_SIZE = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 STOP_AT = int(os.environ.get("STOP_AT", "-1"))
 # Over all ranks, so that it is the same on one, two and three.
-BATCH_SIZE, SEQ_LEN, EPOCHS, SAVE_EVERY = 6, 16, 2, 4
+BATCH_SIZE, SEQ_LEN, SAVE_EVERY = 6, 16, 4
+EPOCHS = int(os.environ["EPOCHS"])
 VOCABULARY = 257
 SHARE = BATCH_SIZE // WORLD_SIZE
 

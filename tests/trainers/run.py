@@ -46,6 +46,9 @@ class Subject:
     packages: tuple[str, ...]
     tail: Tail = "continues"
     resume_on: Sequence[int] = (1, 3)
+    epochs: int = 2
+    stop_at: int = 25
+    documents: int = 48
     environment: dict[str, str] = field(default_factory=dict)
     # A page whose Python runs here, because the packages are not in the test group.
     page: str = ""
@@ -90,6 +93,14 @@ SUBJECTS = {
         packages=("jax", "grain"),
         resume_on=(2,),  # Grain's states belong to one number of processes
     ),
+    "megatron": Subject(
+        what="GPTDataset of Megatron-core on a shard as it is",
+        script="train_megatron.py",
+        packages=(TORCH, "numpy", "megatron-core"),
+        epochs=1,  # a second epoch of Megatron's begins where the first one ends, so its samples are others
+        stop_at=10,
+        documents=1,  # Megatron shuffles documents before it cuts samples; those of one document are our windows
+    ),
 }
 
 
@@ -118,16 +129,24 @@ def versions(python: str, packages: Sequence[str]) -> str:
     return subprocess.run([python, "-c", code, *names], capture_output=True, text=True, check=True).stdout.strip()
 
 
-def examine(subject: Subject, dataset: Path, work: Path) -> tuple[str, str]:
+def examine(subject: Subject, work: Path) -> tuple[str, str]:
     """The versions, and the outcome in words. The second begins with "no" if something is not as it should be."""
     python, reason = make_environment(subject.packages)
     if not python:
         return ", ".join(subject.packages), f"no: does not install: {reason}"
     os.environ.update(subject.environment)
+    work.mkdir()
     try:
         run_page(python, subject.page, work)
         found = prove(
-            subject.script, dataset, work, python=python, tail=subject.tail, stop_at=25, resume_on=subject.resume_on
+            subject.script,
+            make_dataset(work / "data", documents=subject.documents),
+            work,
+            python=python,
+            tail=subject.tail,
+            epochs=subject.epochs,
+            stop_at=subject.stop_at,
+            resume_on=subject.resume_on,
         )
     except AssertionError as error:
         return versions(python, subject.packages), f"no: {error}"
@@ -161,10 +180,9 @@ def main(names: Sequence[str]) -> int:
         return 2
     rows, failures = [], 0
     with tempfile.TemporaryDirectory() as folder:
-        dataset = make_dataset(Path(folder))
         for name in names or SUBJECTS:
             subject = SUBJECTS[name]
-            installed, outcome = examine(subject, dataset, Path(folder, name))
+            installed, outcome = examine(subject, Path(folder, name))
             print(f"{name}: {outcome}", flush=True)
             failures += outcome.startswith("no")
             rows.append(f"| {name} | {subject.what} | {installed} | {outcome.splitlines()[0]} |")

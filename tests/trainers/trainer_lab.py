@@ -22,13 +22,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainer_check import Steps, Tail, Windows, check_once, check_same, join, read_run
+from trainer_check import Tail, Windows, check_once, check_same, join, read_run
 
 import tokenmill
 from ranks import meeting_place
 
 HERE = Path(__file__).parent
-BATCH_SIZE, SEQ_LEN, EPOCHS = 6, 16, 2  # as in recorder.py
+BATCH_SIZE, SEQ_LEN = 6, 16  # as in recorder.py
 TIMEOUT = 600.0
 
 
@@ -41,10 +41,12 @@ class Outcome:
     tail: Tail
 
 
-def make_dataset(folder: Path) -> Path:
+def make_dataset(folder: Path, *, documents: int = 48) -> Path:
     """About a hundred windows, all different; an epoch is not a multiple of a step."""
     chance = random.Random(19)
-    texts = ["".join(chance.choices("abcdefghijklmnopqrstuvwxyz ", k=chance.randint(5, 60))) for _ in range(48)]
+    mean, letters = 1500 // documents, "abcdefghijklmnopqrstuvwxyz "
+    texts = ["".join(chance.choices(letters, k=chance.randint(mean - 25, mean + 25))) for _ in range(documents)]
+    folder.mkdir(exist_ok=True)
     (folder / "a.txt").write_text("\n".join(texts))
     tokenmill.prepare(folder / "a.txt", folder / "dataset", tokenizer="byte", workers=1)
     windows = Windows(folder / "dataset", SEQ_LEN)
@@ -53,13 +55,22 @@ def make_dataset(folder: Path) -> Path:
 
 
 def run_script(
-    script: str, python: str, dataset: Path, records: Path, state: Path, ranks: int, stop_at: int | None = None
+    script: str,
+    python: str,
+    dataset: Path,
+    records: Path,
+    state: Path,
+    ranks: int,
+    *,
+    epochs: int,
+    stop_at: int | None = None,
 ) -> None:
     """Run it on so many ranks, to its end or until all ranks are at `stop_at`, where they are killed."""
     records.mkdir(parents=True)
     state.mkdir(parents=True, exist_ok=True)
     store, environment = meeting_place(ranks)
-    given: dict[str, object] = {"RECORDS": records, "STATE": state, "DATASET": dataset, "LOCAL_WORLD_SIZE": ranks}
+    given: dict[str, object] = {"RECORDS": records, "STATE": state, "DATASET": dataset, "EPOCHS": epochs}
+    given["LOCAL_WORLD_SIZE"] = ranks
     if stop_at is not None:
         given["STOP_AT"] = stop_at
     with socket.socket() as free:  # jax has a meeting place of its own, and takes no other's
@@ -112,27 +123,24 @@ def prove(
     *,
     python: str = sys.executable,
     tail: Tail = "continues",
-    stop_at: int = 10,
+    epochs: int = 2,
+    stop_at: int = 25,
     resume_on: Sequence[int] = (1, 3),
 ) -> Outcome:
     """An undisturbed run, a killed one, and its resumed ones. `AssertionError` says what was not as it should be."""
     windows = Windows(dataset, SEQ_LEN)
-    run_script(script, python, dataset, work / "whole", work / "whole-state", 2)
+    run_script(script, python, dataset, work / "whole", work / "whole-state", 2, epochs=epochs)
     whole = read_run(work / "whole", windows, 2)
-    check(whole.steps, windows, tail)
-    run_script(script, python, dataset, work / "killed", work / "state", 2, stop_at)
+    check_once(whole.steps, windows, batch_size=BATCH_SIZE, epochs=epochs, tail=tail)
+    run_script(script, python, dataset, work / "killed", work / "state", 2, epochs=epochs, stop_at=stop_at)
     killed = read_run(work / "killed", windows, 2)
     losses = whole.num_losses + killed.num_losses
     for ranks in resume_on:
         shutil.copytree(work / "state", work / f"state-{ranks}")
-        run_script(script, python, dataset, work / f"resumed-{ranks}", work / f"state-{ranks}", ranks)
+        run_script(script, python, dataset, work / f"resumed-{ranks}", work / f"state-{ranks}", ranks, epochs=epochs)
         resumed = read_run(work / f"resumed-{ranks}", windows, ranks)
         steps = join(killed, resumed)
-        check(steps, windows, tail)
+        check_once(steps, windows, batch_size=BATCH_SIZE, epochs=epochs, tail=tail)
         check_same(whole.steps, steps, batch_size=BATCH_SIZE)
         losses += resumed.num_losses
     return Outcome(windows.count, losses, tail)
-
-
-def check(steps: Steps, windows: Windows, tail: Tail) -> None:
-    check_once(steps, windows, batch_size=BATCH_SIZE, epochs=EPOCHS, tail=tail)
