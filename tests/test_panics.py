@@ -189,7 +189,7 @@ def test_a_store_whose_client_panics_is_a_storage_error(monkeypatch: pytest.Monk
 
 def test_a_panic_of_the_hubs_client_is_a_storage_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.HfApi.dataset_info", panic)
-    with pytest.raises((StorageError, SourceError), match=r"org/name@main: a library of the hub's client gave up"):
+    with pytest.raises((StorageError, SourceError), match=r"org/name@main: a library of the hub's client crashed"):
         hub_client.commit_of("org/name", "main")
     monkeypatch.setattr("huggingface_hub.HfApi.model_info", panic)
     monkeypatch.setattr("huggingface_hub.hf_hub_download", panic)

@@ -76,10 +76,10 @@ def test_bytes_that_do_not_hash_to_what_the_hub_lists_are_a_typed_error_and_leav
     repository: Repository, tmp_path: Path
 ) -> None:
     repository.spoiled = {"data/a.parquet": 100}
-    with pytest.raises(SourceError, match=r"data/a.parquet: what came does not hash to [0-9a-f]{64}"):
+    with pytest.raises(SourceError, match=r"data/a.parquet: the downloaded bytes do not hash to [0-9a-f]{64}"):
         hub.fetch(path_of("data/a.parquet"))
     assert copies(tmp_path) == []
-    with pytest.raises(BuildError, match="does not hash to"):
+    with pytest.raises(BuildError, match="do not hash to"):
         tokenmill.prepare("hf://datasets/org/name/data/a.parquet", tmp_path / "out", **RECIPE)
     assert not (tmp_path / "out/dataset.json").exists()
 

@@ -139,7 +139,7 @@ def test_a_small_cache_holds_what_is_read_now(remote: Bucket, local: Path, tmp_p
 
 
 def test_a_cache_that_is_too_small_for_a_shard_says_so(remote: Bucket) -> None:
-    with pytest.raises(StorageError, match=r"and the cache takes 1\.00 KB"):
+    with pytest.raises(StorageError, match=r"and the cache is limited to 1\.00 KB"):
         tokenmill.open(f"{remote.url}/ds", cache_bytes="1kB")["train"].tokens(0, 1)
     with pytest.raises(RecipeError, match="not a size"):
         tokenmill.open(f"{remote.url}/ds", cache_bytes="much")
@@ -155,7 +155,7 @@ def test_what_cannot_be_had_again_stays(remote: Bucket, local: Path, tmp_path: P
     for name in remote.listed("old/"):
         remote.delete(name)
     there = tokenmill.open(f"{remote.url}/ds", cache_bytes=limit)["train"]
-    with pytest.raises(StorageError, match="cannot be had again"):
+    with pytest.raises(StorageError, match="cannot be downloaded again"):
         there.tokens(0, there.num_tokens)
     assert copies(tmp_path / "cache") == ["00000.bin"]
 

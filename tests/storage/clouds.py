@@ -50,7 +50,7 @@ def test_a_bucket_that_is_not_there_is_told_at_once(bucket: Bucket, corpus: Path
         ("prepare", f"{nowhere}/corpus", "-o", "out", "--tokenizer", "byte"),
         ("verify", f"{nowhere}/out"),
     ):
-        assert f"{nowhere} is not there" in tokenmill(*line, code=1).stderr
+        assert f"{nowhere} does not exist" in tokenmill(*line, code=1).stderr
 
 
 def test_more_objects_than_a_list_has_on_its_first_page(bucket: Bucket) -> None:

@@ -53,7 +53,7 @@ def test_a_folder_gives_neither_what_is_hidden_nor_what_is_about_the_dataset() -
 @pytest.mark.parametrize(
     ("config", "said"),
     [
-        ({"data_files": ["en/*", "en/gone.jsonl"]}, "names en/gone.jsonl, which is not there"),
+        ({"data_files": ["en/*", "en/gone.jsonl"]}, "names en/gone.jsonl, which does not exist"),
         ({"data_files": "nowhere/*"}, "matches no files"),
         ({"data_files": "s3://bucket/a.jsonl"}, "names files elsewhere"),
         ({"data_files": 3}, "neither patterns nor a list"),

@@ -168,7 +168,7 @@ def test_a_copy_that_cannot_be_asked_for_yet_is_waited_for(bucket: Bucket, monke
         piece = ("a.bin", publish(folder, "a.bin", b"tokens"))
         faults = iter(["409"] * 9)
         proxy.choose = lambda method, path: next(faults, "") if method == "HEAD" else ""
-        monkeypatch.setattr(object_store, "_LOOK_SECONDS", 0.01)
+        monkeypatch.setattr(object_store, "_POLL_SECONDS", 0.01)
         folder.link(piece[0], "b.bin", piece[1])
         assert proxy.injected.total() == 9
     assert bucket.get("out/b.bin") == b"tokens"

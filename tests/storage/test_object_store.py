@@ -77,7 +77,7 @@ def test_a_line_end_behind_a_setting_is_refused(home: Path, monkeypatch: pytest.
 @pytest.mark.parametrize("endpoint", ["http://[::1", "http://host:port", "http://:9000", "http://host:0"])
 def test_half_an_address_of_a_server_is_refused(home: Path, monkeypatch: pytest.MonkeyPatch, endpoint: str) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
-    with pytest.raises(RecipeError, match="AWS_ENDPOINT_URL is no address of a server"):
+    with pytest.raises(RecipeError, match="AWS_ENDPOINT_URL is not the address of a server"):
         endpoint_of("s3")
 
 
@@ -187,6 +187,6 @@ def test_an_endpoint_that_is_no_address_is_refused_by_its_name_alone(
 ) -> None:
     name = {"s3": "AWS_ENDPOINT_URL", "gs": "GOOGLE_BASE_URL", "az": "AZURE_STORAGE_ENDPOINT"}[scheme]
     monkeypatch.setenv(name, text)
-    with pytest.raises(RecipeError, match=f"{name} is no address of a server") as caught:
+    with pytest.raises(RecipeError, match=f"{name} is not the address of a server") as caught:
         Store(Url(scheme, "bucket", ""))
     assert text not in caught.value.message

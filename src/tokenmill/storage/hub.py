@@ -1,19 +1,19 @@
-"""Datasets on the hub: which files one has, and copies of them on this machine.
+"""Datasets on the Hugging Face hub: the files of a commit or config, and verified copies on this machine.
 
-    hf://datasets/org/name                    all of it, as its main branch is now
-    hf://datasets/org/name@revision:config    as it was at a branch, tag or commit; the files of one config
-    hf://datasets/org/name/data/*.parquet     some of it, by the rules of patterns
-    hf://datasets/org/name@commit/some/file   what these become: a file that cannot change any more
+    hf://datasets/org/name                    all of it, at the current commit of the main branch
+    hf://datasets/org/name@revision:config    at a branch, tag or commit; the files of one config
+    hf://datasets/org/name/data/*.parquet     the files that match a pattern
+    hf://datasets/org/name@commit/some/file   what these resolve to: a file that cannot change
 
-Copies are in the hub's own cache (HF_HOME), where its other programs find them too. What a copy must hash to stands in
-the listing: SHA-256 for large files, git's hash for small ones.
+Copies are stored in the cache of the hub's client (HF_HOME), where other programs find them too. The listing of a
+commit has the hash of each file: SHA-256 for large files, git's hash for small ones.
 
-A dataset's card: which files a config of it has, by the rules of Hugging Face's own `datasets` package.
+The card of a dataset says which files a config has, by the rules of Hugging Face's `datasets` package:
 
 configs:
 - config_name: small
-  data_dir: data              where the patterns begin; without any, all that lies below
-  data_files:                 a pattern, a list of them, or one entry a split
+  data_dir: data              where the patterns begin; without patterns, all files below it
+  data_files:                 a pattern, a list of patterns, or one entry per split
   - split: train
     path: en/*.jsonl
 """
@@ -72,24 +72,24 @@ class HubPlace:
 
 
 def plain_name(place: str) -> HubPlace | None:
-    """The dataset that `org/name` names, if a text looks like that at all."""
+    """The dataset that `org/name` names; None if the text does not look like that."""
     found = _PLAIN.fullmatch(place)
     return HubPlace(found["repo"], found["revision"] or "", found["config"] or "", "") if found else None
 
 
 def parse(place: str) -> HubPlace:
-    """The parts of a hub URL; any other one is a `RecipeError` that shows nothing of it."""
+    """The parts of a hub URL. Any other URL is a `RecipeError` that does not show it."""
     found = _URL.fullmatch(place)
     if found is None:
         raise RecipeError("a hf:// URL does not name a dataset", hint=_FORM)
     key = (found["key"] or "").rstrip("/")
-    if what := wrong_key(key.replace("#", "")):  # there are files of languages that are called so
+    if what := wrong_key(key.replace("#", "")):  # a file of C# texts may have it in its name
         raise RecipeError(f"a hf:// URL contains {what}", hint=_FORM)
     return HubPlace(found["repo"], found["revision"] or "", found["config"] or "", key)
 
 
 def pinned(place: HubPlace) -> HubPlace:
-    """The same place at the commit that its revision means now."""
+    """The same place at the current commit of its revision."""
     revision = place.revision or "main"
     if _COMMIT.fullmatch(revision):
         commit = revision
@@ -101,7 +101,7 @@ def pinned(place: HubPlace) -> HubPlace:
 
 
 def at_commit(argument: str, root: str) -> str:
-    """A dataset, as it was named, at the commit of `root`; unless that is of another one, or a commit was named."""
+    """The argument at the commit of `root`, unless `root` is of another dataset, or the argument names a commit."""
     place, before = parse(argument) if is_hub(argument) else plain_name(argument), parse(root)
     if place is None or place.repo != before.repo or _COMMIT.fullmatch(place.revision):
         return argument
@@ -109,7 +109,7 @@ def at_commit(argument: str, root: str) -> str:
 
 
 def files(place: HubPlace) -> list[HubFile]:
-    """The files of a pinned place: those of its config, or below its key, or those that its key matches."""
+    """The files of a pinned place: those of its config, below its key, or matched by its key."""
     found = files_at(place.repo, place.revision)
     keys = _of_config(place, list(found)) if place.config else list(found)
     if place.key in found:
@@ -122,11 +122,11 @@ def files(place: HubPlace) -> list[HubFile]:
 
 
 def find(path: str) -> HubFile:
-    """A file at a commit, as the listing has it."""
+    """A file at a commit, from the listing."""
     place = parse(path)
     found = files_at(place.repo, place.revision).get(place.key)
     if found is None:
-        raise SourceError(f"cannot read {path}: it is not there", hint="check the revision")
+        raise SourceError(f"cannot read {path}: it does not exist", hint="check the revision")
     return found
 
 
@@ -138,7 +138,7 @@ def ask(path: str) -> None:
 
 
 def require(paths: Iterable[str]) -> None:
-    """Raise `SourceError` if some of these files can neither be fetched nor are there."""
+    """Raise `SourceError` if some of these files are not in the cache and cannot be fetched."""
     if not hub_client.is_offline():
         return
     wanted = list(paths)
@@ -158,7 +158,7 @@ def require(paths: Iterable[str]) -> None:
 
 
 def fetch(path: str) -> str:
-    """A copy of a file on this machine, which hashes to what the hub says."""
+    """A copy of a file on this machine, verified against the hash that the hub lists."""
     require([path])
     place, wanted = parse(path), find(path)
     for _ in range(2):
@@ -168,15 +168,15 @@ def fetch(path: str) -> str:
             return local
         if hub_client.is_offline():
             raise _damaged(path)
-        remove(path)  # bytes were changed on their way, or on the disk: once more
+        remove(path)  # the bytes changed in transit or on disk; one more download decides
     raise SourceError(
-        f"{path}: what came does not hash to {wanted.etag}",
-        hint="check the network and the disk; the same command tries it again and keeps what is done",
+        f"{path}: the downloaded bytes do not hash to {wanted.etag}",
+        hint="check the network and the disk, then run the same command to resume",
     )
 
 
 def _damaged(path: str) -> SourceError:
-    """Of a copy that cannot be fetched again. It stays: nobody could bring it back."""
+    """The error for a damaged copy while offline. The copy stays, because it cannot be replaced."""
     return SourceError(
         f"{path}: the copy in the cache does not hash to {find(path).etag}, as the hub listed it, "
         "and HF_HUB_OFFLINE is set",
@@ -185,40 +185,40 @@ def _damaged(path: str) -> SourceError:
 
 
 class HubStore:
-    """The hub as a store that is read in ranges: for a look at a file that need not come as a whole."""
+    """The hub as a store that is read in ranges: for a probe, which does not need the whole file."""
 
     def __init__(self, place: HubPlace) -> None:
         self._place = place
 
     def begin(self, ask: Callable[..., T], *given: Any) -> Future[T]:
-        """Have something asked while the caller does other things."""
+        """Make a request in a thread."""
         return _pool(os.getpid()).submit(ask, *given)
 
     def fetch(self, key: str, start: int, stop: int, etag: str) -> bytes:
-        """Bytes [start, stop) of a file. At a commit it cannot be another one."""
+        """Bytes [start, stop) of a file. At a commit it cannot change, so the etag is not compared."""
         return hub_client.fetch_range(self._place.repo, self._place.revision, key, start, stop)
 
 
 @functools.cache
 def _pool(process: int) -> ThreadPoolExecutor:
-    """The threads of a process; a forked one has none of its parent's."""
+    """The threads of a process. A forked process does not inherit them."""
     return ThreadPoolExecutor(_REQUESTS_AT_ONCE, thread_name_prefix="tokenmill-hub")
 
 
 def cached(path: str) -> str | None:
-    """The copy of a file if there is one."""
+    """The path of the copy of a file; None if there is none."""
     place = parse(path)
     return hub_client.find_copy(place.repo, place.revision, place.key)
 
 
 def is_here(path: str) -> bool:
-    """Whether a file's bytes are on this machine, be it as a file of another name or revision."""
+    """Whether the bytes of a file are on this machine, also under another name or revision."""
     blob = os.path.join(hub_client.cache_folder(parse(path).repo), "blobs", find(path).etag)
     return cached(path) is not None or os.path.exists(blob)
 
 
 def remove(path: str) -> None:
-    """Give the room of a copy back. Who reads it now may read on."""
+    """Remove a copy. A process that has it open can still read it."""
     local = cached(path)
     if local is not None:
         for name in (os.path.realpath(local), local):
@@ -228,7 +228,7 @@ def remove(path: str) -> None:
 
 @functools.lru_cache(maxsize=4096)
 def _is_right(local: str, wanted: HubFile, size: int, modified: int) -> bool:
-    """Whether a copy has the bytes that the hub listed. A copy that did not change since is not hashed again."""
+    """Whether a copy has the bytes that the hub listed. An unchanged copy is not hashed again."""
     if size != wanted.size:
         return False
     is_large = len(wanted.etag) == _SHA256_CHARS
@@ -254,7 +254,7 @@ def _cached_ref(repo: str, revision: str) -> str:
 
 
 def _of_config(place: HubPlace, keys: list[str]) -> list[str]:
-    """The files of a config: what the dataset's card says, else the folder of that name."""
+    """The files of a config: those of the dataset's card, else those of the folder with its name."""
     config = find_config(_card(place), place.config)
     if config is not None:
         return files_of(config, keys, where=str(replace(place, key="")))
@@ -272,7 +272,7 @@ def _card(place: HubPlace) -> dict[str, Any]:
 
 
 _EVERYTHING = "**"
-# Files about a dataset are none of its data, unless they are named.
+# Files that describe a dataset are not data, unless they are named.
 _ABOUT = (
     "README.md",
     "config.json",
@@ -285,7 +285,7 @@ _CHECK = "check the card, or name the files with a glob"
 
 
 def find_config(card: Mapping[str, Any], name: str) -> dict[str, Any] | None:
-    """What a card says of a config; None if it says nothing."""
+    """The entry of a config in a card; None if there is none."""
     entries = card.get("configs")
     found = [
         entry
@@ -296,7 +296,7 @@ def find_config(card: Mapping[str, Any], name: str) -> dict[str, Any] | None:
 
 
 def files_of(config: Mapping[str, Any], keys: Iterable[str], *, where: str) -> list[str]:
-    """The files of a config, in the order of `keys`. A file that is named and not there is a `RecipeError`."""
+    """The files of a config, in the order of `keys`. A named file that does not exist is a `RecipeError`."""
     keys = list(keys)
     wanted = config.get("data_files")
     found: set[str] = set()
@@ -305,7 +305,7 @@ def files_of(config: Mapping[str, Any], keys: Iterable[str], *, where: str) -> l
             raise RecipeError(f"{where} names files elsewhere: {pattern}", hint="name them yourself")
         some = select(keys, posixpath.join(str(config.get("data_dir") or ""), pattern))
         if not some and not is_pattern(pattern):
-            raise RecipeError(f"{where} names {pattern}, which is not there", hint=_CHECK)
+            raise RecipeError(f"{where} names {pattern}, which does not exist", hint=_CHECK)
         found.update(some)
     if not found:
         raise RecipeError(f"{where} matches no files", hint=_CHECK)
@@ -313,7 +313,7 @@ def files_of(config: Mapping[str, Any], keys: Iterable[str], *, where: str) -> l
 
 
 def select(keys: Iterable[str], pattern: str) -> list[str]:
-    """The keys that a pattern of a card names. Folders that begin with two underscores have to be named, too."""
+    """The keys that a pattern of a card matches. Folders that begin with two underscores must be named."""
     pattern = "/".join(part for part in pattern.split("/") if part != ".")
     matches = matcher(pattern)
     named, num_special = posixpath.basename(pattern), _num_special(pattern)

@@ -1,14 +1,15 @@
-"""Requests to the hub, made by its own client, which honours HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE.
+"""Requests to the Hugging Face hub, through `huggingface_hub`, and listings of commits for offline work.
 
-Nobody is waited for longer than HF_HUB_DOWNLOAD_TIMEOUT, and what is lost on its way is asked for again a few times: a
-hub that stays silent is an error after a minute or so. Only this module and the tokenizers import the client.
+The client honours HF_TOKEN, HF_ENDPOINT and HF_HUB_OFFLINE. We wrap it because some of its calls have no timeout, do
+not read ranges, or retry for many minutes: here each request waits HF_HUB_DOWNLOAD_TIMEOUT at most and is repeated a
+few times, so a silent hub is an error after about a minute. Only this module and the tokenizers import the client.
 
-Which files a commit of a dataset has. That never changes, so a listing that came is kept for work offline.
+The files of a commit never change, so its listing is stored:
 
     HF_HOME/assets/tokenmill/org--name/trees/COMMIT.json    ours, sealed
-            hub/datasets--org--name/trees/COMMIT.json       that of the hub's client, from snapshot_download
+            hub/datasets--org--name/trees/COMMIT.json       that of the client, from snapshot_download
 
-The copies of files cannot tell: they are those that somebody has needed.
+The cached files themselves are not a listing: they are only those that were needed before.
 """
 
 from __future__ import annotations
@@ -41,17 +42,17 @@ from tokenmill.storage.local import Folder
 
 T = TypeVar("T")
 
-# Seconds before something is asked for again.
+# Seconds before a request is repeated. Longer than for an object store, whose client has retried by itself already.
 _WAITS = (1, 2, 4)
 _BLOCK = 1 << 16
-# What the client and Python raise about an answer, or about this machine. All else is of the client's http library,
-# whose errors have no public name: there was no answer, or none to the end.
+# What the client and Python raise about an answer, or about this machine. Other errors come from the client's http
+# library, have no public name, and mean that there was no complete answer.
 _NOT_OF_THE_NETWORK = (OSError, ValueError, LookupError, TypeError, AttributeError)
 
 
 @dataclass(frozen=True, slots=True)
 class HubFile:
-    """A file of a dataset at a commit. `etag` is what its bytes hash to."""
+    """A file of a dataset at a commit. `etag` is the hash of its bytes."""
 
     key: str
     size: Int
@@ -74,18 +75,18 @@ def cache_folder(repo: str) -> str:
 
 
 def assets_folder(repo: str) -> str:
-    """Where the hub's other programs keep what they know of a dataset, each in a folder of its own."""
+    """Our folder among those in which programs store data about a dataset of the hub."""
     from huggingface_hub import constants
 
     return os.path.join(constants.HF_ASSETS_CACHE, "tokenmill", repo.replace("/", "--"))
 
 
 def commit_of(repo: str, revision: str) -> str:
-    """The commit that a branch or a tag means now."""
+    """The current commit of a branch or tag."""
     from huggingface_hub import HfApi
 
     with _explained(repo, revision):
-        return str(_tried(partial(HfApi().dataset_info, repo, revision=revision, timeout=_patience())).sha)
+        return str(_retried(partial(HfApi().dataset_info, repo, revision=revision, timeout=_timeout())).sha)
 
 
 def list_files(repo: str, commit: str) -> list[HubFile]:
@@ -98,7 +99,7 @@ def list_files(repo: str, commit: str) -> list[HubFile]:
 
 
 def _paginate(url: str) -> Iterator[dict[str, Any]]:
-    """The entries of a listing and of the pages that follow. The client's own list_repo_tree would wait for ever."""
+    """The entries of all pages of a listing. The client's own list_repo_tree has no timeout."""
     from huggingface_hub.utils import (  # type: ignore[attr-defined]  # they are documented there
         build_hf_headers,
         get_session,
@@ -108,11 +109,11 @@ def _paginate(url: str) -> Iterator[dict[str, Any]]:
 
     headers = build_hf_headers()
     if _takes(paginate, "timeout"):
-        yield from paginate(url, params={"recursive": True}, headers=headers, timeout=_patience())
+        yield from paginate(url, params={"recursive": True}, headers=headers, timeout=_timeout())
         return
     next_url: str | None = f"{url}?recursive=true"
     while next_url is not None:  # a client before 1.21: its own paginate has no timeout
-        answer = _tried(partial(get_session().get, next_url, headers=headers, timeout=_patience()))
+        answer = _retried(partial(get_session().get, next_url, headers=headers, timeout=_timeout()))
         hf_raise_for_status(answer)
         yield from answer.json()
         next_url = answer.links.get("next", {}).get("url")
@@ -123,7 +124,7 @@ def _file(entry: dict[str, Any]) -> HubFile:
 
 
 def download(repo: str, commit: str, key: str) -> str:
-    """A copy of a file, which may have been there before."""
+    """The path of a copy of a file, which is downloaded unless it is in the cache."""
     from huggingface_hub import get_hf_file_metadata, hf_hub_download, hf_hub_url
     from huggingface_hub.errors import HfHubHTTPError
     from huggingface_hub.utils import disable_progress_bars  # type: ignore[attr-defined]  # as above
@@ -134,17 +135,17 @@ def download(repo: str, commit: str, key: str) -> str:
         return there
     url = hf_hub_url(repo, key, revision=commit, repo_type="dataset")
     with _explained(repo, commit):
-        # What follows would wait six minutes for a hub that is silent from the first, whatever the settings say.
+        # The download would wait six minutes for a silent hub, whatever the settings are.
         with contextlib.suppress(HfHubHTTPError):
             retry: dict[str, Any] = {}
             if _takes(get_hf_file_metadata, "retry_on_errors"):  # a client since 1.2
                 retry = {"retry_on_errors": True}
-            get_hf_file_metadata(url, timeout=_patience(), **retry)
+            get_hf_file_metadata(url, timeout=_timeout(), **retry)
         return str(hf_hub_download(repo, key, revision=commit, repo_type="dataset"))
 
 
 def find_copy(repo: str, commit: str, key: str) -> str | None:
-    """The copy of a file if there is one."""
+    """The path of the copy of a file; None if there is none."""
     from huggingface_hub import try_to_load_from_cache
 
     found = try_to_load_from_cache(repo, key, revision=commit, repo_type="dataset")
@@ -154,11 +155,11 @@ def find_copy(repo: str, commit: str, key: str) -> str | None:
 def fetch_range(repo: str, commit: str, key: str, start: int, stop: int) -> bytes:
     """Bytes [start, stop) of a file."""
     with _explained(repo, commit):
-        return _tried(partial(_fetch_range, repo, commit, key, start, stop))
+        return _retried(partial(_fetch_range, repo, commit, key, start, stop))
 
 
 def read_card(repo: str, commit: str, path: str) -> dict[str, Any]:
-    """What stands at the beginning of a dataset's card."""
+    """The metadata at the beginning of a dataset's card."""
     from huggingface_hub import DatasetCard
 
     with _explained(repo, commit):
@@ -186,12 +187,12 @@ def _fetch_range(repo: str, commit: str, key: str, start: int, stop: int) -> byt
 
 
 def _stream(url: str, headers: dict[str, str]) -> contextlib.AbstractContextManager[Any]:
-    """An answer whose body has yet to come; leaving it stops the transfer.
+    """An answer whose body is still to be read. Leaving the block stops the transfer.
 
-    The client must not retry a transfer that broke off: it would send the body from its beginning.
+    The client must not retry a transfer that broke off: it would repeat the body from its beginning.
     """
     utils: Any = importlib.import_module("huggingface_hub.utils")
-    options = {"headers": headers, "timeout": _patience(), "retry_on_exceptions": ()}
+    options = {"headers": headers, "timeout": _timeout(), "retry_on_exceptions": ()}
     if not hasattr(utils, "http_stream_backoff"):  # a client before 1.0, which uses requests
         return contextlib.closing(utils.http_backoff("GET", url, stream=True, **options))
     stream: contextlib.AbstractContextManager[Any] = utils.http_stream_backoff("GET", url, **options)
@@ -199,12 +200,12 @@ def _stream(url: str, headers: dict[str, str]) -> contextlib.AbstractContextMana
 
 
 def _takes(function: Callable[..., Any], argument: str) -> bool:
-    """Whether this version of the client has the argument."""
+    """Whether a function of this version of the client has the argument."""
     return argument in inspect.signature(function).parameters
 
 
 def _cut(blocks: Iterable[bytes], skip: int, size: int) -> bytes:
-    """So many bytes behind those that are skipped; no block is asked for after the last of them."""
+    """`size` bytes after the first `skip` ones. No block is requested after the last of them."""
     data = bytearray()
     for block in blocks:
         data += block[skip : skip + size - len(data)]
@@ -214,8 +215,8 @@ def _cut(blocks: Iterable[bytes], skip: int, size: int) -> bytes:
     return bytes(data)
 
 
-def _tried(ask: Callable[[], T]) -> T:
-    """An answer. Who gets none asks again a few times."""
+def _retried(ask: Callable[[], T]) -> T:
+    """The answer to a request, which is repeated a few times if none arrives."""
     from huggingface_hub.errors import HfHubHTTPError, OfflineModeIsEnabled
 
     for wait in _WAITS:
@@ -228,8 +229,8 @@ def _tried(ask: Callable[[], T]) -> T:
     return ask()
 
 
-def _patience() -> float:
-    """Seconds that the hub may stay silent."""
+def _timeout() -> float:
+    """Seconds to wait for an answer."""
     from huggingface_hub import constants
 
     return float(constants.HF_HUB_DOWNLOAD_TIMEOUT)
@@ -237,19 +238,19 @@ def _patience() -> float:
 
 @contextlib.contextmanager
 def _explained(repo: str, revision: str) -> Iterator[None]:
-    """The client's many errors as ours."""
+    """Turn the client's errors into ours."""
     try:
         yield
     except TokenmillError:
         raise
-    except BaseException as error:  # they share no class: those of the client, of its http library, of the system
+    except BaseException as error:  # errors of the client, its http library and the system share no class
         if not is_failure(error):
             raise
         raise _judged(error, repo, revision) from None
 
 
 def _judged(error: BaseException, repo: str, revision: str) -> TokenmillError:
-    """A `StorageError` if the hub may answer the next time, a `SourceError` if it has."""
+    """A `StorageError` if another try may help, a `SourceError` if the hub has answered."""
     from huggingface_hub import constants
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -270,41 +271,43 @@ def _judged(error: BaseException, repo: str, revision: str) -> TokenmillError:
         )
     status = error.response.status_code if isinstance(error, HfHubHTTPError) else 0
     if status == HTTPStatus.TOO_MANY_REQUESTS or status >= HTTPStatus.INTERNAL_SERVER_ERROR:
-        return StorageError(f"{name}@{revision}: {hub} is at its limits: {_said(error)}", hint="run again later")
+        return StorageError(
+            f"{name}@{revision}: {hub} is overloaded or limits requests: {_message(error)}", hint="run again later"
+        )
     if is_panic(error):
         return StorageError(
-            f"{name}@{revision}: a library of the hub's client gave up: {_said(error)}",
-            hint="run the same command again; HF_HUB_DISABLE_XET=1 does without its Rust library",
+            f"{name}@{revision}: a library of the hub's client crashed: {_message(error)}",
+            hint="run the same command again; HF_HUB_DISABLE_XET=1 disables its Rust library",
         )
     if not isinstance(error, _NOT_OF_THE_NETWORK) or _is_of_requests(error):
         return SilentStoreError(
-            f"{name}@{revision}: {hub} does not answer: {_said(error)}",
+            f"{name}@{revision}: {hub} does not answer: {_message(error)}",
             hint="check the network, and HF_ENDPOINT if it is set; then run the same command again",
         )
     return SourceError(
-        f"{name}@{revision}: {_said(error)}",
+        f"{name}@{revision}: {_message(error)}",
         hint="check the name, the revision and the network; a gated dataset needs HF_TOKEN",
     )
 
 
 def _is_of_requests(error: BaseException) -> bool:
-    """Whether there was no answer, for a client before 1.0: the errors of requests are OSErrors as well."""
+    """Whether there was no answer, for a client before 1.0, whose library `requests` raises OSErrors."""
     from huggingface_hub.errors import HfHubHTTPError
 
     return type(error).__module__.startswith("requests.") and not isinstance(error, HfHubHTTPError)
 
 
-def _said(error: BaseException) -> str:
-    """What an error says, in a line. Who answers may repeat what it was sent, and a token need not be a variable."""
+def _message(error: BaseException) -> str:
+    """The message of an error in one line, without the token, which an answer may repeat."""
     from huggingface_hub import get_token
 
-    said = " ".join(str(error).split()) or type(error).__name__
+    text = " ".join(str(error).split()) or type(error).__name__
     token = get_token()
-    return (said.replace(token, "***") if token else said)[:300]
+    return (text.replace(token, "***") if token else text)[:300]
 
 
 _TREES = "trees"
-# Of the client's own listings.
+# The version of the client's own listings.
 _FORMAT = 1
 
 
@@ -319,12 +322,12 @@ class Tree:
 
 @functools.lru_cache(maxsize=16)
 def files_at(repo: str, commit: str) -> dict[str, HubFile]:
-    """The files of a commit, by their keys. Offline, a listing that was kept has to tell."""
+    """The files of a commit, by key. Offline, they come from a stored listing."""
     if is_offline():
         found = _load(repo, commit) or _load_of_client(repo, commit)
         if found is None:
             raise SourceError(
-                f"nobody knows which files hf://datasets/{repo}@{commit} has: they were never listed on this machine, "
+                f"the files of hf://datasets/{repo}@{commit} are unknown: they were never listed on this machine, "
                 "and HF_HUB_OFFLINE is set",
                 hint="unset it, or fetch the dataset with snapshot_download of huggingface_hub first",
             )
@@ -340,7 +343,7 @@ def _folder(repo: str) -> Folder:
 
 def _keep(tree: Tree) -> None:
     folder = _folder(tree.repo)
-    with contextlib.suppress(StorageError):  # a cache that cannot be written to serves nobody offline
+    with contextlib.suppress(StorageError):  # a read-only cache only means no listing for offline work
         if _load(tree.repo, tree.commit) != tree:
             folder.make()
             folder.replace(f"{tree.commit}.json", records.seal(tree))
@@ -356,7 +359,7 @@ def _load(repo: str, commit: str) -> Tree | None:
 
 
 def _load_of_client(repo: str, commit: str) -> Tree | None:
-    """The listing that the client keeps. Its own function for it leaves out what large files hash to."""
+    """The listing that the client has stored. Its own function for it omits the hashes of large files."""
     folder, name = Folder(os.path.join(cache_folder(repo), _TREES)), f"{commit}.json"
     try:
         found = json.loads(folder.read(name))

@@ -1,11 +1,11 @@
-"""A folder that is written durably, in one way only.
+"""A local folder, and the one way in which its files become durable.
 
-    create  temp file beside the target, exclusive, mode 0600
-    write   all of it, hashed in memory on its way
+    create  temp file next to the target, exclusive, mode 0600
+    write   all of it, hashed in memory
     publish fsync, close, link to the final name without overwriting, unlink temp, fsync the folder
 
-A file under its final name is therefore whole, or it is a leftover of a power cut, which the digests in
-receipts and manifest tell apart. `publish` takes several files at once, so that they share the folder's fsync.
+So a file under its final name is whole, or a leftover of a power cut, which the digests in receipts and the manifest
+reveal. `publish` takes several files at once, so that they share one fsync of the folder.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 SizeOf = Callable[[str], int | None]
-# Lets go of the maps of some shards; any thread may call it.
+# Drops the memory maps of some shards. Any thread may call it.
 Forget = Callable[[Sequence[str]], None]
 
 BLOCK = 1 << 20
@@ -39,7 +39,7 @@ _NO_LINKS = (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK)
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """A folder on a file system, and the only way to put files into it."""
+    """A folder on a file system: `Storage` on this machine."""
 
     path: str
     fs: FileSystem = field(default=LOCAL, repr=False)
@@ -57,15 +57,15 @@ class Folder:
         return os.path.relpath(path, self.path)
 
     def to_record(self) -> dict[str, Any]:
-        """This folder as plain data, for another process of this machine."""
+        """This folder as plain data, for `from_record` in another process of this machine."""
         return {"path": self.path}
 
     def ready(self) -> tuple[Folder, str]:
-        """A disk keeps two writers apart: a link never replaces a file."""
+        """The folder itself: two writers cannot overwrite each other, because a link never replaces a file."""
         return self, ""
 
     def open_log(self, name: str) -> EventLog:
-        """A log of events, which grows."""
+        """A log of events to append to."""
         return EventLog(self, name)
 
     @contextlib.contextmanager
@@ -77,7 +77,7 @@ class Folder:
             yield
             return
         try:
-            with contextlib.suppress(OSError):  # a file system without locks
+            with contextlib.suppress(OSError):  # the file system has no locks
                 fcntl.flock(fd, fcntl.LOCK_EX)
             yield
         finally:
@@ -86,7 +86,7 @@ class Folder:
     def make(self, name: str = "") -> None:
         """Make the folder and its missing parents, each one durable."""
         if name:
-            check_way(self.fs, self.path, f"{name}/")
+            check_parents(self.fs, self.path, f"{name}/")
         path = self.at(name).rstrip("/") if name else self.path
         missing = []
         while path and not is_there(self.fs, path):
@@ -112,16 +112,15 @@ class Folder:
             return self._create(name)
 
     def _create(self, name: str) -> DirectOutput:
-        check_way(self.fs, self.path, name)
+        check_parents(self.fs, self.path, name)
         temp = f"{self.at(name)}.{secrets.token_hex(6)}{TEMP_SUFFIX}"
         return DirectOutput(name, temp, self.fs, self.fs.create(temp))
 
     def publish(self, outputs: Sequence[Output], *, committed: Callable[[], bool] = lambda: False) -> dict[str, Digest]:
         """Make files durable under their final names, all before the folder's fsync.
 
-        A name that exists with the same digest is success. One with another digest is a leftover
-        and goes to quarantine, unless it is `committed` by a receipt: then the work is not
-        deterministic, and the build must stop.
+        An existing file with the same digest counts as success. One with another digest is a leftover and goes to
+        quarantine, unless a receipt has `committed` it: then the work is not deterministic, and the build must stop.
         """
         digests = {output.name: self.publish_unsynced(output, committed=committed) for output in outputs}
         for folder in sorted({os.path.dirname(self.at(output.name)) for output in outputs}):
@@ -130,7 +129,7 @@ class Folder:
         return digests
 
     def publish_unsynced(self, output: Output, *, committed: Callable[[], bool] = lambda: False) -> Digest:
-        """One of many: its bytes are durable, its name is when the caller has synced the folder."""
+        """Publish one of many files. Its bytes are durable; its name is once the caller has synced the folder."""
         temp, digest = output.settle()
         self._take_name(temp, output.name, digest, committed)
         return digest
@@ -142,7 +141,7 @@ class Folder:
     def write_parts(
         self, name: str, parts: Iterable[bytes], *, committed: Callable[[], bool] = lambda: False
     ) -> Digest:
-        """Publish one file that need not be in memory as a whole."""
+        """Publish one file from its parts, which need not be in memory together."""
         output = self.create(name)
         try:
             for part in parts:
@@ -153,7 +152,7 @@ class Folder:
             raise
 
     def replace(self, name: str, data: bytes) -> None:
-        """Publish a small file in place of its older self."""
+        """Publish a small file in place of its older version."""
         output = self.create(name)
         try:
             output.write(data)
@@ -166,7 +165,7 @@ class Folder:
             raise
 
     def link(self, name: str, new: str, digest: Digest) -> None:
-        """Give a published file, which has this digest, a second name that no other content may have."""
+        """Give a published file with this digest a second name. A leftover of that name goes to quarantine."""
         self._take_name(self.at(name), new, digest, lambda: False, keep=True)
 
     def link_all(self, links: Iterable[tuple[str, str, Digest]]) -> None:
@@ -174,43 +173,43 @@ class Folder:
             self.link(*link)
 
     def each(self, ask: Callable[[T], R], items: Iterable[T], *, ahead: int = 64) -> Iterator[R]:
-        """What `ask`, which asks this folder something, answers for each item, in order."""
+        """The answer of `ask` for each item, in order."""
         return map(ask, items)
 
     def announce(self, items: Iterable[T], name: Callable[[T], str], *, ahead: int = 128) -> Iterator[T]:
-        """The items, in order; by the time of each, the disk has long been asked for the file of that name."""
-        waiting: deque[T] = deque()
+        """The items, in order. The file of each is read ahead into memory, `ahead` items before its turn."""
+        announced: deque[T] = deque()
         for item in items:
-            with contextlib.suppress(OSError):  # whoever reads it will say what is wrong
+            with contextlib.suppress(OSError):  # its reader reports the error
                 self.fs.expect(self.at(name(item)))
-            waiting.append(item)
-            if len(waiting) > ahead:
-                yield waiting.popleft()
-        yield from waiting
+            announced.append(item)
+            if len(announced) > ahead:
+                yield announced.popleft()
+        yield from announced
 
     def claim(self, name: str, data: bytes) -> bool:
-        """Publish a small file if nobody has, without its durability; False if somebody was quicker."""
+        """Publish a small file unless it exists, without its durability; False if another process was faster."""
         try:
             with explained(self.at(name), but=(FileNotFoundError,)):
                 output = self._create(name)
-        except FileNotFoundError:  # another one was done with this folder, and took it away
+        except FileNotFoundError:  # another process has removed the folder
             self.make(os.path.dirname(name))
             return False
         try:
             output.write(data)
             temp, _ = output.settle()
             self.fs.link(temp, self.at(name))
-        except (FileExistsError, FileNotFoundError):  # another one was quicker, or swept our temp file
+        except (FileExistsError, FileNotFoundError):  # another process was faster, or swept our temp file
             return False
         except OSError:
-            self.replace(name, data)  # no links here: the name was free a moment ago
+            self.replace(name, data)  # a file system without links; the name was free just before
         finally:
             output.discard()
         return True
 
     def append(self, name: str) -> int:
-        """Open a file that grows. One with a second name may not be ours, and is replaced."""
-        check_way(self.fs, self.path, name)
+        """Open a file for appending. A file with a second name may belong to another folder, and is replaced."""
+        check_parents(self.fs, self.path, name)
         with explained(self.at(name)):
             try:
                 return self.fs.append(self.at(name))
@@ -221,13 +220,13 @@ class Folder:
             return self.fs.append(self.at(name))
 
     def touch(self, name: str) -> None:
-        """Show that a file's owner lives."""
-        check_way(self.fs, self.path, name)
+        """Renew the time of a file: a heartbeat."""
+        check_parents(self.fs, self.path, name)
         with contextlib.suppress(OSError):
             self.fs.touch(self.at(name))
 
     def back_off(self) -> None:
-        """A disk always answers."""
+        """Do nothing: a disk always answers."""
 
     @property
     def holds_all(self) -> bool:
@@ -235,7 +234,7 @@ class Folder:
         return True
 
     def need(self, names: Sequence[str], forget: Forget | None = None) -> contextlib.AbstractContextManager[None]:
-        """Have the files of a shard here during a with block, and afterwards till its maps are to be forgotten."""
+        """Do nothing: the files are on this machine."""
         return contextlib.nullcontext()
 
     def sync(self, name: str) -> None:
@@ -247,11 +246,11 @@ class Folder:
         return is_there(self.fs, self.at(name))
 
     def check_no_links(self, names: Iterable[str]) -> None:
-        """Raise `StorageError` if one of these folders, or one in .build, is a link; nothing is changed by then."""
-        check_ways(self.fs, self.path, names)
+        """Raise `StorageError` if one of these folders, or one in .build, is a link. Changes nothing."""
+        check_folders(self.fs, self.path, names)
 
     def check_place(self) -> None:
-        """Raise `OutputError` if something is in its place that is neither a folder nor a link to one."""
+        """Raise `OutputError` if the path exists and is neither a folder nor a link to one."""
         if not is_there(self.fs, self.path) or is_folder(self.fs, self.path):
             return
         with explained(self.path):
@@ -259,12 +258,12 @@ class Folder:
         if is_file:
             raise OutputError(f"{self.path} is a file", hint="choose another output")
         raise OutputError(
-            f"{self.path} is neither a folder nor a link that leads to one",
+            f"{self.path} is neither a folder nor a link to one",
             hint="if it is a link to another disk, mount that disk; otherwise choose another output",
         )
 
     def stat(self, name: str) -> FileStat | None:
-        """Size and kind of a file, or None where there is none."""
+        """Size and kind of a file or folder; None if it does not exist."""
         path = self.at(name)
         try:
             return self.fs.stat(path)
@@ -274,12 +273,12 @@ class Folder:
             raise storage_error(error, path) from None
 
     def size_of(self, name: str) -> int | None:
-        """How large a plain file is; None if there is none."""
+        """The size of a plain file; None if it does not exist."""
         found = self.stat(name)
         return found.size if found is not None and found.is_file else None
 
     def sizes_in(self, parents: Iterable[str]) -> SizeOf:
-        """The same for many files in these folders: a store is asked for all of them at once."""
+        """`size_of`: asking file by file is fast enough here."""
         return self.size_of
 
     def names(self, name: str = "") -> list[str]:
@@ -290,7 +289,7 @@ class Folder:
             return []
 
     def sizes(self, name: str) -> dict[str, int]:
-        """The files of a folder, and how large each is."""
+        """The files in a folder, and the size of each."""
         found = ((child, self.stat(os.path.join(name, child))) for child in self.names(name))
         return {child: stat.size for child, stat in found if stat is not None and stat.is_file}
 
@@ -301,7 +300,7 @@ class Folder:
         try:
             fd = self._open(path)
             try:
-                # With room for one byte more, a read that gives the size has come to the end.
+                # The buffer has one byte more, so a read of exactly the size has reached the end of the file.
                 buffer = memoryview(bytearray(found.size + 1))
                 at = self.fs.read(fd, buffer)
                 while at != found.size and (count := self.fs.read(fd, buffer[at:])):
@@ -310,7 +309,7 @@ class Folder:
                 self._close(fd)
         except OSError as error:
             raise storage_error(error, path) from None
-        # A longer one may have taken its place meanwhile.
+        # A longer file may have replaced it in the meantime.
         return bytes(buffer[:at]) if at <= found.size else self.read(name, max_bytes=max_bytes)
 
     def head(self, name: str, size: int) -> bytes:
@@ -334,10 +333,10 @@ class Folder:
                 self._close(fd)
 
     def _readable(self, name: str, max_bytes: int | None) -> FileStat:
-        """A plain file that is not too large; any other one is an error."""
+        """The stat of a plain file of at most `max_bytes`. Anything else is an error."""
         found, path = self.stat(name), self.at(name)
         if found is None:
-            raise MissingFileError(f"{path} is missing", hint="tokenmill repair restores what a dataset has lost")
+            raise MissingFileError(f"{path} is missing", hint="tokenmill repair restores the files of a dataset")
         if not found.is_file:
             raise DatasetError(f"{path} is not a plain file", hint="remove it: tokenmill reads no links or devices")
         if max_bytes is not None and found.size > max_bytes:
@@ -348,14 +347,14 @@ class Folder:
         try:
             return self.fs.open(path)
         except FileNotFoundError:
-            raise MissingFileError(f"{path} is gone", hint="does another process work on this folder?") from None
+            raise MissingFileError(f"{path} is gone", hint="is another process using this folder?") from None
 
     def _close(self, fd: int) -> None:
-        with contextlib.suppress(OSError):  # nothing was written, so nothing can be lost
+        with contextlib.suppress(OSError):  # nothing was written, so nothing is lost
             self.fs.close(fd)
 
     def digest(self, name: str, *, cold: bool = False) -> Digest:
-        """Size and SHA-256 of a file as it stands on disk now."""
+        """Size and SHA-256 of a file as it is on disk now."""
         size, sha = 0, hashlib.sha256()
         for block in self.blocks(name, cold=cold):
             size += len(block)
@@ -364,10 +363,10 @@ class Folder:
 
     def quarantine(self, name: str) -> str:
         """Move a file that cannot be trusted out of the way, and keep it."""
-        check_way(self.fs, self.path, name)
+        check_parents(self.fs, self.path, name)
         self.make(".build/quarantine")
         kept = f".build/quarantine/{name.replace('/', '-')}.{secrets.token_hex(4)}"
-        # What is gone is out of the way as well.
+        # A file that is already gone needs no quarantine.
         with contextlib.suppress(FileNotFoundError), explained(self.at(name), but=(FileNotFoundError,)):
             self.fs.rename(self.at(name), self.at(kept))
             self.fs.fsync_folder(os.path.dirname(self.at(kept)))
@@ -375,7 +374,7 @@ class Folder:
         return kept
 
     def remove(self, name: str) -> None:
-        check_way(self.fs, self.path, name)
+        check_parents(self.fs, self.path, name)
         self._remove(name)
 
     def _remove(self, name: str) -> None:
@@ -383,8 +382,8 @@ class Folder:
             self.fs.unlink(self.at(name))
 
     def remove_tree(self, name: str) -> None:
-        """Remove a file, or a folder with all that is in it. Links are removed, not followed."""
-        check_way(self.fs, self.path, name)
+        """Remove a file, or a folder with its content. Links are removed, not followed."""
+        check_parents(self.fs, self.path, name)
         self._remove_tree(name)
 
     def _remove_tree(self, name: str) -> None:
@@ -399,26 +398,26 @@ class Folder:
 
     def remove_all(self, names: Sequence[str]) -> None:
         for parent in {os.path.dirname(name) for name in names}:  # once: there may be a million names
-            check_way(self.fs, self.path, f"{parent}/" if parent else "")
+            check_parents(self.fs, self.path, f"{parent}/" if parent else "")
         for name in names:
             self._remove_tree(name)
 
     def remove_empty(self, name: str) -> None:
-        """Remove a folder if nothing is in it."""
-        check_way(self.fs, self.path, name)
+        """Remove a folder if it is empty."""
+        check_parents(self.fs, self.path, name)
         with contextlib.suppress(OSError):
             self.fs.rmdir(self.at(name))
 
     def sweep(self, name: str = "") -> None:
-        """Remove temp files that a dead writer left."""
+        """Remove temp files that a killed writer left."""
         found = [child for child in self.names(name) if is_temp(child)]
         if found and name:
-            check_way(self.fs, self.path, f"{name}/")
+            check_parents(self.fs, self.path, f"{name}/")
         for child in found:
             self._remove(os.path.join(name, child))
 
     def free_bytes(self) -> int | None:
-        """How much can still be written; None if nobody knows."""
+        """How much can still be written; None if that is unknown."""
         path = self.path
         while path and not is_there(self.fs, path):
             path = os.path.dirname(path)
@@ -426,25 +425,25 @@ class Folder:
             return self.fs.free_bytes(path or ".")
 
     def _sync_parent(self, path: str) -> None:
-        """Make a folder that stands durable: who made it may have been killed before that."""
+        """Make an existing folder durable: the process that created it may have been killed before its fsync."""
         parent = os.path.dirname(path) or "."
         if path.startswith(f"{self.path}/"):
             with explained(parent):
                 self.fs.fsync_folder(parent)
         else:
-            with contextlib.suppress(OSError):  # what the output stands in need not be ours to sync
+            with contextlib.suppress(OSError):  # the parent of the output may belong to another user
                 self.fs.fsync_folder(parent)
 
     def _take_name(
         self, temp: str, name: str, digest: Digest | None, committed: Callable[[], bool], *, keep: bool = False
     ) -> None:
         final = self.at(name)
-        check_way(self.fs, self.path, name)
+        check_parents(self.fs, self.path, name)
         try:
             self.fs.link(temp, final)
         except FileExistsError:
             if not self._is_same(temp, name, digest):
-                self._give_way(name, committed)
+                self._quarantine_conflict(name, committed)
                 self._take_name(temp, name, digest, committed, keep=keep)
                 return
         except OSError as error:
@@ -457,17 +456,17 @@ class Folder:
             self.remove(self.relative(temp))
 
     def _is_same(self, temp: str, name: str, digest: Digest | None) -> bool:
-        """Whether a name is taken by the same file, or by one with the same bytes."""
+        """Whether the name belongs to the same file, or to one with the same bytes."""
         with explained(self.at(name)):
             ours, there = self.fs.stat(temp), self.fs.stat(self.at(name))
         if ours.inode == there.inode:
             return True
-        if there.is_file and there.size != ours.size:  # which may be more than anyone could read
+        if there.is_file and there.size != ours.size:  # it may be too large to read
             return False
         return self.digest(name) == (digest or self.digest(self.relative(temp)))
 
-    def _give_way(self, name: str, committed: Callable[[], bool]) -> None:
-        """Move a leftover out of the way; what a receipt claims is no leftover."""
+    def _quarantine_conflict(self, name: str, committed: Callable[[], bool]) -> None:
+        """Move a leftover out of the way. A file that a receipt vouches for is not a leftover, but an error."""
         check_not_committed(self.at(name), committed)
         self.quarantine(name)
 
@@ -478,18 +477,18 @@ class Folder:
             return False
 
     def _rename_to(self, temp: str, name: str, digest: Digest | None, committed: Callable[[], bool]) -> None:
-        """File systems without links: rename, after the same questions."""
+        """On file systems without links: rename, after the same checks."""
         if self.exists(name):
             if self._is_same(temp, name, digest):
                 self.remove(self.relative(temp))
                 return
-            self._give_way(name, committed)
+            self._quarantine_conflict(name, committed)
         with explained(self.at(name)):
             self.fs.rename(temp, self.at(name))
 
 
 def check_not_committed(path: str, committed: Callable[[], bool]) -> None:
-    """Raise `DeterminismError` if a receipt vouches for what is at a path, which now should get other bytes."""
+    """Raise `DeterminismError` if a receipt vouches for the file at a path that would now get other bytes."""
     if committed():
         raise DeterminismError(
             f"{path} exists with other bytes under a receipt",
@@ -498,7 +497,7 @@ def check_not_committed(path: str, committed: Callable[[], bool]) -> None:
 
 
 def is_there(fs: FileSystem, path: str) -> bool:
-    """Whether a path leads to something, and be it a link that leads to nothing."""
+    """Whether a path exists; a broken link does, too."""
     try:
         with explained(path, but=_NOT_THERE):
             return fs.stat(path) is not None
@@ -507,7 +506,7 @@ def is_there(fs: FileSystem, path: str) -> bool:
 
 
 def is_folder(fs: FileSystem, path: str) -> bool:
-    """Whether files can be in there: a folder, or a link to one."""
+    """Whether a path is a folder, or a link to one."""
     try:
         with explained(path, but=_NOT_THERE):
             return fs.stat(path).is_folder or fs.names(path) is not None
@@ -515,19 +514,19 @@ def is_folder(fs: FileSystem, path: str) -> bool:
         return False
 
 
-def check_way(fs: FileSystem, root: str, name: str) -> None:
-    """Raise `StorageError` if the way from a folder to what has a name in it leads through a link."""
+def check_parents(fs: FileSystem, root: str, name: str) -> None:
+    """Raise `StorageError` if a folder between `root` and the file of this name is a link."""
     at = name.find("/")
     while at >= 0:
         _check_folder(fs, f"{root}/{name[:at]}")
         at = name.find("/", at + 1)
 
 
-def check_ways(fs: FileSystem, root: str, names: Iterable[str]) -> None:
-    """The same for folders that are about to be written to, and all of .build: before anything is touched."""
+def check_folders(fs: FileSystem, root: str, names: Iterable[str]) -> None:
+    """Raise `StorageError` if one of these folders, or anything in .build, is a link; before anything is written."""
     for name in names:
-        check_way(fs, root, f"{name}/")
-    check_way(fs, root, ".build/")
+        check_parents(fs, root, f"{name}/")
+    check_parents(fs, root, ".build/")
     try:
         with explained(f"{root}/.build", but=_NOT_THERE):
             inside = fs.names(f"{root}/.build")
@@ -540,7 +539,7 @@ def check_ways(fs: FileSystem, root: str, names: Iterable[str]) -> None:
 
 
 def check_itself(fs: FileSystem, path: str) -> None:
-    """Raise `StorageError` if a folder that is ours alone is a link."""
+    """Raise `StorageError` if a folder of our own is a link."""
     _check_folder(fs, path)
 
 
@@ -569,6 +568,6 @@ def _is_listed(fs: FileSystem, path: str) -> bool:
 
 def _refusal(path: str) -> StorageError:
     return StorageError(
-        f"{path} is a link or a device: tokenmill reads what it leads to, but writes, moves and removes nothing there",
-        hint=f"put the folder itself in the place of {os.path.basename(path)}, then run the same command again",
+        f"{path} is a link or a device: tokenmill reads through it, but does not write, move or remove anything there",
+        hint=f"replace {os.path.basename(path)} by the folder itself, then run the same command again",
     )

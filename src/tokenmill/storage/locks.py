@@ -28,7 +28,7 @@ from tokenmill.errors import DatasetError, LockedError, StorageError
 from tokenmill.records import Int
 from tokenmill.storage.base import Storage
 from tokenmill.storage.filesystem import explained
-from tokenmill.storage.local import check_way
+from tokenmill.storage.local import check_parents
 from tokenmill.storage.output import TEMP_SUFFIX
 
 LOCK = ".build/lock"
@@ -296,7 +296,7 @@ class FileLocks:
 
     def _flock(self, folder: Storage, name: str, how: int) -> int | None:
         path = folder.at(f"{name}.lock")
-        check_way(folder.fs, folder.path, name)
+        check_parents(folder.fs, folder.path, name)
         with explained(path):
             try:
                 fd = folder.fs.append(path)

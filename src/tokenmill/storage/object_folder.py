@@ -1,16 +1,16 @@
-"""A folder in an object store: the same interface as a folder on a disk, by the store's own rules.
+"""A folder in an object store: `Storage` by the rules of a store; and resumable downloads of objects.
 
-    create    a file in a local spool; an object never grows
-    publish   put it to its final key with a checksum, then ask what is there
-    write     put it only if nothing is there (receipts, plan, manifest); afterwards, look, if the answer was lost
+    create    a file in a local spool, because an object cannot grow
+    publish   put it to its final key with a checksum, then compare what the store has
+    write     put it only if the key is free (receipts, plan, manifest); if the answer was lost, look what is there
     link      a copy inside of the store; nothing is ever renamed
 
-An object appears whole or not at all, so there are no temp names, and nothing to sync.
+An object appears whole or not at all, so there are no temp names and nothing to sync.
 
-Bringing an object to this machine: goes on where a killed one stopped, and believes nothing but its SHA-256.
+`download` resumes where a killed process stopped, and trusts only the SHA-256:
 
-train/00000.bin.part   grows in order, range after range; a killed process leaves what it has
-train/00000.bin        linked when all of it is there, hashes right and is synced
+    train/00000.bin.part   grows in order, range after range; a killed process leaves it
+    train/00000.bin        linked when it is complete, has the right hash and is synced
 """
 
 from __future__ import annotations
@@ -39,12 +39,13 @@ from tokenmill.storage.object_store import WHOLE_BYTES, ObjectInfo, Store, all_a
 from tokenmill.storage.output import TEMP_SUFFIX, Digest, DirectOutput, EventLog, Output
 from tokenmill.storage.ranged_reader import stream
 
-# A store copies no larger object in one request.
+# Stores do not copy larger objects in one request.
 MAX_COPY_BYTES = 5 << 30
-# It is the store that works on them: who asked only waits.
+# The store does the work of a copy; this process only waits.
 COPIES_AT_ONCE = 256
+# A conditional put whose answer was lost may not simply be repeated, as other requests are: what is there comes first.
 _TRIES = 5
-# How long a store without conditions is given to show who was last.
+# How long to wait in a store without conditional puts until the last of several writers is visible.
 _SETTLE_SECONDS = 1.0
 
 
@@ -52,7 +53,7 @@ _SETTLE_SECONDS = 1.0
 class ObjectFolder:
     """The objects below a prefix. Files grow in `spool`, a folder of this machine.
 
-    A store that is not `conditional` puts an object even where one is: it can have one writer only.
+    A store that is not `conditional` replaces existing objects in any put, so it must have one writer only.
     """
 
     path: str
@@ -88,7 +89,7 @@ class ObjectFolder:
         return {"path": self.path, "spool": self.spool, "conditional": self.conditional}
 
     def ready(self) -> tuple[ObjectFolder, str]:
-        """The folder, which now knows whether its store keeps a second writer from replacing an object."""
+        """The folder, after a test whether its store supports conditional puts."""
         folder = self._probed()
         note = f"{self.path}: this store ignores conditional puts, so nothing but this one build may write there"
         return folder, "" if folder.conditional else note
@@ -97,11 +98,11 @@ class ObjectFolder:
         return ObjectLog(self, name)
 
     def alone(self) -> AbstractContextManager[None]:
-        """A store cannot be locked."""
+        """Do nothing: a store has no locks."""
         return contextlib.nullcontext()
 
     def need(self, names: Sequence[str], forget: Forget | None = None) -> AbstractContextManager[None]:
-        """Files of a store are not on this machine; its cache is."""
+        """Do nothing: the files are not on this machine, except in a cache."""
         return contextlib.nullcontext()
 
     def _probed(self) -> ObjectFolder:
@@ -110,14 +111,14 @@ class ObjectFolder:
             self.store.put(key, b"first")
             try:
                 keeps = not self.store.put_new(key, b"second")
-            except StorageError:  # it does not know the condition at all
+            except StorageError:  # it refuses the condition
                 keeps = False
         finally:
             self.store.delete([key])
         return replace(self, conditional=keeps)
 
     def make(self, name: str = "") -> None:
-        """There are no folders to make, but the spool."""
+        """Make the spool. A store has no folders."""
         check_itself(self.fs, self.spool)
         Folder(self.spool, self.fs).make()
 
@@ -139,25 +140,25 @@ class ObjectFolder:
 
     def write(self, name: str, data: bytes, *, committed: Callable[[], bool] = lambda: False) -> Digest:
         digest = Digest(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
-        failure = StorageError(f"{self.at(name)} is being replaced again and again", hint="is there a second build?")
+        failure = StorageError(f"{self.at(name)} is replaced again and again", hint="is a second build writing there?")
         for attempt in range(_TRIES):
             try:
                 if self._put_new(name, data, digest.sha256):
                     return digest
-            except StorageError as error:  # the answer is lost: it was put, or it was not
+            except StorageError as error:  # the answer was lost, so it may have been put or not
                 failure = error
                 time.sleep(0.1 * 2**attempt)
             there = self.store.read(self.key(name), max_bytes=max(1 << 30, len(data)))
             if there == data:
                 return digest
             if there is not None:
-                self._give_way(name, committed)
+                self._quarantine_conflict(name, committed)
         raise failure
 
     def write_parts(
         self, name: str, parts: Iterable[bytes], *, committed: Callable[[], bool] = lambda: False
     ) -> Digest:
-        """Only one whole put can be conditional."""
+        """Publish one file from its parts, in one put: only that can be conditional."""
         return self.write(name, b"".join(parts), committed=committed)
 
     def replace(self, name: str, data: bytes) -> None:
@@ -182,7 +183,7 @@ class ObjectFolder:
             pass
 
     def each(self, ask: Callable[[T], R], items: Iterable[T], *, ahead: int = 64) -> Iterator[R]:
-        """The same, with up to `ahead` items asked for at once: for each alone, a store would be waited for."""
+        """The answer of `ask` for each item, in order, with up to `ahead` requests in flight."""
         pool = ThreadPoolExecutor(ahead, thread_name_prefix="tokenmill-each")
         waiting: deque[Future[R]] = deque()
         try:
@@ -196,7 +197,7 @@ class ObjectFolder:
             pool.shutdown(cancel_futures=True)
 
     def announce(self, items: Iterable[T], name: Callable[[T], str], *, ahead: int = 128) -> Iterator[T]:
-        """Nothing of a store is in memory, or would be sooner."""
+        """The items. Objects are not read ahead into memory."""
         return iter(items)
 
     def claim(self, name: str, data: bytes) -> bool:
@@ -209,7 +210,7 @@ class ObjectFolder:
         return self.store.read(self.key(name), max_bytes=1 << 20) == data
 
     def touch(self, name: str) -> None:
-        """Put a small object anew, unless it became somebody else's meanwhile."""
+        """Put a small object again, unless another process has replaced it."""
         found = self.store.find(self.key(name))
         data = self.store.read(self.key(name), max_bytes=1 << 20)
         if found is not None and data is not None:
@@ -222,13 +223,13 @@ class ObjectFolder:
         self.store.back_off()
 
     def sync(self, name: str) -> None:
-        """What was put is durable."""
+        """Do nothing: an object is durable once it is put."""
 
     def exists(self, name: str) -> bool:
         return self.stat(name) is not None
 
     def check_no_links(self, names: Iterable[str]) -> None:
-        """There are none in a store."""
+        """Do nothing: a store has no links."""
 
     def check_place(self) -> None:
         found = self.stat("")
@@ -236,7 +237,7 @@ class ObjectFolder:
             raise OutputError(f"{self.path} is an object", hint="choose another output")
 
     def stat(self, name: str) -> FileStat | None:
-        """An object, or a prefix with objects below it, which counts as a folder."""
+        """Size of an object. A prefix with objects below it counts as a folder."""
         found = self.store.find(self.key(name)) if self.key(name) else None
         if found is not None:
             return _stat(found.size, found.modified)
@@ -295,7 +296,7 @@ class ObjectFolder:
         kept = f".build/quarantine/{name.replace('/', '-')}.{secrets.token_hex(4)}"
         found = self.store.find(self.key(name))
         if found is not None:
-            with contextlib.suppress(FileNotFoundError):  # what is gone is out of the way as well
+            with contextlib.suppress(FileNotFoundError):  # an object that is already gone needs no quarantine
                 self._copy(found, self.key(kept))
                 self._check(kept, found.size, found.sha256)
             self.store.delete([found.key])
@@ -312,10 +313,10 @@ class ObjectFolder:
         self.store.delete([self.key(name) for name in names])
 
     def remove_empty(self, name: str) -> None:
-        """A prefix without objects is not there."""
+        """Do nothing: a prefix without objects does not exist."""
 
     def sweep(self, name: str = "") -> None:
-        """There are temp files in the spool alone."""
+        """Remove temp files from the spool. A store has none."""
         if not name:
             check_itself(self.fs, self.spool)
             Folder(self.spool, self.fs).sweep()
@@ -324,27 +325,27 @@ class ObjectFolder:
         return None
 
     def check(self, name: str, digest: Digest) -> None:
-        """Raise `StorageError` unless the store says that it has this."""
+        """Raise `StorageError` unless the store has an object with this digest."""
         self._check(name, digest.bytes, digest.sha256)
 
     def _put(self, path: str, name: str, digest: Digest, committed: Callable[[], bool]) -> None:
-        """A file's bytes under their final key; they may be there already."""
+        """Put a file under its final key, unless the same bytes are stored there already."""
         if not self._put_first(path, name, digest):
             there = self.store.find(self.key(name))
             if there is not None:
                 if there.size == digest.bytes and self.digest(name) == digest:
                     return
-                self._give_way(name, committed)
+                self._quarantine_conflict(name, committed)
             self.store.put(self.key(name), Path(path), sha256=digest.sha256)
         self._check(name, digest.bytes, digest.sha256)
 
     def _put_first(self, path: str, name: str, digest: Digest) -> bool:
-        """Put a file where nothing is, without asking first; False if something is, or may be."""
+        """Put a file if its key is free, without asking first; False if the key is taken, or may be."""
         if not self.conditional or digest.bytes > WHOLE_BYTES:
             return False
         try:
             return self.store.put_new(self.key(name), Path(path), sha256=digest.sha256)
-        except StorageError:  # the answer is lost: it was put, or it was not
+        except StorageError:  # the answer was lost, so it may have been put or not
             return False
 
     def _put_new(self, name: str, data: bytes, sha256: str) -> bool:
@@ -362,7 +363,7 @@ class ObjectFolder:
             self.store.put_stream(new, lambda: stream(self.store, found), sha256=found.sha256)
 
     def _is(self, found: ObjectInfo, digest: Digest) -> bool:
-        """Whether an object holds these bytes; what its writer said of it is enough where it said it."""
+        """Whether an object has these bytes. The SHA-256 of its writer is trusted; without one, the object is read."""
         if found.size != digest.bytes or found.sha256:
             return (found.size, found.sha256) == (digest.bytes, digest.sha256)
         return self.digest(self._name(found.key)) == digest
@@ -371,25 +372,25 @@ class ObjectFolder:
         return key.removeprefix(f"{self._url.key}/")
 
     def _check(self, name: str, size: int, sha256: str) -> None:
-        """Ask the store what it has now."""
+        """Compare with what the store has now."""
         found = self.store.find_copy(self.key(name), size)
         if found is None or found.size != size or (sha256 and found.sha256 not in ("", sha256)):
-            seen = "nothing" if found is None else f"{found.size} bytes"
+            seen = "no object" if found is None else f"{found.size} bytes"
             raise StorageError(
-                f"{self.at(name)}: {size} bytes were put, and {seen} are there",
-                hint="is there a second build?",
+                f"{self.at(name)}: {size} bytes were written, and the store has {seen}",
+                hint="is a second build writing there?",
             )
 
-    def _give_way(self, name: str, committed: Callable[[], bool]) -> None:
+    def _quarantine_conflict(self, name: str, committed: Callable[[], bool]) -> None:
         check_not_committed(self.at(name), committed)
         self.quarantine(name)
 
     def _missing(self, name: str) -> MissingFileError:
-        return MissingFileError(f"{self.at(name)} is missing", hint="tokenmill repair restores what a dataset has lost")
+        return MissingFileError(f"{self.at(name)} is missing", hint="tokenmill repair restores the files of a dataset")
 
 
 class SpooledOutput(DirectOutput):
-    """A file that grows in the spool. Nobody needs it after a crash, so it is not synced."""
+    """A file that grows in the spool. It is useless after a crash, so it is not synced."""
 
     def settle(self) -> tuple[str, Digest]:
         assert self._fd is not None, "settled twice"
@@ -409,13 +410,13 @@ _MAX_LOG_BYTES = 2 * _KEPT_BYTES
 
 
 class ObjectLog(EventLog):
-    """A log in a store. An object cannot grow: the last megabytes are kept in memory, and put every minute."""
+    """An event log in a store. An object cannot grow, so the last megabytes are kept in memory and put every minute."""
 
     def __init__(self, folder: ObjectFolder, name: str) -> None:
         self._folder = folder
         self._name = name
         self._lines = bytearray()
-        with contextlib.suppress(DatasetError):  # there is none yet
+        with contextlib.suppress(DatasetError):  # it does not exist yet
             self._lines += folder.read(name, max_bytes=_MAX_LOG_BYTES)
         self._put_at = time.monotonic()
 
@@ -438,14 +439,14 @@ class ObjectLog(EventLog):
 
 
 PART_SUFFIX = ".part"
-# The bytes that came, each time that some did.
+# Called with the number of bytes that have arrived.
 Tell = Callable[[int], None]
 
 
 def download(source: ObjectFolder, target: Folder, name: str, digest: Digest, tell: Tell = lambda _: None) -> None:
-    """The object `name` as a file of the same name, or an error: `DatasetError` if it is not what `digest` says.
+    """Download the object `name` to a file of the same name. Another digest is a `DatasetError`.
 
-    Its own name is durable when its folder is synced.
+    The name is durable once the caller has synced the folder.
     """
     for is_last in (False, True):
         output = PartOutput(target, name, digest.bytes)
@@ -460,7 +461,7 @@ def download(source: ObjectFolder, target: Folder, name: str, digest: Digest, te
                 return
         finally:
             output.close()
-        # What an earlier process left may be torn, or bytes were changed on their way: once more, from the start.
+        # The rest of an earlier process may be torn, or bytes changed in transit: once more, from the start.
         tell(-digest.bytes)
         output.discard()
         if is_last:
@@ -471,7 +472,7 @@ def download(source: ObjectFolder, target: Folder, name: str, digest: Digest, te
 
 
 def begin(target: Folder, name: str) -> None:
-    """Have the first bytes of a file, and be it none, so that others see that it comes."""
+    """Create the partial file of a download, so that other processes see that it has begun."""
     target.make(os.path.dirname(name))
     part = f"{name}{PART_SUFFIX}"
     if not target.exists(part):
@@ -480,7 +481,7 @@ def begin(target: Folder, name: str) -> None:
 
 
 def _blocks(source: ObjectFolder, name: str, size: int, start: int) -> Generator[memoryview]:
-    """The rest of an object that must have this size. Only where that fails, the store is asked what it has."""
+    """The rest of an object that must have this size. The store is asked for the size only if that fails."""
     from tokenmill.storage.object_store import ObjectInfo
 
     try:
@@ -494,7 +495,7 @@ def _blocks(source: ObjectFolder, name: str, size: int, start: int) -> Generator
 
 
 class PartOutput(DirectOutput):
-    """A file that grows by appending, over several processes if need be."""
+    """A partial file that is appended to, by several processes one after another."""
 
     def __init__(self, folder: Folder, name: str, max_bytes: int) -> None:
         part = f"{name}{PART_SUFFIX}"
@@ -514,7 +515,7 @@ class PartOutput(DirectOutput):
         return Digest(bytes=self._size, sha256=self._sha.hexdigest())
 
     def close(self) -> None:
-        """Stop writing; what is there stays, for the next process."""
+        """Stop writing. The partial file stays for the next process."""
         if self._fd is not None:
             with contextlib.suppress(OSError):
                 self._fs.close(self._fd)

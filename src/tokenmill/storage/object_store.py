@@ -1,16 +1,13 @@
-"""An object store: the few requests that tokenmill makes of it, with errors of ours.
+"""Object stores (S3, GCS, Azure): requests with retries and our errors, credentials, and forks.
 
-The only module that imports obstore, which retries what a server refuses for a moment. An answer
-that breaks off in its middle is asked for again here, from the object as it was (its etag).
+The only module that imports obstore. obstore retries requests that a server refuses for a moment; an answer that breaks
+off in the middle is requested again here, from the object with the same etag.
 
-Settings of object stores from the environment, and for S3 from the AWS profile files.
+obstore takes credentials from the environment (AWS_ACCESS_KEY_ID, AZURE_STORAGE_ACCOUNT_KEY, ...). It does not read AWS
+profiles, so we do: if the environment has no keys for S3, those of AWS_PROFILE, or of the profile "default", are used.
 
-The environment goes to the clients as it is (AWS_ACCESS_KEY_ID, AZURE_STORAGE_ACCOUNT_KEY, ...). Where it
-holds no keys of S3, the profile's files are looked at: AWS_PROFILE names it, "default" otherwise.
-
-Requests that are under way when a process forks.
-
-A child has none of its parent's other threads, so what one of them had begun would never end there.
+A forked process does not have the other threads of its parent, so a request that one of them had begun would never end
+there. Therefore a fork waits until no request is in flight.
 """
 
 from __future__ import annotations
@@ -49,29 +46,29 @@ T = TypeVar("T")
 
 PART_BYTES = 8 << 20
 _PARTS_AT_ONCE = 4
-# Up to here one request is cheaper than parts: those are three requests more, and the store joins them.
+# Up to this size one request is cheaper than parts, which take three more requests and are joined by the store.
 WHOLE_BYTES = 64 << 20
-# Memory that comes back from a reader is used again; larger blocks would be new pages each time.
+# The allocator reuses blocks of this size; larger blocks would be new pages each time.
 CHUNK_BYTES = 1 << 20
 # An upload has at most 10,000 parts.
 _MAX_PARTS = 9_000
 _REQUESTS_AT_ONCE = 16
 _TRIES = 6
-# Who has not answered for so long, twice, is not asked again.
+# After this time a request that fails again is given up, even if it has tries left.
 _PATIENCE_SECONDS = 100
-# How long no requests are sent to a store that was given up.
+# How long no requests are sent after `back_off`.
 _BACK_OFF_SECONDS = 30
-# How long a copy inside of a store may take, and how often it is looked at.
+# How long a copy inside of a store may take, the stores that copy asynchronously, and how often they are polled.
 _COPY_SECONDS = 300
 _COPYING_LATER = ("az:",)
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 _CLIENT = {"connect_timeout": "10s", "read_timeout": "60s", "timeout": "10m"}
 _RETRY = {
     "max_retries": 6,
     "retry_timeout": timedelta(seconds=45),
     "backoff": {"init_backoff": timedelta(milliseconds=50), "max_backoff": timedelta(seconds=10), "base": 2},
 }
-# What a second try would not change.
+# Errors that another try would not change.
 _FINAL = (
     answers.InvalidPathError,
     answers.NotSupportedError,
@@ -83,19 +80,19 @@ _CREDENTIALS = {
     "az": "AZURE_STORAGE_ACCOUNT_NAME, and AZURE_STORAGE_ACCOUNT_KEY or AZURE_STORAGE_SAS_TOKEN",
 }
 _OTHERS: dict[str, Any] = {"gs": GCSStore, "az": AzureStore}
-_SILENCE_HINT = "check the network and the endpoint; the same command goes on"
-# Where a cloud's machine asks who it is: the last place to look for credentials.
+_SILENCE_HINT = "check the network and the endpoint, then run the same command again to resume"
+# Where a machine in a cloud asks for its own credentials: the last of the places that are tried.
 _METADATA = "http://169.254.169.254/"
 _NO_BUCKET = re.compile("<Code>(NoSuchBucket|ContainerNotFound)</Code>")
-# What a put with a condition is answered. A server in trouble says the first to any request, and then it means nothing.
+# The answers to a conditional put. An overloaded server gives the first one to any request, where it means nothing.
 _TAKEN = (answers.AlreadyExistsError, answers.PreconditionError)
 
 
 @dataclass(frozen=True, slots=True)
 class ObjectInfo:
-    """An object as it stands. `sha256` is what its writer said of it, empty if it said nothing.
+    """An object as it is stored now. `sha256` comes from its writer; empty if the writer gave none.
 
-    `version` is what a store knows it by that does not go by etags.
+    `version` identifies it in stores that do not use etags.
     """
 
     key: str
@@ -108,7 +105,7 @@ class ObjectInfo:
 
 @functools.cache
 def open_store(root: Url) -> Store:
-    """The store of a bucket: one for each process, since it keeps its connections."""
+    """The store of a bucket, with its connections; one per process."""
     return Store(root)
 
 
@@ -123,20 +120,20 @@ class Store:
         self._pool = ThreadPoolExecutor(_REQUESTS_AT_ONCE, thread_name_prefix="tokenmill-store")
 
     def begin(self, ask: Callable[..., T], *given: Any) -> Future[T]:
-        """Have something asked, some of its kind at a time, while the caller does other things."""
+        """Make a request in one of a few threads."""
         self._check_process()
         return self._pool.submit(ask, *given)
 
     def back_off(self) -> None:
-        """Send no requests for a while: a command that is about to end would wait for each answer."""
+        """Send no requests for a while, so that a command that is about to end does not wait for answers."""
         self._backed_off_until = time.monotonic() + _BACK_OFF_SECONDS
 
     def is_usable(self) -> bool:
-        """Whether this is the process that opened it: neither connections nor threads survive a fork."""
+        """Whether this process opened the store: neither connections nor threads survive a fork."""
         return self._process == os.getpid()
 
     def _check_process(self) -> None:
-        """Whoever waited for an answer in a forked process would wait for ever."""
+        """Raise `StorageError` in a forked process, which would wait for an answer forever."""
         if not self.is_usable():
             raise StorageError(
                 f"{self.root} cannot be reached from a forked process",
@@ -144,14 +141,14 @@ class Store:
             )
 
     def find(self, key: str) -> ObjectInfo | None:
-        """An object; None if there is none."""
+        """An object; None if it does not exist."""
         return self._find(key, but=(FileNotFoundError,))
 
     def find_copy(self, key: str, size: int) -> ObjectInfo | None:
-        """An object that may be a copy of so many bytes under way: it is waited for.
+        """An object that may be an unfinished copy of `size` bytes, which is waited for.
 
-        Azure copies in its own time. Until then the copy is empty, or whoever asks for it is told of a conflict.
-        What has been empty for long is no copy under way.
+        Azure copies asynchronously. Until a copy is complete, it is empty or a request for it is a conflict. An object
+        that has been empty for long is not an unfinished copy.
         """
         end = time.monotonic() + _COPY_SECONDS
         while self.root.startswith(_COPYING_LATER) and time.monotonic() < end:
@@ -159,7 +156,7 @@ class Store:
                 found = self._find(key, but=(FileNotFoundError, answers.AlreadyExistsError))
                 if found is None or found.size or not size or _seconds_since(found) > _COPY_SECONDS:
                     return found
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
         return self.find(key)
 
     def _find(self, key: str, but: tuple[type[Exception], ...]) -> ObjectInfo | None:
@@ -187,7 +184,7 @@ class Store:
         return self._unchanged(key, ask)
 
     def fetch_parts(self, found: ObjectInfo, start: int, stop: int, take: Callable[[bytes], None]) -> None:
-        """Bytes of an object as it was found, handed over as they come; where an answer breaks off, the next begins."""
+        """Pass bytes of an object to `take` as they arrive. After an answer that broke off, the next one continues."""
         at = start
 
         def ask() -> None:
@@ -205,18 +202,18 @@ class Store:
         self._unchanged(found.key, ask)
 
     def _unchanged(self, key: str, ask: Callable[[], T]) -> T:
-        """What is asked of an object that must not have changed."""
+        """The answer to a request for an object that must not have changed."""
         try:
             return self._ask(key, ask, but=(FileNotFoundError, answers.PreconditionError))
         except answers.PreconditionError:
             raise ObjectChangedError(
-                f"{self.at(key)} changed while it was read", hint="does another process write there?"
+                f"{self.at(key)} changed while it was read", hint="is another process writing there?"
             ) from None
         except FileNotFoundError:
-            raise ObjectChangedError(f"{self.at(key)} is gone", hint="does another process work there?") from None
+            raise ObjectChangedError(f"{self.at(key)} is gone", hint="is another process using that place?") from None
 
     def read(self, key: str, max_bytes: int) -> bytes | None:
-        """All of a small object, in one request; None if there is none."""
+        """All of a small object, in one request; None if it does not exist."""
 
         def ask() -> bytes | int:
             answer = obstore.get(self._store, key)
@@ -232,7 +229,7 @@ class Store:
         return found
 
     def put(self, key: str, data: bytes | Path, *, sha256: str = "") -> None:
-        """Put an object in place of whatever is there, large ones in parts."""
+        """Put an object, replacing any other; large ones in parts."""
         size = len(data) if isinstance(data, bytes) else data.stat().st_size
         part = max(PART_BYTES, size // _MAX_PARTS + 1)
         said = {"sha256": sha256} if sha256 else None
@@ -245,12 +242,12 @@ class Store:
         self._must(key, ask)
 
     def put_stream(self, key: str, blocks: Callable[[], Iterator[bytes | memoryview]], *, sha256: str = "") -> None:
-        """Put an object whose bytes come from elsewhere; a second try asks for them again."""
+        """Put an object from blocks. Each try calls `blocks` again."""
         said = {"sha256": sha256} if sha256 else None
         self._must(key, lambda: obstore.put(self._store, key, map(bytes, blocks()), attributes=said))
 
     def put_new(self, key: str, data: bytes | Path, *, sha256: str = "") -> bool:
-        """Put an object where none is; False if there is one. After any error, nobody knows whether it was put."""
+        """Put an object unless one exists; False if one does. After an error, it may have been put or not."""
         said = {"sha256": sha256} if sha256 else None
         try:
             with self._explained(key, but=_TAKEN):
@@ -260,7 +257,7 @@ class Store:
         return True
 
     def put_over(self, found: ObjectInfo, data: bytes) -> bool:
-        """Put an object in place of the one that was found; False if that one is not there any more."""
+        """Replace an object by another; False if it has changed since it was found."""
         known: Any = {"e_tag": found.etag, **({"version": found.version} if found.version else {})}
         try:
             with self._explained(found.key, but=(*_TAKEN, FileNotFoundError)):
@@ -270,47 +267,50 @@ class Store:
         return True
 
     def copy(self, key: str, new: str) -> None:
-        """Copy an object inside of the store; `FileNotFoundError` if there is none."""
+        """Copy an object inside of the store. `FileNotFoundError` if it does not exist."""
         self._ask(key, lambda: obstore.copy(self._store, key, new))
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects, whether they are there or not."""
+        """Delete objects that may or may not exist."""
         try:
             if keys:
                 self._ask(keys[0], lambda: obstore.delete(self._store, list(keys)))
-        except FileNotFoundError:  # of several, not every store deletes the others then
+        except FileNotFoundError:  # some stores delete none of several if one does not exist
             if len(keys) > 1:
                 all_at_once([partial(self.delete, [key]) for key in keys])
 
     def under(self, prefix: str) -> list[ObjectInfo]:
-        """Every object below a prefix, which ends where a part of its keys does."""
+        """Every object below a prefix, which consists of whole parts of keys."""
         found = self._must(prefix, lambda: obstore.list(self._store, prefix or None).collect())
         return [_found(meta) for meta in found]
 
     def children(self, prefix: str) -> tuple[list[str], list[ObjectInfo]]:
-        """Prefixes and objects right below a prefix."""
+        """Prefixes and objects directly below a prefix."""
         found = self._must(prefix, lambda: obstore.list_with_delimiter(self._store, prefix or None))
         return list(found["common_prefixes"]), [_found(meta) for meta in found["objects"]]
 
     def has_children(self, prefix: str) -> bool:
-        """Whether anything is below a prefix, without listing all of it."""
+        """Whether a prefix has any objects, without listing all of them."""
         return self._must(prefix, lambda: any(obstore.list(self._store, prefix or None, chunk_size=1)))
 
     def at(self, key: str) -> str:
         return f"{self.root}/{key}"
 
     def _must(self, key: str, ask: Callable[[], T]) -> T:
-        """What fails for the want of a bucket only."""
+        """The answer to a request for which `FileNotFoundError` can only mean that the bucket does not exist."""
         try:
             return self._ask(key, ask)
         except FileNotFoundError:
             raise self._no_bucket() from None
 
     def _no_bucket(self) -> StorageError:
-        return StorageError(f"{self.root} is not there", hint="check its name and the endpoint, or make it first")
+        return StorageError(f"{self.root} does not exist", hint="check its name and the endpoint, or create it first")
 
     def _ask(self, key: str, ask: Callable[[], T], but: tuple[type[Exception], ...] = (FileNotFoundError,)) -> T:
-        """Ask until there is an answer; what may be asked twice only."""
+        """The answer to a request that is safe to repeat, tried up to `_TRIES` times with growing pauses.
+
+        These tries come on top of those of obstore, which does not repeat a request whose answer broke off.
+        """
         end = time.monotonic() + _PATIENCE_SECONDS
         for attempt in range(1, _TRIES + 1):
             patient_until = math.inf if attempt == 1 else end if attempt < _TRIES else 0
@@ -321,18 +321,18 @@ class Store:
 
     @contextlib.contextmanager
     def _explained(self, key: str, *, but: tuple[type[Exception], ...], patient_until: float = 0) -> Iterator[None]:
-        """Errors as ours, but for those that the caller judges; those that may pass are swallowed for a while."""
+        """Turn errors into ours, except those in `but`. Until `patient_until`, errors that may pass are ignored."""
         self._check_process()
         if time.monotonic() < self._backed_off_until:
             raise SilentStoreError(f"{self.at(key)}: no answer a moment ago", hint=_SILENCE_HINT)
         try:
-            with UNDER_WAY:
+            with IN_FLIGHT:
                 yield
         except but:
             raise
         except BaseException as error:
             if is_panic(error):
-                raise _gave_up(self.at(key), error, self.root.partition(":")[0]) from None
+                raise _panic_error(self.at(key), error, self.root.partition(":")[0]) from None
             if not isinstance(error, (answers.BaseError, OSError, ValueError)):
                 raise
             if _NO_BUCKET.search(str(error)):
@@ -346,7 +346,7 @@ class Store:
 
 
 def _connect(root: Url) -> Any:
-    """A client, with the credentials that the environment or a profile holds."""
+    """A client with the credentials of the environment or a profile."""
     options: Any = {"client_options": dict(_CLIENT), "retry_config": _RETRY}
     try:
         if root.scheme in _OTHERS:
@@ -356,27 +356,27 @@ def _connect(root: Url) -> Any:
         settings = {"checksum_algorithm": "SHA256", **s3_settings()}
         if settings.pop("allow_http", False):
             options["client_options"]["allow_http"] = True
-        # The store itself compares what arrives with this.
+        # The store itself compares the bytes that arrive with their SHA-256.
         return S3Store(root.bucket, config=cast("S3Config", settings), **options)
     except BaseException as error:
         if is_panic(error):
-            raise _gave_up(root.root, error, root.scheme) from None
+            raise _panic_error(root.root, error, root.scheme) from None
         if not isinstance(error, (answers.BaseError, ValueError)):
             raise
         hint = f"check the credentials ({_CREDENTIALS[root.scheme]}), and the endpoint if one is named"
         raise StorageError(f"{root.root}: {_reason(error)}", hint=hint) from None
 
 
-def _gave_up(place: str, error: BaseException, scheme: str) -> StorageError:
-    """What obstore panics of: settings that it cannot even make a request with, as a rule."""
+def _panic_error(place: str, error: BaseException, scheme: str) -> StorageError:
+    """The error for a panic of obstore, usually caused by settings with which it cannot form a request."""
     return StorageError(
         f"{place}: obstore cannot make the request: {_reason(error)}",
-        hint=f"check the credentials ({_CREDENTIALS[scheme]}) and the endpoint: is there a space or a line end in one?",
+        hint=f"check the credentials ({_CREDENTIALS[scheme]}) and the endpoint: does one have a space or a line end?",
     )
 
 
 def _content(data: bytes | Path) -> bytes | mmap.mmap:
-    """All that is to be put. A file is mapped: its pages are sent as they are, and take no memory of ours."""
+    """The bytes to put. A file is mapped, so it takes no memory of this process."""
     if isinstance(data, bytes) or not data.stat().st_size:
         return data if isinstance(data, bytes) else b""
     with data.open("rb") as file:
@@ -388,7 +388,7 @@ def _range(start: int, stop: int, etag: str) -> Any:
 
 
 def _check_etag(meta: Any, etag: str) -> None:
-    """A store may ignore the condition that it was given."""
+    """Compare the etag here too, because a store may ignore the condition of a request."""
     if etag and _quoted(meta["e_tag"]) != _quoted(etag):
         raise answers.PreconditionError(f"its etag is {meta['e_tag']}")
 
@@ -403,12 +403,12 @@ def _seconds_since(found: ObjectInfo) -> float:
 
 
 def _quoted(etag: str | None) -> str:
-    """An etag as headers have it. Azure lists it bare."""
+    """An etag in quotes, as in headers. Azure lists it without."""
     return f'"{etag}"' if etag and not etag.endswith('"') else etag or ""
 
 
 def _reason(error: BaseException) -> str:
-    """What a server or a connection said, in one line. An answer may repeat who asked, so little of it is kept."""
+    """The message of a server or connection in one line. Little of it is kept, because it may repeat credentials."""
     if _METADATA in str(error):
         return "there are no credentials"
     text = " ".join(str(error).partition("Debug source:")[0].split())
@@ -419,7 +419,7 @@ def _reason(error: BaseException) -> str:
 
 
 def _silence(error: BaseException) -> str:
-    """Why nothing was answered; empty if something was."""
+    """Why there was no answer; empty if there was one."""
     if not re.search(r"HttpError \{\s+kind: (Connect|Timeout)", str(error)) or _METADATA in str(error):
         return ""
     cause = re.search(r'(?:message|error): "([^"]{1,200})"', str(error))
@@ -427,7 +427,7 @@ def _silence(error: BaseException) -> str:
 
 
 def _is_denied(error: BaseException) -> bool:
-    """Whether it is a matter of who asks. What is said of a list has the server's answer in its text alone."""
+    """Whether credentials or rights are the cause. For listings, only the text of the error has the status."""
     denied = isinstance(error, answers.PermissionDeniedError | answers.UnauthenticatedError)
     return denied or _METADATA in str(error) or re.search(r"status code: 40[13]\b", str(error)) is not None
 
@@ -437,11 +437,11 @@ def _hint(error: BaseException, scheme: str) -> str:
         return "rename the object: its name has an empty or a relative part"
     if _is_denied(error):
         return f"check the credentials ({_CREDENTIALS[scheme]}) and their rights"
-    return "check the network, the endpoint and the credentials; the same command goes on"
+    return "check the network, the endpoint and the credentials, then run the same command again to resume"
 
 
 def all_at_once(asks: Sequence[Callable[[], T]]) -> list[T]:
-    """The answers to several questions, asked side by side; the first error is raised when all are through."""
+    """The answers to several requests, made concurrently. The first error is raised after all have ended."""
     if len(asks) <= 1:
         return [ask() for ask in asks]
     with ThreadPoolExecutor(min(len(asks), _REQUESTS_AT_ONCE), thread_name_prefix="tokenmill-asks") as pool:
@@ -467,15 +467,17 @@ _IN_HEADERS = (
 
 
 def endpoint_of(scheme: str) -> str:
-    """The server that the environment names for URLs of this kind; empty if it is the cloud's own."""
+    """The endpoint that the environment names for a scheme; empty for the default of the cloud."""
     name = next((name for name in _ENDPOINTS[scheme] if os.environ.get(name)), None)
     return "" if name is None else _checked(os.environ[name], name)
 
 
 def _checked(endpoint: str, where: str) -> str:
-    """An endpoint with which a client can begin something. Its text is not shown: it may hold a secret."""
+    """The endpoint, if it is a URL. Errors do not show it, because it may contain a secret."""
     if not re.fullmatch(r"https?://[^/\s]+(/\S*)?", endpoint) or not _has_host(endpoint):
-        raise RecipeError(f"{where} is no address of a server", hint="write it like https://minio.example.org:9000")
+        raise RecipeError(
+            f"{where} is not the address of a server", hint="write it like https://minio.example.org:9000"
+        )
     return endpoint
 
 
@@ -483,20 +485,20 @@ def _has_host(endpoint: str) -> bool:
     try:
         parts = urlsplit(endpoint)
         return bool(parts.hostname) and parts.port != 0
-    except ValueError:  # half an IPv6 address, a port that is no number
+    except ValueError:  # half an IPv6 address, or a port that is not a number
         return False
 
 
 def s3_settings() -> dict[str, Any]:
-    """What the client does not find in the environment by itself; `allow_http` if its endpoint is not encrypted."""
+    """Settings that obstore does not take from the environment; `allow_http` if the endpoint is not encrypted."""
     settings: dict[str, Any] = {}
     if "AWS_ACCESS_KEY_ID" not in os.environ:
         settings = _profile(os.environ.get("AWS_PROFILE", ""))
-    # In a header, they would end the client with a panic.
+    # In a header, control characters would make the client panic.
     for where, value in {**{name: os.environ.get(name, "") for name in _IN_HEADERS}, **settings}.items():
         if not value.isprintable():
             raise RecipeError(
-                f"{where} holds a line end or another control character", hint="set it anew, without what is behind it"
+                f"{where} contains a line end or another control character", hint="set it again without it"
             )
     endpoint = endpoint_of("s3") or _checked_profile(settings)
     if endpoint:
@@ -512,7 +514,7 @@ def _checked_profile(settings: dict[str, Any]) -> str:
 
 
 def _profile(name: str) -> dict[str, Any]:
-    """The static keys, region and endpoint of a profile. None if there is no such thing and none was asked for."""
+    """The static keys, region and endpoint of a profile; empty if there is no default profile."""
     found: dict[str, str] = {}
     for variable, default, section in (
         ("AWS_CONFIG_FILE", "~/.aws/config", f"profile {name}" if name and name != "default" else "default"),
@@ -525,21 +527,21 @@ def _profile(name: str) -> dict[str, Any]:
         except OSError:
             continue
         except (configparser.Error, UnicodeDecodeError):
-            raise RecipeError(f"{path} cannot be read", hint="it holds sections of `name = value` lines") from None
+            raise RecipeError(f"{path} cannot be read", hint="it has sections of `name = value` lines") from None
         if parser.has_section(section):
             found |= dict(parser.items(section))
     if name and not found:
         raise RecipeError(f"there is no AWS profile {name!r}", hint="check AWS_PROFILE and ~/.aws/config")
     if name and "aws_access_key_id" not in found:
         raise RecipeError(
-            f"the AWS profile {name!r} holds no keys of its own",
-            hint="put short-lived ones into the environment: aws configure export-credentials --format env",
+            f"the AWS profile {name!r} has no keys of its own",
+            hint="put temporary keys into the environment: aws configure export-credentials --format env",
         )
     return {ours: found[theirs] for theirs, ours in _FIELDS.items() if theirs in found}
 
 
-class UnderWay:
-    """Counts requests. A fork waits until there are none: a child would hang on what another thread has not ended."""
+class RequestsInFlight:
+    """Counts the requests in flight. A fork waits until there are none."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -555,13 +557,13 @@ class UnderWay:
             self._changed.notify_all()
 
     def wait_for_none(self) -> None:
-        """Wait for the last one, and let no other begin."""
+        """Wait for the last request to end, and do not let another begin."""
         self._changed.acquire()
         self._changed.wait_for(lambda: not self._count)
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self._changed.release()
 
 
-UNDER_WAY = UnderWay()
-os.register_at_fork(before=UNDER_WAY.wait_for_none, after_in_parent=UNDER_WAY.go_on, after_in_child=UNDER_WAY.go_on)
+IN_FLIGHT = RequestsInFlight()
+os.register_at_fork(before=IN_FLIGHT.wait_for_none, after_in_parent=IN_FLIGHT.resume, after_in_child=IN_FLIGHT.resume)

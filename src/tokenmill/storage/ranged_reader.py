@@ -1,14 +1,14 @@
-"""Reading objects: ranges in order, the next ones on their way while this one is used.
+"""Remote objects as files: byte ranges with read ahead.
 
-asked for     [ read ][ read ][ read ]
-fetched       [ range     ][ range     ][ range     ]...      a few ahead, as long as reads follow each other
+    read       [ read ][ read ][ read ]
+    fetched    [ range     ][ range     ][ range     ]...      some ahead, while reads follow each other
 
-Objects of which it is known what will be read: a parquet file's columns of some row groups.
+`ExpectedFile` is told in advance what will be read, such as the columns of some row groups of a parquet file:
 
-    wanted     | text |id| text |id| text | ...   other columns in between
-    requests   [1 MB][ 2 MB     ][ 4 MB    ...    near neighbours in one, those after the first ones larger
+    expected   | text |id| text |id| text | ...   with other columns in between
+    requests   [1 MB][ 2 MB     ][ 4 MB    ...    neighbours are joined; later requests are larger
 
-They are fetched before they are asked for, in the order of their places.
+They are fetched before they are read, in the order of their offsets.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ if TYPE_CHECKING:
 
 RANGE_BYTES = 8 << 20
 RANGES_AHEAD = 2
-# Whole objects go in larger ranges, one ahead: a request costs the same for any size.
+# Whole objects are read in larger ranges, one ahead: a request costs the same for any size.
 STREAM_BYTES = 4 * RANGE_BYTES
 _FIRST_BYTES = 1 << 16
 _TAILS_HELD = 64
 
 
 def stream(store: Store, found: ObjectInfo, start: int = 0) -> Generator[memoryview]:
-    """The bytes of an object from one place on, as they come."""
+    """The bytes of an object from offset `start` on, as they arrive."""
     waiting: deque[tuple[Future[None], SimpleQueue[Any]]] = deque()
     coming = _ranges(start, found.size)
     try:
@@ -56,14 +56,14 @@ def stream(store: Store, found: ObjectInfo, start: int = 0) -> Generator[memoryv
 
 
 def _ranges(start: int, stop: int) -> Iterator[tuple[int, int]]:
-    """Even ranges: a short last one would be a request for little."""
+    """Ranges of even size, so that no request is wasted on a short last one."""
     count = max(1, round((stop - start) / STREAM_BYTES))
     cuts = [start + (stop - start) * number // count for number in range(count + 1)]
     return ((begin, end) for begin, end in itertools.pairwise(cuts) if begin < end)
 
 
 def _begin(store: Store, found: ObjectInfo, start: int, stop: int) -> tuple[Future[None], SimpleQueue[Any]]:
-    """A range on its way; None ends its parts. They are bounded by its size alone: it never waits for its reader."""
+    """Begin to fetch a range. The queue receives its parts, then None; it is bounded by the size of the range only."""
     parts: SimpleQueue[Any] = SimpleQueue()
     future = store.begin(store.fetch_parts, found, start, stop, parts.put)
     future.add_done_callback(lambda _: parts.put(None))
@@ -72,12 +72,12 @@ def _begin(store: Store, found: ObjectInfo, start: int, stop: int) -> tuple[Futu
 
 @functools.lru_cache(maxsize=_TAILS_HELD)
 def _fetch_tail(store: Store | HubStore, key: str, start: int, stop: int, etag: str) -> Any:
-    """The end of an object. That of a parquet file says what is in it, and is asked for again by each unit."""
+    """The end of an object, cached: each unit of a parquet file reads its footer."""
     return store.fetch(key, start, stop, etag)
 
 
 class RemoteFile(io.RawIOBase):
-    """An object as a file that can only be read. Those in a row fetch `ahead` bytes more."""
+    """An object as a read-only file. Reads that follow each other fetch `ahead` bytes more."""
 
     def __init__(
         self, store: Store | HubStore, key: str, size: int, etag: str, ahead: int = RANGES_AHEAD * RANGE_BYTES
@@ -88,7 +88,7 @@ class RemoteFile(io.RawIOBase):
         self._etag = etag
         self._ahead = ahead
         self._at = 0
-        self._end = 0  # of what was asked for last
+        self._end = 0  # of the last read
         self._held: deque[tuple[int, int, Future[Any]]] = deque()
 
     def readable(self) -> bool:
@@ -131,12 +131,12 @@ class RemoteFile(io.RawIOBase):
         super().close()
 
     def _parts(self, start: int, stop: int) -> list[memoryview]:
-        """The bytes [start, stop), in pieces."""
+        """The bytes [start, stop), in parts."""
         follows = start == self._end and start > 0
         while self._held and (self._held[0][1] <= start or self._held[0][0] > start):
             self._held.popleft()[2].cancel()
         held_to = self._held[-1][1] if self._held else start
-        # A single read fetches little more than it wants; the second one in a row is taken for a stream.
+        # A single read fetches little more than its bytes. A second read that follows it begins to read ahead.
         wanted = min(self._size, stop + self._ahead if follows else max(stop, start + _FIRST_BYTES))
         while held_to < (wanted if follows or held_to < stop else stop):
             end = min(wanted, held_to + RANGE_BYTES)
@@ -160,16 +160,16 @@ class RemoteFile(io.RawIOBase):
 
 Range = tuple[int, int]
 
-# The first request is small, so that work can begin; each one behind it may be twice as large.
+# The first request is small, so that work can begin; each one after it may be twice as large.
 FIRST_BYTES = 1 << 20
-# What is not wanted is fetched along if it is no more than this: a request would take longer.
+# Smaller gaps between expected bytes are fetched too: another request would take longer.
 GAP_BYTES = 1 << 18
-# Columns that are read in turns have requests ahead at several places. Beyond this, the oldest are given up.
+# Columns that are read alternately have requests at several offsets. Beyond this number, the oldest are cancelled.
 _BLOCKS_HELD = 16
 
 
 def blocks_of(ranges: Iterable[Range]) -> list[Range]:
-    """The requests that cover some ranges, in order of their places; they do not overlap."""
+    """The requests that cover some ranges, in the order of their offsets; they do not overlap."""
     blocks: list[Range] = []
     for start, stop in sorted(ranges):
         at = max(start, blocks[-1][1]) if blocks else start
@@ -184,17 +184,17 @@ def blocks_of(ranges: Iterable[Range]) -> list[Range]:
 
 
 def _limit(number: int) -> int:
-    """How large the block of that number may be."""
+    """The maximum size of the block of this number."""
     return min(RANGE_BYTES, FIRST_BYTES << min(number, 16))
 
 
 def _common(block: Range, ranges: Iterable[Range]) -> int:
-    """How many bytes of some ranges are in a block."""
+    """How many bytes of the ranges are in a block."""
     return sum(max(0, min(block[1], stop) - max(block[0], start)) for start, stop in ranges)
 
 
 class ExpectedFile(RemoteFile):
-    """An object as a file of which some `ranges` will be read; reads of others are as good, if not as quick."""
+    """An object as a file of which some `ranges` will be read. Other reads work too, but slower."""
 
     def __init__(
         self, store: Store | HubStore, key: str, size: int, etag: str, ahead: int, ranges: Iterable[Range]
@@ -203,7 +203,7 @@ class ExpectedFile(RemoteFile):
         inside = [(max(0, start), min(size, stop)) for start, stop in ranges]
         self._blocks = blocks_of(inside)
         self._begins = [begin for begin, _ in self._blocks]
-        self._left = [_common(block, inside) for block in self._blocks]  # bytes that are still to be read
+        self._left = [_common(block, inside) for block in self._blocks]  # bytes that are not read yet
         self._coming: dict[int, Future[Any]] = {}
 
     def _parts(self, start: int, stop: int) -> list[memoryview]:
@@ -213,7 +213,7 @@ class ExpectedFile(RemoteFile):
             begin, end = self._blocks[number]
             if end <= start:
                 break
-            self._ask_from(number)
+            self._fetch_from(number)
             last = min(stop, end)
             parts.append(memoryview(self._coming[number].result())[start - begin : last - begin])
             self._left[number] -= last - start
@@ -222,8 +222,8 @@ class ExpectedFile(RemoteFile):
             start, number = last, number + 1
         return parts if start == stop else parts + super()._parts(start, stop)
 
-    def _ask_from(self, number: int) -> None:
-        """Have a block on its way, and those that follow it as far as is looked ahead."""
+    def _fetch_from(self, number: int) -> None:
+        """Begin to fetch a block and those after it, as far as the read ahead reaches."""
         enough = self._blocks[number][1] + self._ahead
         for index in range(number, len(self._blocks)):
             begin, end = self._blocks[index]

@@ -1,28 +1,23 @@
-"""Copies of a remote dataset's files on this machine: they arrive when they are needed, verified.
+"""The shard cache: verified copies of a remote dataset's shards, shared by all processes of a machine; and eviction.
 
-    CACHE/datasets/1f3b.../origin.json          whose copies these are
-                           train/00000.bin      linked here once it hashes to what the manifest says
-                           train/00000.bin.part arriving; a killed process leaves it to the next one
-                           train/00000.lock     held alone by who brings or removes the shard, shared by who maps it
+    CACHE/datasets/room.lock                    exclusive: a process that makes room, one at a time
+                   wanted.lock                  exclusive: a process that waits for others to release copies
+                   1f3b.../origin.json          the URL of the dataset and the digests of its files
+                           train/00000.bin      linked here once it has the digest of the manifest
+                           train/00000.bin.part being downloaded; a killed process leaves it to the next one
+                           train/00000.lock     exclusive: being downloaded or removed; shared: mapped
 
-All processes of a machine share it: one brings a file, the others wait for its lock, which a process that
-dies lets go of. Above its limit copies have to go; `room` says which, and who waits for whom.
+One process downloads a shard while the others wait for its lock, which the system releases if the process dies.
 
-Room in a cache that all processes of a machine share: who gets it, and what has to go for it.
+Eviction. If a new shard exceeds the limit, copies that no process has mapped are removed first, then those of this
+process alone, oldest first. If other processes have the rest, `wanted.lock` asks them: they release all copies that
+they are not opening or downloading, and open no others meanwhile. An array that a program keeps of a removed copy stays
+readable, and takes disk space until it is dropped. A copy that its store could not provide again is never removed.
 
-    CACHE/datasets/room.lock             held by who makes room: one process at a time
-                   wanted.lock           held by who waits for others to let go; they see it, and open nothing meanwhile
-                   1f3b.../origin.json   whose copies these are
-
-What nobody has mapped goes first, then what only this process has, the oldest first each time. If others have the
-rest, they are asked, and let go of all that they do not open or bring at that moment. So a copy goes only when
-nobody holds it any more; but an array that a program keeps of it stays readable, and takes room till it is
-dropped. What its store would not give again never goes.
-
-Nobody waits in a circle. Who makes room waits for those that open or bring a shard, and these wait for
-nobody: who brings one has its room already. Whoever else needs room, or wants to open a shard, waits in turn and
-holds nothing that it would not let go of. So a cache that has room for one shard for each process that brings
-one at the same time is enough. If all of it stands still for long, whoever waits gives up.
+There is no deadlock: a process that makes room waits for processes that open or download a shard, which wait for
+nothing, because a download has its room already. All others wait in turn, without holding anything that they would not
+release. So a cache needs room for one shard per process that downloads at the same time. If nothing changes for
+PATIENCE_SECONDS, the waiting process gives up.
 """
 
 from __future__ import annotations
@@ -49,7 +44,7 @@ from tokenmill.storage.object_folder import PART_SUFFIX, ObjectFolder, begin, do
 from tokenmill.storage.output import Digest
 
 SHARDS_AHEAD = 3
-# FileLocks that a process holds at most, however many files it may open.
+# A process holds at most this many locks, however many files it may open.
 _MAX_LOCKS = 4096
 _ENDINGS = (".bin", ".idx")
 
@@ -71,7 +66,7 @@ class CachedFolder(Folder):
 def open_cache(
     source: ObjectFolder, files: dict[str, Digest], *, identity: str, cache: str, limit: int
 ) -> CachedFolder:
-    """The folder of copies of a dataset that is told from others at the same URL by its `identity`."""
+    """The folder of copies of a dataset. `identity` distinguishes it from others at the same URL."""
     place = os.path.join(cache, "datasets", records.digest([source.path, identity])[:16])
     origin = Origin(url=source.path, files=files)
     folder = Folder(place)
@@ -82,7 +77,7 @@ def open_cache(
 
 @dataclass(frozen=True, slots=True)
 class Hold:
-    """A shared lock on a shard. Whoever mapped the shard is told to `forget` it; what nobody mapped is just kept."""
+    """A shared lock on a shard, and the function by which those who mapped it `forget` it; None if they never do."""
 
     lock: int
     forget: weakref.WeakMethod[Forget] | None
@@ -94,7 +89,7 @@ class Hold:
 
 
 class Copies:
-    """The copies that this process uses, and those that it fetches ahead."""
+    """The copies that this process uses and prefetches."""
 
     def __init__(self, place: str, source: ObjectFolder, origin: Origin, limit: int) -> None:
         self._folder = Folder(place)
@@ -110,7 +105,7 @@ class Copies:
         _LIVE.add(self)
         self._process = os.getpid()
         self._locks = FileLocks()
-        self._changing = threading.Lock()  # what is held, and who looks after it
+        self._changing = threading.Lock()  # guards the two fields below
         self._held: dict[str, Hold] = {}
         self._is_watched = False
         self._coming: dict[str, threading.Thread] = {}
@@ -118,15 +113,15 @@ class Copies:
         self._end = weakref.finalize(self, self._locks.release_all, self._process)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Other processes have their own hold on the files."""
+        """Another process takes locks of its own."""
         return Copies, (self._folder.path, self._source, self._origin, self._limit)
 
     @contextlib.contextmanager
     def need(self, names: Sequence[str], forget: Forget | None) -> Iterator[None]:
-        """Have the files of one shard here for as long as a with block, which maps them.
+        """Have the files of one shard here during a `with` block, which maps them.
 
-        After that they stay until somebody needs the room: then who mapped them must `forget` the shard. Without
-        `forget` they stay until the process ends.
+        Afterwards they stay until room is needed: then `forget` is called to drop the maps. Without `forget` they stay
+        until the process ends.
         """
         if self._process != os.getpid():
             self._after_fork()
@@ -149,14 +144,14 @@ class Copies:
         while True:
             self._locks.release(
                 self._locks.acquire(self._root, WANTED, exclusive=False)
-            )  # who waits for room goes first
+            )  # a process that waits for room goes first
             lock = self._locks.acquire(self._folder, shard_of(names[0]), exclusive=False)
             if not self._missing(names):
                 return lock
             self._locks.release(lock)
             brought = self._bring(names, urgent=True)
-            if brought is None:  # another process brings it, or has just looked whether it is there
-                time.sleep(LOOK_SECONDS / 100)
+            if brought is None:  # another process downloads it, or has just checked it
+                time.sleep(POLL_SECONDS / 100)
                 continue
             self._locks.share(brought)
             if not self._missing(names):
@@ -168,7 +163,7 @@ class Copies:
         return [name for name, found in sizes if found is None or found.size != self._origin.files[name].bytes]
 
     def _bring(self, names: Sequence[str], *, urgent: bool) -> int | None:
-        """Fetch what is missing of a shard; gives the lock on it. None if another one has it, or there is no room."""
+        """Download the missing files of a shard. Returns its lock; None if another process has it, or without room."""
         with contextlib.ExitStack() as stack:
             with self._locks.exclusive(self._root, ROOM):
                 lock = self._locks.try_acquire(self._folder, shard_of(names[0]), exclusive=True)
@@ -184,7 +179,7 @@ class Copies:
             return lock
 
     def _make_room(self, names: Sequence[str], *, urgent: bool) -> bool:
-        """Have room for these files, and let others see that it is taken."""
+        """Make room for these files, and mark it as taken."""
         size = sum(self._origin.files[name].bytes for name in names)
         place, shard = self._folder.path, shard_of(names[0])
         for name in names:
@@ -199,7 +194,7 @@ class Copies:
     def _keep(self, shard: str, hold: Hold) -> None:
         with self._changing:
             before = self._held.pop(shard, None)
-            self._held[shard] = hold  # the last of all: those that were mapped first go first
+            self._held[shard] = hold  # last, because the shard that was mapped first is released first
             if before is not None:
                 self._locks.release(before.lock)
             if hold.forget is not None and not self._is_watched:
@@ -221,17 +216,17 @@ class Copies:
                     self._locks.release(hold.lock)
 
     def answer(self) -> bool:
-        """Let go of everything if somebody waits for room; False if there is nothing that one could let go of."""
+        """Release everything if another process waits for room; False if there is nothing to release."""
         with self._changing:
             held = [shard for shard, hold in self._held.items() if hold.forget is not None]
             self._is_watched = bool(held)
-        with contextlib.suppress(StorageError):  # whoever needs the folder will hear of it
+        with contextlib.suppress(StorageError):  # the next use of the folder reports it
             if not self._locks.is_free(self._root, WANTED):
                 self._let_go_of(held)
         return bool(held)
 
     def _after_fork(self) -> None:
-        """Threads do not come along with a fork, but locks do: what the parent holds must not be ours as well."""
+        """Begin anew in a forked process: it inherits locks, which belong to its parent, but no threads."""
         self._end.detach()
         self._locks.close_inherited()
         for shard, hold in self._held.items():
@@ -239,7 +234,7 @@ class Copies:
         self._begin()
 
     def _fetch_ahead(self, shard: str) -> None:
-        """Bring the next shards too, if all fits or they are read in their order."""
+        """Prefetch the next shards, if all fit or they are read in order."""
         if shard not in self._shards:
             return
         number, before = self._shards.index(shard), self._last
@@ -254,21 +249,21 @@ class Copies:
                 thread.start()
 
     def _bring_shard(self, shard: str) -> None:
-        # Whoever needs it will hear of it. When the program ends nobody does, and nothing can be begun any more.
+        # The use of the shard reports the error. RuntimeError: at shutdown, no thread can be started.
         with contextlib.suppress(TokenmillError, RuntimeError):
             lock = self._bring([f"{shard}{ending}" for ending in _ENDINGS], urgent=False)
             if lock is not None:
                 self._locks.release(lock)
 
 
-# All of this process: each lock is an open file.
+# All instances of this process, which share its limit of open files: each lock is one.
 _LIVE: weakref.WeakSet[Copies] = weakref.WeakSet()
 
 
 def _max_held() -> int:
-    """How many shards each dataset of this process may hold: all of them together a quarter of the files it may open.
+    """How many shards each dataset of this process may keep mapped: together a quarter of the limit of open files.
 
-    The next use of one that was let go of maps it again.
+    The next use of a released shard maps it again.
     """
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     if limit == resource.RLIM_INFINITY:
@@ -277,14 +272,14 @@ def _max_held() -> int:
 
 
 def _watch(copies: weakref.ref[Copies]) -> None:
-    """Let a process answer those that wait for room, whatever else it does, as long as it holds something."""
+    """Answer processes that wait for room, in a thread, as long as this one holds anything."""
     while (found := copies()) is not None and found.answer():
         del found
-        time.sleep(LOOK_SECONDS)
+        time.sleep(POLL_SECONDS)
 
 
 def fetch(source: ObjectFolder, target: Folder, name: str, digest: Digest) -> None:
-    """Download a file, in a process of its own if this one was forked: connections do not survive that."""
+    """Download a file, in a new process if this one was forked: connections do not survive a fork."""
     target.make(os.path.dirname(name))
     if source.store.is_usable():
         download(source, target, name, digest)
@@ -298,7 +293,7 @@ def fetch(source: ObjectFolder, target: Folder, name: str, digest: Digest) -> No
 
 
 def main_fetch() -> None:
-    """What the process of its own does."""
+    """The body of the process that `fetch` starts."""
     url, place, name, size, sha256 = json.loads(sys.argv[1])
     try:
         download(ObjectFolder(url), Folder(place), name, Digest(bytes=size, sha256=sha256))
@@ -311,15 +306,15 @@ LIMIT = "TOKENMILL_CACHE_BYTES"
 ORIGIN = "origin.json"
 ROOM = "room"
 WANTED = "wanted"
-# How long nothing may change in a full cache: longer than a store that does not answer is asked.
+# How long a full cache may stay unchanged: longer than requests to a silent store are repeated.
 PATIENCE_SECONDS = 300.0
-# How often those that hold copies look whether somebody waits, and who waits whether they let go.
-LOOK_SECONDS = 0.05
+# The interval in which holders of copies check for waiting processes, and those check for released copies.
+POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """Where copies come from, and what each of them must be."""
+    """Where copies come from, and the digest of each."""
 
     url: str
     files: dict[str, Digest]
@@ -327,7 +322,7 @@ class Origin:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Copy:
-    """A file of the cache, or what has come of it: `size_now` bytes so far, and `size` in the end."""
+    """A file of the cache, or its part so far: `size_now` bytes of `size`."""
 
     modified: int
     place: str
@@ -342,7 +337,7 @@ class Copy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wanted:
-    """Files of a shard that are to come, whose lock is held alone. Unless it is urgent, nobody lets go for it."""
+    """A shard to download, whose exclusive lock this process has. Only if it is `urgent`, others release copies."""
 
     place: str
     shard: str
@@ -358,9 +353,9 @@ class Wanted:
 def make_room(  # noqa: C901  the loop decides anew after every answer
     root: Folder, locks: FileLocks, wanted: Wanted, limit: int, let_go: Callable[[Copy], None]
 ) -> bool:
-    """Remove copies until there is room for what is wanted; False if there is none, and no urgency.
+    """Remove copies until there is room for a shard; False if there is not enough and it is not urgent.
 
-    Called by who holds the lock on room; `let_go` is how this process does so.
+    The caller has the lock on room. `let_go` releases a copy that this process has mapped.
     """
     lost: set[Copy] = set()
     seen: list[Copy] = []
@@ -392,20 +387,20 @@ def make_room(  # noqa: C901  the loop decides anew after every answer
             if not is_asking:
                 stack.enter_context(locks.exclusive(root, WANTED))
                 is_asking = True
-            time.sleep(LOOK_SECONDS / 2)
+            time.sleep(POLL_SECONDS / 2)
 
 
 def shard_of(name: str) -> str:
-    """What the files of a shard have in common; they are locked together."""
+    """The common part of the names of a shard's files, which are locked together."""
     return name.removesuffix(PART_SUFFIX).removesuffix(".bin").removesuffix(".idx")
 
 
 def _allowed(root: Folder, copies: list[Copy], wanted: Wanted, limit: int) -> int:
-    """How many bytes the cache takes. Without a limit of its own, it leaves a tenth of what it could have."""
+    """How many bytes the cache may have. Without a limit, it leaves a tenth of the available space free."""
     allowed = limit or (sum(copy.size_now for copy in copies) + (root.free_bytes() or 0)) * 9 // 10
     if wanted.size > allowed:
         raise StorageError(
-            f"{wanted.url} has {format_bytes(wanted.size)}, and the cache takes {format_bytes(allowed)}",
+            f"{wanted.url} has {format_bytes(wanted.size)}, and the cache is limited to {format_bytes(allowed)}",
             hint=f"give it more room with {LIMIT}, or another place with TOKENMILL_CACHE",
         )
     return allowed
@@ -414,22 +409,22 @@ def _allowed(root: Folder, copies: list[Copy], wanted: Wanted, limit: int) -> in
 def _no_room(wanted: Wanted, allowed: int, *, held: int, lost: int) -> StorageError:
     return StorageError(
         f"the cache of {format_bytes(allowed)} has no room for {format_bytes(wanted.size)} of {wanted.url}: "
-        f"{format_bytes(held - lost)} are in use, {format_bytes(lost)} cannot be had again",
+        f"{format_bytes(held - lost)} are in use, {format_bytes(lost)} cannot be downloaded again",
         hint=f"give it {format_bytes(wanted.size + held)} or more with {LIMIT}, or let fewer processes share it",
     )
 
 
 def _find_copies(root: Folder, locks: FileLocks) -> Iterator[Copy]:
-    """Every copy in the cache, and what is on its way or was left there by a process that died."""
+    """Every copy in the cache, including partial files of running and killed downloads."""
     for child in root.names():
         entry = Folder(root.at(child))
-        with contextlib.suppress(DatasetError):  # not ours, or not yet
+        with contextlib.suppress(DatasetError):  # not a folder of copies, or not yet
             files = _origin(entry).files
             parents = {os.path.dirname(name) for name in files}
             there = {os.path.join(parent, name) for parent in parents for name in entry.names(parent)}
             for name, digest in files.items():
                 part = f"{name}{PART_SUFFIX}"
-                # In this order, for it may be done while one looks.
+                # In this order, because a download may end during the checks.
                 is_coming = part in there and not locks.is_free(entry, shard_of(name))
                 for copy in (part, name) if part in there else (name,) if name in there else ():
                     if (found := entry.stat(copy)) is not None:
@@ -443,25 +438,25 @@ def _origin(entry: Folder) -> Origin:
 
 
 def _remove(copy: Copy, locks: FileLocks) -> Literal["removed", "used", "lost"]:
-    """Remove a copy if nobody uses it and its store still has the original."""
+    """Remove a copy if no process uses it and its store still has the original."""
     entry = Folder(copy.place)
     try:
         lock = locks.try_acquire(entry, copy.shard, exclusive=True)
         if lock is None:
             return "used"
         try:
-            if not copy.name.endswith(PART_SUFFIX) and not _can_be_had_again(_origin(entry), copy.name):
+            if not copy.name.endswith(PART_SUFFIX) and not _is_in_store(_origin(entry), copy.name):
                 return "lost"
             entry.remove(copy.name)
             return "removed"
         finally:
             locks.release(lock)
-    except (StorageError, DatasetError):  # whatever it is, the copy stays
+    except (StorageError, DatasetError):  # whatever the error, the copy stays
         return "lost"
 
 
-def _can_be_had_again(origin: Origin, name: str) -> bool:
-    """Whether its store has a file as it was; asked by a process of its own if this one was forked."""
+def _is_in_store(origin: Origin, name: str) -> bool:
+    """Whether the store still has the original of a copy. A new process asks if this one was forked."""
     source = ObjectFolder(origin.url)
     if source.store.is_usable():
         return _has(source, name, origin.files[name].bytes)
@@ -476,6 +471,6 @@ def _has(source: ObjectFolder, name: str, size: int) -> bool:
 
 
 def main_check() -> None:
-    """What the process of its own does."""
+    """The body of the process that `_is_in_store` starts."""
     url, name, size = json.loads(sys.argv[1])
     sys.exit(0 if _has(ObjectFolder(url), name, size) else 1)

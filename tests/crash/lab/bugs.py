@@ -337,7 +337,9 @@ BUGS: tuple[Bug, ...] = (
     Bug("rename over, not link", _instead(Folder, "_take_name", _rename_over), "disagree", "plain"),
     Bug(
         "a receipt's claim is ignored",
-        _instead(Folder, "_give_way", lambda real: lambda self, name, committed: real(self, name, lambda: False)),
+        _instead(
+            Folder, "_quarantine_conflict", lambda real: lambda self, name, committed: real(self, name, lambda: False)
+        ),
         "disagree",
         "plain",
     ),
