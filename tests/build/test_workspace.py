@@ -164,7 +164,7 @@ def test_an_output_that_is_no_folder_is_refused_as_such(
         (tmp_path / "out").symlink_to(tmp_path / "nowhere")
     what, hint = {
         "a file": ("is a file", "choose another output"),
-        "nothing": ("is neither a folder nor a link that leads to one", "if it is a link to another disk, mount that"),
+        "nothing": ("is neither a folder nor a link to one", "if it is a link to another disk, mount that"),
     }[leads_to]
     said = tokenmill("prepare", corpus, "-o", "out", code=2).stderr
     assert said.startswith(f"error: {tmp_path / 'out'} {what}\nhint: {hint}")

@@ -110,7 +110,7 @@ def test_a_document_a_file_quarantines_those_that_are_not_text(tokenmill: Comman
 def test_one_of_many_files_that_was_not_looked_at_before_fails_its_unit(
     tokenmill: Command, tmp_path: Path, workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(discover, "_MOST_HEADS", 3)
+    monkeypatch.setattr(discover, "_MAX_HEADS", 3)
     (tmp_path / "in").mkdir()
     for number in range(9):
         (tmp_path / f"in/{number}.txt").write_text(TEXT)
@@ -129,7 +129,7 @@ def test_a_file_that_is_cut_is_always_looked_at_before_the_work(
     tokenmill: Command, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The unit that has its first bytes may not be in the sample."""
-    monkeypatch.setattr(discover, "_MOST_HEADS", 1)
+    monkeypatch.setattr(discover, "_MAX_HEADS", 1)
     (tmp_path / "in").mkdir()
     (tmp_path / "in/a.txt").write_text(TEXT)
     (tmp_path / "in/b.txt").write_bytes(PDF + TEXT.encode() * 5000)
@@ -168,14 +168,14 @@ def test_an_object_that_is_not_text_is_refused_or_fails_its_unit(
     with pytest.raises(RecipeError, match=r"in/4\.txt is a PDF document"):
         library.prepare(f"{bucket.url}/in", tmp_path / "out", tokenizer="byte", workers=1)
     assert not (tmp_path / "out").exists()
-    monkeypatch.setattr(discover, "_MOST_REMOTE_HEADS", 1)
+    monkeypatch.setattr(discover, "_MAX_REMOTE_HEADS", 1)
     with pytest.raises(BuildError, match=r"in/4\.txt is a PDF document"):
         library.prepare(f"{bucket.url}/in", tmp_path / "out", tokenizer="byte", workers=1)
     assert not (tmp_path / "out/dataset.json").exists()
 
 
 def test_the_error_of_a_unit_is_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(discover, "_MOST_HEADS", 1)
+    monkeypatch.setattr(discover, "_MAX_HEADS", 1)
     (tmp_path / "a.txt").write_text(TEXT)
     (tmp_path / "b.txt").write_bytes(PDF)
     batches = library.stream([tmp_path / "a.txt", tmp_path / "b.txt"], "byte", 4, 1, epochs=1)

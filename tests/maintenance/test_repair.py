@@ -214,7 +214,7 @@ def test_what_a_link_leads_to_is_not_repaired_and_nothing_is_touched(dataset: Pa
     before = {file: file.lstat() for file in tmp_path.rglob("*")}
     with pytest.raises(StorageError, match=rf"{re.escape(name)} is a link") as caught:
         tokenmill.repair(dataset, workers=1)
-    assert "put the folder itself in the place" in str(caught.value.hint)
+    assert f"replace {Path(name).name} by the folder itself" in str(caught.value.hint)
     after = {file: file.lstat() for file in tmp_path.rglob("*")}
     assert [(f, s.st_ino, s.st_mtime_ns) for f, s in after.items()] == [
         (f, s.st_ino, s.st_mtime_ns) for f, s in before.items()
@@ -317,7 +317,7 @@ def test_a_source_that_was_touched_since_is_an_error_with_a_hint_that_works(tmp_
         tokenmill.repair(dataset, workers=1)
     for caught in (verified, repaired):
         assert "update=True" not in caught.value.hint
-        assert "put the old file back" in caught.value.hint
+        assert "restore the old file" in caught.value.hint
 
 
 def test_a_folder_that_is_no_dataset_is_an_error_and_stays_as_it_is(tmp_path: Path) -> None:

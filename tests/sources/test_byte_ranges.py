@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tokenmill.sources import byte_ranges
 from tokenmill.sources.base import Batch, Source, SourceFormat, Unit
 from tokenmill.sources.byte_ranges import read_runs
-from tokenmill.sources.files import _Checked
+from tokenmill.sources.files import _CheckedStream
 from tokenmill.sources.jsonl import JsonLinesFormat
 from tokenmill.sources.reader import read_unit
 from tokenmill.sources.text import SeparatedText, TextLines
@@ -201,14 +201,14 @@ def test_a_range_within_one_long_document_is_not_read_beyond_its_end(path: Path)
     """Else every range of a file that is one line would be read to the end of the file."""
     path.write_bytes(b"x" * 100_000 + b"\n")
     sizes: list[int] = []
-    real = _Checked.read
+    real = _CheckedStream.read
 
-    def read(stream: _Checked, size: int) -> bytes:
+    def read(stream: _CheckedStream, size: int) -> bytes:
         data = real(stream, size)
         sizes.append(len(data))
         return data
 
-    with reading_by(16), mock.patch.object(_Checked, "read", read):
+    with reading_by(16), mock.patch.object(_CheckedStream, "read", read):
         assert documents_of_runs(path, b"\n", 1000, 3000) == []
     assert 2000 <= sum(sizes) <= 2100
 

@@ -108,7 +108,7 @@ def test_a_folder_of_files_that_are_documents_may_hold_any_endings(tmp_path: Pat
 
 def test_a_folder_without_files_of_a_known_kind_is_an_error_that_says_which_are(tmp_path: Path) -> None:
     fill(tmp_path, "a.xyz")
-    with pytest.raises(RecipeError, match=r"holds no files of a known kind \(\.parquet, \.jsonl") as caught:
+    with pytest.raises(RecipeError, match=r"has no files of a known kind \(\.parquet, \.jsonl") as caught:
         listed(tmp_path)
     assert "glob" in caught.value.hint
 

@@ -113,7 +113,7 @@ def test_a_dataset_among_the_sources_is_passed_over_and_named(tmp_path: Path, fi
             assert f"the dataset {there} among the sources is passed over" in found.notes
     inside = list_sources(make_recipe({"sources": str(there / "**/*.txt")}))
     assert [file.name for file in inside.sources] == ["readme.txt"], "a pattern may name its files"
-    with pytest.raises(RecipeError, match="is a dataset, finished or not, and no folder of texts"):
+    with pytest.raises(RecipeError, match="is a dataset, finished or not, and not a folder of texts"):
         list_sources(make_recipe({"sources": str(there)}))
 
 

@@ -187,7 +187,9 @@ def test_a_revision_that_is_not_there_is_named(repository: Repository, revision:
 
 
 def test_a_name_that_is_neither_here_nor_on_the_hub_is_told_so(repository: Repository) -> None:
-    with pytest.raises(SourceError, match=r"'org/nme' is no path here; .*hf://datasets/org/nme is not on http://127"):
+    with pytest.raises(
+        SourceError, match=r"'org/nme' is not a local path; .*hf://datasets/org/nme is not on http://127"
+    ):
         names("org/nme")
 
 

@@ -69,7 +69,7 @@ def test_a_line_end_behind_a_setting_is_refused(home: Path, monkeypatch: pytest.
     """Files that were made elsewhere have them; the client would end with a panic."""
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv(name, "secret\r")
-    with pytest.raises(RecipeError, match=f"{name} holds a line end") as caught:
+    with pytest.raises(RecipeError, match=f"{name} contains a line end") as caught:
         s3_settings()
     assert "secret" not in caught.value.message
 

@@ -225,7 +225,7 @@ def test_who_waits_for_a_process_that_never_answers_gives_up_and_says_what_is_ne
         before = names(tmp_path / "cache")
         monkeypatch.setattr(shard_cache, "PATIENCE_SECONDS", 0.0)
         there = tokenmill.open(url)["train"]
-        with pytest.raises(StorageError, match=r"has no room for .* are in use, 0 B cannot be downloaded again") as caught:
+        with pytest.raises(StorageError, match=r"has no room for .* are in use, 0 B cannot be downloaded") as caught:
             there.tokens(there.token_ends[4], there.token_ends[4] + 1)
         wanted = sum((local / "train" / f"00005{ending}").stat().st_size for ending in (".bin", ".idx"))
         at_least = format_bytes(size(tmp_path / "cache") + wanted)

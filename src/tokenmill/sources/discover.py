@@ -1,10 +1,9 @@
-"""Finding sources: files, folders, globs and URLs of them become a table of pinned files in a fixed order.
+"""Finding sources: files, folders, globs and URLs become a table of pinned files in a fixed order, with notes.
 
-Names are relative to the folder that holds all of them, so the same corpus in another place
-has the same names. A folder gives the files of kinds that tokenmill knows; a file that is
-named, or matched by a glob, is text if its ending says nothing else.
+Names are relative to the common folder of all sources, so a copy of the corpus elsewhere has the same names. A folder
+gives its files of known kinds. A file that is named, or matched by a glob, is read as text if its ending is unknown.
 
-What is told of sources before the work: what was passed over, guessed, or cannot be read.
+The notes tell the user before the build what was skipped or guessed, and what cannot be read.
 """
 
 from __future__ import annotations
@@ -55,19 +54,19 @@ if TYPE_CHECKING:
 
 
 _REQUESTS_AT_ONCE = 16
-# An error for a moment must not make another plan.
+# A short error must not lead to another plan. No pause between the tries: object stores have their own retries below.
 _TRIES = 3
-# How many text files have their first bytes looked at before the work, beside those that will be cut. The others are
-# looked at when they are read: a request for each of a million objects would take longer than much of the work.
-_MOST_HEADS = 1000
-_MOST_REMOTE_HEADS = 16
-# Of files that are not text, how many an error names.
-_MOST_NAMED = 3
+# How many text files have their first bytes checked while planning, besides those that will be cut. The others are
+# checked when they are read: a request for each of a million objects would take too long.
+_MAX_HEADS = 1000
+_MAX_REMOTE_HEADS = 16
+# How many files that are not text an error names.
+_MAX_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Sources in order, where they may be cut, and the folder that their names start from."""
+    """Sources in order, where each can be cut, and the folder that their names are relative to."""
 
     root: str
     sources: Sequence[Source]
@@ -79,9 +78,9 @@ class Listing:
 
 
 def list_sources(recipe: Recipe, *, output: str | None = None) -> Listing:
-    """Every file that the recipe's sources name, sorted by name, with its shape and its size.
+    """Every file that the recipe's sources name, sorted by name, with its text rule and size.
 
-    What lies in `output` is no source, even if that is inside of one.
+    Files in `output` are not sources, even if it is inside of a source folder.
     """
     passed_over = PassedOver()
     found, pins = _find_files(recipe, output, passed_over)
@@ -94,11 +93,11 @@ def list_sources(recipe: Recipe, *, output: str | None = None) -> Listing:
     troubles = _Troubles()
     named = [(_name(path, root), path) for path in found]
     ordered = [(name, path) for _, name, path in sorted((os.fsencode(name), name, path) for name, path in named)]
-    most = _MOST_REMOTE_HEADS if is_url(root) else _MOST_HEADS
-    looked_at = frozenset(path for _, path in ordered[:: -(-len(ordered) // most)])
-    # Objects are asked for side by side: each answer takes its time, whatever its size.
+    most = _MAX_REMOTE_HEADS if is_url(root) else _MAX_HEADS
+    to_check = frozenset(path for _, path in ordered[:: -(-len(ordered) // most)])
+    # Objects are described concurrently, because each request takes its time.
     with ThreadPoolExecutor(_REQUESTS_AT_ONCE) if is_url(root) else contextlib.nullcontext() as pool:
-        describe = partial(_describe, splits=found, pins=pins, recipe=recipe, looked_at=looked_at)
+        describe = partial(_describe, splits=found, pins=pins, recipe=recipe, to_check=to_check)
         described = pool.map(describe, ordered) if pool else map(describe, ordered)
 
         def described_sources() -> Iterator[Source]:
@@ -137,10 +136,10 @@ def _find_files(recipe: Recipe, output: str | None, passed_over: PassedOver) -> 
 
 
 def _check_apart(splits: Mapping[str, str]) -> None:
-    """Refuse a validation source that is a source by another name: a link would leak it into the training."""
+    """Refuse a validation source that is also a source by another name: a link would leak it into training."""
     seen: dict[tuple[int, int], str] = {}
     for path, split in splits.items():
-        with contextlib.suppress(OSError):  # whoever reads it will say what is wrong
+        with contextlib.suppress(OSError):  # its reader reports the error
             about = os.stat(path)
             other = seen.setdefault((about.st_dev, about.st_ino), path)
             if splits[other] != split:
@@ -149,7 +148,7 @@ def _check_apart(splits: Mapping[str, str]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Troubles:
-    """What is wrong with sources: they cannot be read now, are not text, or are documents that are not."""
+    """Errors of sources: those that cannot be read, files that are not text, and single documents that are not."""
 
     unread: list[SourceError] = field(default_factory=list)
     not_text: list[SourceError] = field(default_factory=list)
@@ -162,13 +161,13 @@ class _Troubles:
             (self.quarantined if is_document else self.not_text).append(trouble)
 
     def check(self, num_sources: int) -> None:
-        """Refuse sources none of which can be read, and those that are not text."""
+        """Raise an error if no source can be read, or some are not text."""
         if len(self.unread) == num_sources:
             raise self.unread[0]
         found = self.quarantined if len(self.quarantined) == num_sources else self.not_text
         if found:
-            named = "; ".join(error.message for error in found[:_MOST_NAMED])
-            more = f"; and {len(found) - _MOST_NAMED:,} more are not text" if len(found) > _MOST_NAMED else ""
+            named = "; ".join(error.message for error in found[:_MAX_NAMED])
+            more = f"; and {len(found) - _MAX_NAMED:,} more are not text" if len(found) > _MAX_NAMED else ""
             raise RecipeError(f"{named}{more}", hint=found[0].hint)
 
 
@@ -182,7 +181,7 @@ def _name(path: str, root: str) -> str:
 
 
 def _check_utf8(path: str, *, hint: str) -> None:
-    """Refuse a name that records cannot hold."""
+    """Refuse a name that cannot be stored in records."""
     try:
         path.encode()
     except UnicodeEncodeError:
@@ -190,9 +189,9 @@ def _check_utf8(path: str, *, hint: str) -> None:
 
 
 def _expand(arguments: Sequence[str], passed_over: PassedOver, *, any_ending: bool) -> Iterator[tuple[str, Pin | None]]:
-    """Files, and what tells them from what they may become, where that is known already.
+    """Files, and their pins where these are known already.
 
-    Endings of files that lie in folders and are of no known kind are counted in `passed_over`.
+    Files of unknown kinds in folders are counted in `passed_over`.
     """
     for argument in arguments:
         path = os.path.abspath(os.path.expanduser(argument))
@@ -200,8 +199,8 @@ def _expand(arguments: Sequence[str], passed_over: PassedOver, *, any_ending: bo
             yield from _expand_url(argument, passed_over, any_ending=any_ending)
         elif os.path.isdir(path) and globs.is_dataset(path):
             raise RecipeError(
-                f"{argument} is a dataset, finished or not, and no folder of texts",
-                hint="name the sources that it was made of, or some of its files by a pattern",
+                f"{argument} is a dataset, finished or not, and not a folder of texts",
+                hint="name the sources that it was made from, or some of its files by a pattern",
             )
         elif os.path.isdir(path):
             files = list(_walk(path, passed_over, any_ending=any_ending))
@@ -217,7 +216,7 @@ def _expand(arguments: Sequence[str], passed_over: PassedOver, *, any_ending: bo
                 try:
                     yield from list(_expand_url(str(dataset), passed_over, any_ending=any_ending))
                 except (SourceError, StorageError) as error:
-                    said = f"{argument!r} is no path here; as a dataset of the hub: {error.message}"
+                    said = f"{argument!r} is not a local path; as a dataset of the hub: {error.message}"
                     raise type(error)(said, hint=error.hint) from None
             elif not matches:
                 on_hub = f"; {dataset} would be one on the hub" if dataset else ""
@@ -226,12 +225,12 @@ def _expand(arguments: Sequence[str], passed_over: PassedOver, *, any_ending: bo
 
 
 def _is_a_path(argument: str) -> bool:
-    """Whether what could name a dataset of the hub is rather a file that is not there."""
+    """Whether an argument that looks like a dataset of the hub rather names a missing local file."""
     return os.path.splitext(argument)[1] in (*KINDS, *COMPRESSIONS) or os.path.isdir(argument.partition("/")[0])
 
 
 def _expand_url(argument: str, passed_over: PassedOver, *, any_ending: bool) -> Iterator[tuple[str, Pin]]:
-    """The objects that a URL names, by the rules of folders and files."""
+    """The objects that a URL names, by the same rules as for folders and files."""
     found, is_prefix = expand(argument)
     if not found:
         raise RecipeError(f"no source matches {argument!r}", hint="check the URL; quote globs")
@@ -251,13 +250,13 @@ def _expand_url(argument: str, passed_over: PassedOver, *, any_ending: bool) -> 
 
 def _no_files(argument: str) -> RecipeError:
     return RecipeError(
-        f"{argument} holds no files of a known kind ({KNOWN}, also with .gz or .zst)",
+        f"{argument} has no files of a known kind ({KNOWN}, also with .gz or .zst)",
         hint="name the files with a glob, or use `documents='files'`",
     )
 
 
 def _walk(folder: str, passed_over: PassedOver, *, any_ending: bool) -> Iterator[str]:
-    """The files of a folder. A dataset that lies in it is no source."""
+    """The files of a folder, without those of datasets in it."""
     for parent, folders, files in globs.walk(folder):
         if globs.is_dataset(parent):
             passed_over.datasets.append(parent)
@@ -272,7 +271,7 @@ def _walk(folder: str, passed_over: PassedOver, *, any_ending: bool) -> Iterator
 def _is_wanted(name: str, passed_over: PassedOver, *, any_ending: bool) -> bool:
     """Whether a file in a folder is a source: not hidden, and of a known kind."""
     *folders, last = name.split("/")
-    # What Hugging Face has computed of a dataset lies beside it.
+    # Hugging Face stores computed results next to a dataset.
     is_cache = last.startswith("cache-") and last.endswith(".arrow")
     if last.startswith(".") or is_cache or any(map(globs.is_passed_over, folders)):
         return False
@@ -289,9 +288,9 @@ def _describe(
     splits: Mapping[str, str],
     pins: Mapping[str, Pin],
     recipe: Recipe,
-    looked_at: Collection[str] = (),
+    to_check: Collection[str] = (),
 ) -> tuple[Source, Extent, SourceError | None]:
-    """A source, where it may be cut, and what is wrong with one that cannot be read: its unit will fail of it."""
+    """A source, where it can be cut, and the error if it cannot be read; its unit will fail with it."""
     name, path = named
     _check_utf8(path, hint="rename the file")
     found = pins.get(path) or find(path)
@@ -311,7 +310,7 @@ def _describe(
     if not format.has_columns:  # it is planned without being opened
         extent = format.extent(path, source)
         is_cut = extent.divisible and source.bytes >= _least_unit_bytes(recipe)
-        return source, extent, _not_text(path, source, format) if is_cut or path in looked_at else None
+        return source, extent, _not_text(path, source, format) if is_cut or path in to_check else None
     for _ in range(_TRIES):
         try:
             rule = format.find_text(path, source, text_column=recipe.text_column, template=recipe.template)
@@ -329,7 +328,7 @@ def _describe(
 
 
 def _least_unit_bytes(recipe: Recipe) -> int:
-    """A file with fewer bytes is in one unit, which begins with its first byte."""
+    """Smaller files are whole in one unit, which reads and checks their first bytes."""
     return recipe.unit_bytes or default_unit_bytes(0, sample=recipe.sample)
 
 
@@ -356,7 +355,7 @@ _MOST = 10
 
 @dataclass(frozen=True, slots=True)
 class PassedOver:
-    """What lies in folders and is no source: endings of other files, and where datasets are."""
+    """What was skipped in folders: the number of files by ending, and the paths of datasets."""
 
     endings: Counter[str] = field(default_factory=Counter)
     datasets: list[str] = field(default_factory=list)
@@ -370,15 +369,12 @@ def notes(
     unread: Sequence[SourceError],
     not_text: Sequence[SourceError] = (),
 ) -> Iterator[str]:
-    """One sentence each. `unread` is what is wrong with sources.
-
-    Of `not_text`, each is a document that will be quarantined.
-    """
+    """One sentence each. `unread` are the errors of sources; each of `not_text` is a document for quarantine."""
     for argument in (*recipe.sources, *recipe.val_sources):
         if is_hub(root):
             yield f"{argument} is taken from the hub: {root}"
         elif os.path.isfile(os.path.join(argument, _SPLITS_FILE)):
-            yield f"{argument} holds several splits, and all of them are taken: name the folders inside to choose"
+            yield f"{argument} has several splits, and all of them are used: name the folders inside to choose"
     if endings := passed_over.endings:
         yield f"{_files(endings.total())} of other kinds in the folders passed over: {count_endings(endings)}"
     yield from (f"the dataset {place} among the sources is passed over" for place in passed_over.datasets[:_MOST])
@@ -406,7 +402,7 @@ def _text_notes(recipe: Recipe, sources: Iterable[Source]) -> Iterator[str]:
 
 
 def _guessed(rule: Rule) -> Iterator[str]:
-    """How the text is found, where that is not plain."""
+    """How the text is made, if it is not simply one column."""
     if "join" in rule:
         parts = (f"{name[:-1]} (if it is there)" if name.endswith("?") else name for name in rule["join"])
         yield f"{' and '.join(parts)}, with a blank line between"

@@ -1,10 +1,8 @@
-"""Where a source's bytes are: on this machine, in an object store or on the hub. Nothing else of `sources` knows.
+"""The bytes of a source: local, in an object store or on the hub; plain, .gz or .zst. Only this module knows where.
 
-find    size and etag or time, which pin it        open_file   a file for Arrow, read at any place
-expand  a prefix or a pattern -> URLs              check_unchanged   is it still the one that was planned?
-bring   a file of the hub -> a verified copy       require, ask   can all of them be had? does the hub answer?
-
-Bytes of a source from a position on: plain, .gz or .zst, never more in memory than was asked for.
+find    size and etag or time, which pin it      open_file, open_stream   for Arrow; decompressed text
+expand  a prefix or a pattern -> URLs            check_unchanged          is it still the file that was planned?
+bring   a hub file -> a verified copy            require, ask             can all be read? does the hub answer?
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ import pyarrow as pa
 from tokenmill.arguments import MAX_INT
 from tokenmill.errors import NotTextError, ObjectChangedError, RecipeError, SourceChangedError, SourceError, hint_for
 from tokenmill.sources.base import BATCH_BYTES, Source
-from tokenmill.sources.signatures import HEAD_BYTES, MAYBE_TABLES, Kind, recognise
+from tokenmill.sources.signatures import HEAD_BYTES, MAYBE_TABLES, FileType, recognise
 from tokenmill.storage import hub
 from tokenmill.storage.base import Url, is_hub, is_url, parse_url
 from tokenmill.storage.globs import DATASET_PLAN, folder_of, is_pattern, matcher
@@ -32,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """What tells a file from what it may become. An object's time says nothing that its etag does not."""
+    """What identifies one version of a file: its size, and its time or etag."""
 
     bytes: int
     modified: int
@@ -48,12 +46,12 @@ def find(path: str) -> Pin:
         url = parse_url(path)
         found = _store(url).find(url.key)
         if found is None:
-            raise SourceError(f"cannot read {path}: it is not there", hint="bring it back, then run again")
+            raise SourceError(f"cannot read {path}: it does not exist", hint="restore it, then run again")
         return Pin(found.size, 0, found.etag)
     try:
         local = os.stat(path)
     except OSError as error:
-        hint = hint_for(error, "bring it back, then run again")
+        hint = hint_for(error, "restore it, then run again")
         raise SourceError(f"cannot read {path}: {error.strerror}", hint=hint) from None
     if not stat.S_ISREG(local.st_mode):
         raise SourceError(f"{path} is not a plain file", hint="tokenmill reads no pipes or devices")
@@ -61,7 +59,7 @@ def find(path: str) -> Pin:
 
 
 def _pin_of_file(found: os.stat_result) -> Pin:
-    # Some file systems know times that no record holds, of before 1970 and after 2116.
+    # Some file systems have times before 1970 and after 2116, which records cannot store.
     return Pin(found.st_size, min(max(0, found.st_mtime_ns), MAX_INT - 1), "")
 
 
@@ -71,12 +69,12 @@ def _is_pinned(found: os.stat_result, pin: Pin) -> bool:
 
 
 def read_small(path: str, pin: Pin) -> bytes | None:
-    """All bytes of a file of this machine, in a few system calls; None unless it is the one that was planned.
+    """All bytes of a local file, in a few system calls; None unless it is the file that was planned.
 
-    What is wrong then, who reads it in the usual way is told.
+    Reading it in the usual way then reports what is wrong.
     """
     try:
-        # It may have become a pipe, which nobody may write to.
+        # It may have become a pipe, which would block.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return None
@@ -98,7 +96,7 @@ def pin_of(source: Source) -> Pin:
 def check_unchanged(path: str, source: Source) -> None:
     """Raise `SourceChangedError` unless the file is still the one that the plan pinned.
 
-    An object is not asked for: every read of it is of the one with the pinned etag, or fails.
+    Objects need no check: every read requires the pinned etag.
     """
     if not source.etag and (found := find(path)) != pin_of(source):
         raise changed(path, source, found)
@@ -108,13 +106,13 @@ def changed(path: str, source: Source, found: Pin) -> SourceChangedError:
     now = replace(source, bytes=found.bytes, modified=found.modified, etag=found.etag).pin()
     return SourceChangedError(
         f"{path} changed since the plan was made: it had {source.pin()}, now {now}",
-        hint="put the old file back, or resume with `update=True`, which keeps what was made of the others",
+        hint="restore the old file, or resume with `update=True`, which keeps the results of the others",
     )
 
 
 @contextlib.contextmanager
 def pinned(path: str, source: Source) -> Iterator[None]:
-    """An object that is replaced while it is read is a source that changed."""
+    """Turn the error for an object that is replaced during a read into `SourceChangedError`."""
     try:
         yield
     except ObjectChangedError:
@@ -124,10 +122,10 @@ def pinned(path: str, source: Source) -> Iterator[None]:
 def open_file(
     path: str, pin: Pin | None = None, *, step: int = BATCH_BYTES, expected: Sequence[tuple[int, int]] = ()
 ) -> pa.NativeFile:
-    """A file that Arrow reads at any place. All reads of an object are of the pinned one, or of what is there now.
+    """A file that Arrow reads at any offset. All reads of an object are of its pinned or current version.
 
-    `step` is how much is read at once. Two steps of an object are on their way while one is used, and no more: to look
-    at some bytes of it must not fetch millions. `expected` are the bytes that will be read, if that is known.
+    `step` is how much is read at a time. No more than two steps of an object are fetched ahead, so that a probe of some
+    bytes does not fetch millions. `expected` are the byte ranges that will be read, if that is known.
     """
     local = hub.cached(path) if is_hub(path) else None if is_url(path) else path
     if local is not None:
@@ -145,25 +143,25 @@ def open_file(
 
 
 def bring(path: str) -> None:
-    """Have all of a file of the hub on this machine, verified, before it is read. Others are read where they are."""
+    """Download and verify a file of the hub before it is read. Other files are read where they are."""
     if is_hub(path):
         hub.fetch(path)
 
 
 def ask(root: str) -> None:
-    """Raise `SilentStoreError` if sources are on the hub, and it does not answer."""
+    """Raise `SilentStoreError` if sources are on the hub and it does not answer."""
     if is_hub(root):
         hub.ask(root)
 
 
 def require(paths: Iterable[str]) -> None:
-    """Raise `SourceError` if files of the hub are not here and cannot be fetched. Others are asked for when read."""
+    """Raise `SourceError` if hub files are not cached and cannot be downloaded. Other files are checked when read."""
     if on_hub := [path for path in paths if is_hub(path)]:
         hub.require(on_hub)
 
 
 def expand(argument: str) -> tuple[dict[str, Pin], bool]:
-    """The objects that a URL names, and whether it was a prefix, of which not everything need be a source."""
+    """The objects that a URL names, and whether it is a prefix, below which not all objects are sources."""
     if is_hub(argument):
         place = hub.pinned(hub.parse(argument))
         root = str(replace(place, config="", key=""))
@@ -183,7 +181,7 @@ def expand(argument: str) -> tuple[dict[str, Pin], bool]:
 
 
 def _pins(store: Store, objects: Iterable[ObjectInfo]) -> dict[str, Pin]:
-    """Objects as sources. An empty one that has others below it stands for a folder."""
+    """The pins of objects. An empty object with others below it represents a folder and is skipped."""
     listed = list(objects)
     folders = {parent for found in listed for parent in _parents(found.key)}
     return {
@@ -194,7 +192,7 @@ def _pins(store: Store, objects: Iterable[ObjectInfo]) -> dict[str, Pin]:
 
 
 def _outside_datasets(objects: list[ObjectInfo], *, below: str = "") -> list[ObjectInfo]:
-    """Objects that are no part of a dataset, finished or not: one that lies below a prefix is no source."""
+    """The objects that are not part of a dataset, finished or not. Datasets below a prefix are not sources."""
     keys = {found.key for found in objects}
     folders = {parent for key in keys for parent in _parents(key)}
     plan = "/".join(DATASET_PLAN)
@@ -208,19 +206,19 @@ def _outside_datasets(objects: list[ObjectInfo], *, below: str = "") -> list[Obj
 
 
 def _parents(key: str) -> Iterator[str]:
-    """The folders that an object seems to lie in, from the innermost on."""
+    """The folders of an object, from the innermost outwards."""
     while key := key.rpartition("/")[0]:
         yield key
 
 
 def check_name(path: str) -> None:
-    """Refuse an object or a file of the hub that a prefix or a pattern has found and that cannot be named by a URL."""
+    """Refuse an object or hub file, found by a prefix or a pattern, whose name cannot be written as a URL."""
     try:
         hub.parse(path) if is_hub(path) else parse_url(path)
     except RecipeError as error:
         raise RecipeError(
             f"{path} is an object that cannot be read: {error.message.partition(' contains ')[2]} in its name",
-            hint="rename it, or name the sources so that it is not among them",
+            hint="rename it, or name the sources without it",
         ) from None
 
 
@@ -254,8 +252,8 @@ def _store(url: Url) -> Any:
 COMPRESSIONS = {".gz": "gz", ".zst": "zst", ".zstd": "zst"}
 CODECS = {"gz": "gzip", "zst": "zstd"}
 _STEP_BYTES = 1 << 14
-# Text expands to less; what does not is made to harm.
-_MOST_TIMES = 64
+# Real text expands less than this; anything beyond is a decompression bomb.
+_MAX_EXPANSION = 64
 
 
 def ending_of(name: str) -> str:
@@ -301,10 +299,10 @@ def open_stream(
             if not file.size():
                 raise SourceError(f"cannot read {path}: it is empty, not even compressed", hint="remove the file")
             with explained(path), pa.CompressedInputStream(file, CODECS[compression]) as stream:
-                yield _Checked(stream, path, separator if check else None)
+                yield _CheckedStream(stream, path, separator if check else None)
         else:
             file.seek(start)
-            yield _Checked(file, path, separator if check and not start else None)
+            yield _CheckedStream(file, path, separator if check and not start else None)
 
 
 def check_text(path: str, compression: str, pin: Pin, *, separator: bytes) -> None:
@@ -314,68 +312,68 @@ def check_text(path: str, compression: str, pin: Pin, *, separator: bytes) -> No
 
 
 def wrong_kind(path: str, pin: Pin) -> NotTextError | None:
-    """What a file is that is no table, though its name says so; None if its first bytes do not tell."""
+    """The error for a file named like a table whose first bytes show that it is something else; None otherwise."""
     with explained(path), open_file(path, pin, step=HEAD_BYTES) as file:
         kind = recognise(file.read(HEAD_BYTES))
     return None if kind is None or kind in MAYBE_TABLES else not_text(path, kind, "its name says that it is a table")
 
 
-def not_text(path: str, kind: Kind, why: str = "only UTF-8 text is read") -> NotTextError:
+def not_text(path: str, kind: FileType, why: str = "only UTF-8 text is read") -> NotTextError:
     return NotTextError(
         f"{path} is {kind.name}; {why}",
-        hint=f"{kind.hint}; or leave it out. A build that was begun resumes with `update=True`",
+        hint=f"{kind.hint}; or leave it out. An unfinished build resumes with `update=True`",
     )
 
 
 def expansion(path: str, compression: str, pin: Pin, *, max_bytes: int) -> float:
-    """How many bytes of text each of the first `max_bytes` compressed ones holds."""
+    """The bytes of text per compressed byte, from the first `max_bytes` of a file."""
     with explained(path), open_file(path, pin, step=max_bytes) as file:
         head = file.read(max_bytes)
     num_bytes = 0
-    # It is cut off, unless that was all.
+    # The data is cut off unless the file is small.
     with contextlib.suppress(OSError), pa.CompressedInputStream(pa.BufferReader(head), CODECS[compression]) as stream:
-        while (count := len(stream.read(_STEP_BYTES))) and num_bytes < _MOST_TIMES * len(head):
+        while (count := len(stream.read(_STEP_BYTES))) and num_bytes < _MAX_EXPANSION * len(head):
             num_bytes += count
     return max(1, num_bytes) / max(1, len(head))
 
 
 @contextlib.contextmanager
 def explained(path: str, *, where: str = "") -> Iterator[None]:
-    """Turn the reading libraries' errors into ours, with the file and the place."""
+    """Turn the errors of libraries into ours, with the file and `where` in it."""
     try:
         yield
-    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:  # the last one: names of columns
+    except (OSError, pa.ArrowException, UnicodeDecodeError) as error:  # UnicodeDecodeError: names of columns
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        hint = "the same command tries it again; fix or remove a file that is broken, and resume with `update=True`"
+        hint = "run the same command again, or fix or remove the file and resume with `update=True`"
         if isinstance(error, PermissionError):
             hint = hint_for(error, hint)
         raise SourceError(f"cannot read {path}{where}: {reason}", hint=hint) from None
 
 
-class _Checked:
-    """Says at which byte of the text a stream broke. At the beginning of a file, it looks whether this is text."""
+class _CheckedStream:
+    """A stream whose errors say at which byte it broke. The first bytes of a file are checked to be text."""
 
     def __init__(self, stream: ByteStream, path: str, separator: bytes | None) -> None:
         self._stream = stream
         self._path = path
-        self._separator = separator  # None once the beginning was looked at
+        self._separator = separator  # None once the first bytes are checked
         self._at = 0
 
     def read(self, size: int) -> bytes:
         with explained(self._path, where=f" after {self._at} bytes of text"):
             data = self._stream.read(size)
-        self._look(data)
+        self._check(data)
         self._at += len(data)
         return data
 
     def readinto(self, buffer: memoryview) -> int:
         with explained(self._path, where=f" after {self._at} bytes of text"):
             count = self._stream.readinto(buffer)
-        self._look(buffer[:count])
+        self._check(buffer[:count])
         self._at += count
         return count
 
-    def _look(self, data: bytes | memoryview) -> None:
+    def _check(self, data: bytes | memoryview) -> None:
         if self._separator is None:
             return
         separator, self._separator = self._separator, None
