@@ -317,7 +317,7 @@ def test_a_source_that_was_touched_since_is_an_error_with_a_hint_that_works(tmp_
         tokenmill.repair(dataset, workers=1)
     for caught in (verified, repaired):
         assert "update=True" not in caught.value.hint
-        assert "restore the old file" in caught.value.hint
+        assert "put the old file back" in caught.value.hint
 
 
 def test_a_folder_that_is_no_dataset_is_an_error_and_stays_as_it_is(tmp_path: Path) -> None:
