@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,18 @@ def make_model() -> Any:
     return torch.nn.Sequential(torch.nn.Embedding(VOCABULARY, 16), torch.nn.Linear(16, VOCABULARY))
 
 
-def train(batches: Any, loader: Any, model: Any, *, first_step: int) -> None:
+def save(state: dict[str, Any]) -> None:
+    """Rank 0 writes the checkpoint: our state is the same on all ranks."""
+    import torch
+
+    if RANK == 0:
+        torch.save(state, STATE / "checkpoint.tmp")
+        (STATE / "checkpoint.tmp").rename(STATE / "checkpoint.pt")
+
+
+def train(
+    batches: Any, loader: Any, model: Any, *, first_step: int, save: Callable[[dict[str, Any]], None] = save
+) -> None:
     """The loop of a trainer: forward, record, backward, average over the ranks, step, checkpoint."""
     import torch
     import torch.distributed as dist
@@ -64,15 +76,6 @@ def train(batches: Any, loader: Any, model: Any, *, first_step: int) -> None:
         optimizer.step()
         if (step + 1) % SAVE_EVERY == 0:
             save({"model": model.state_dict(), "loader": loader.state_dict(), "step": step + 1})
-
-
-def save(state: dict[str, Any]) -> None:
-    """Rank 0 writes the checkpoint: our state is the same on all ranks."""
-    import torch
-
-    if RANK == 0:
-        torch.save(state, STATE / "checkpoint.tmp")
-        (STATE / "checkpoint.tmp").rename(STATE / "checkpoint.pt")
 
 
 def load() -> dict[str, Any] | None:

@@ -27,9 +27,17 @@ from trainer_lab import Outcome, make_dataset, prove
 from conftest import make_texts, write_parquet
 
 ROOT = Path(__file__).parents[2]
-ENVIRONMENTS = ROOT / ".venv-trainers"
+FOLDER = ROOT / ".venv-trainers"
 # First, and alone: with other packages, pip may take a build of torch for GPUs.
 TORCH = "torch==2.13.0"
+ENVIRONMENTS = {
+    "torch": (TORCH, "torchdata"),
+    "lightning": (TORCH, "lightning"),
+    "transformers": (TORCH, "transformers", "accelerate"),
+    "torchtitan": (TORCH, "torchtitan"),
+    "grain": ("jax", "grain"),
+    "megatron": (TORCH, "numpy", "megatron-core"),
+}
 TAILS = {
     "continues": "continues with the next one",
     "repeats": "fills the step with samples of this one",
@@ -43,7 +51,7 @@ class Subject:
 
     what: str
     script: str
-    packages: tuple[str, ...]
+    needs: str
     tail: Tail = "continues"
     resume_on: Sequence[int] = (1, 3)
     epochs: int = 2
@@ -54,49 +62,48 @@ class Subject:
     page: str = ""
 
 
-TRANSFORMERS = (TORCH, "transformers", "accelerate")
 SUBJECTS = {
-    "torch": Subject(what="tokenmill.torch.DataLoader", script="train_torch.py", packages=(TORCH, "torchdata")),
+    "torch": Subject(what="tokenmill.torch.DataLoader", script="train_torch.py", needs="torch"),
+    "torch-workers": Subject(
+        what="IterableDataset in torch's DataLoader, 2 workers", script="train_workers.py", needs="torch"
+    ),
     "torchdata": Subject(
         what="IterableDataset in StatefulDataLoader, 2 workers",
         script="train_stateful.py",
-        packages=(TORCH, "torchdata"),
+        needs="torch",
+        resume_on=(2,),  # its states belong to one number of ranks and workers
     ),
-    "lightning": Subject(
-        what="tokenmill.lightning.DataModule", script="train_lightning.py", packages=(TORCH, "lightning")
-    ),
+    "lightning": Subject(what="tokenmill.lightning.DataModule", script="train_lightning.py", needs="lightning"),
     "transformers": Subject(
-        what="Trainer, its own order", script="train_transformers.py", packages=TRANSFORMERS, tail="repeats"
+        what="Trainer, its own order", script="train_transformers.py", needs="transformers", tail="repeats"
     ),
     "transformers-ours": Subject(
         what="Trainer, tokenmill's order",
         script="train_transformers.py",
-        packages=TRANSFORMERS,
+        needs="transformers",
         tail="repeats",
         environment={"ORDER": "shuffled"},
     ),
     "accelerate": Subject(
-        what="torch's DataLoader, prepared", script="train_accelerate.py", packages=TRANSFORMERS, tail="repeats"
+        what="torch's DataLoader, prepared", script="train_accelerate.py", needs="transformers", tail="repeats"
     ),
     "torchtitan": Subject(
         what="tokenmill.torchtitan.DataLoader, CheckpointManager",
         script="train_torchtitan.py",
-        packages=(TORCH, "torchtitan"),
+        needs="torchtitan",
         page="train-with-torchtitan.md",
     ),
-    "jax": Subject(
-        what="tokenmill.jax.DataLoader", script="train_jax.py", packages=("jax", "grain"), page="train-with-jax.md"
-    ),
+    "jax": Subject(what="tokenmill.jax.DataLoader", script="train_jax.py", needs="grain", page="train-with-jax.md"),
     "grain": Subject(
         what="tokenmill.jax.DataSource in Grain",
         script="train_grain.py",
-        packages=("jax", "grain"),
+        needs="grain",
         resume_on=(2,),  # Grain's states belong to one number of processes
     ),
     "megatron": Subject(
         what="GPTDataset of Megatron-core on a shard as it is",
         script="train_megatron.py",
-        packages=(TORCH, "numpy", "megatron-core"),
+        needs="megatron",
         epochs=1,  # a second epoch of Megatron's begins where the first one ends, so its samples are others
         stop_at=10,
         documents=1,  # Megatron shuffles documents before it cuts samples; those of one document are our windows
@@ -104,9 +111,9 @@ SUBJECTS = {
 }
 
 
-def make_environment(packages: Sequence[str]) -> tuple[str, str]:
-    """The Python of an environment with tokenmill and these packages, and why there is none if that fails."""
-    folder = ENVIRONMENTS / packages[-1].partition("=")[0]
+def make_environment(name: str) -> tuple[str, str]:
+    """The Python of an environment with tokenmill and its packages, and why there is none if that fails."""
+    packages, folder = ENVIRONMENTS[name], FOLDER / name
     python, done = str(folder / "bin/python"), folder / ".done"
     if done.exists() and done.read_text() == " ".join(packages):
         return python, ""
@@ -131,9 +138,9 @@ def versions(python: str, packages: Sequence[str]) -> str:
 
 def examine(subject: Subject, work: Path) -> tuple[str, str]:
     """The versions, and the outcome in words. The second begins with "no" if something is not as it should be."""
-    python, reason = make_environment(subject.packages)
+    python, reason = make_environment(subject.needs)
     if not python:
-        return ", ".join(subject.packages), f"no: does not install: {reason}"
+        return ", ".join(ENVIRONMENTS[subject.needs]), f"no: does not install: {reason}"
     os.environ.update(subject.environment)
     work.mkdir()
     try:
@@ -149,11 +156,11 @@ def examine(subject: Subject, work: Path) -> tuple[str, str]:
             resume_on=subject.resume_on,
         )
     except AssertionError as error:
-        return versions(python, subject.packages), f"no: {error}"
+        return versions(python, ENVIRONMENTS[subject.needs]), f"no: {error}"
     finally:
         for name in subject.environment:
             del os.environ[name]
-    return versions(python, subject.packages), describe(subject, found)
+    return versions(python, ENVIRONMENTS[subject.needs]), describe(subject, found)
 
 
 def run_page(python: str, page: str, work: Path) -> None:
