@@ -63,20 +63,46 @@ def test_batches_are_tensors(sources: str) -> None:
     assert torch.equal(batch["input_ids"][:, 1:], batch["labels"][:, :-1])
 
 
-def test_a_state_says_how_many_batches_the_trainer_took(sources: str) -> None:
+@pytest.mark.parametrize("workers", [0, 2, 3])
+def test_a_state_is_behind_what_the_trainer_took(sources: str, workers: int) -> None:
     whole = take(make(sources), 20)
     first = make(sources)
-    assert take(through(first, 2), 5) == take(first, 5) == whole[:5]
-    state = json.loads(json.dumps(first.state_dict(5)))
+    assert take(through(first, workers), 5) == whole[:5]
+    state = json.loads(json.dumps(first.state_dict()))
+    assert state["samples_seen"] == 35
+    assert take(through(first, 3), 2) == whole[5:7], "the next iteration continues"
     second = make(sources)
     second.load_state_dict(state)
-    assert take(through(second, 3), 8) == whole[5:13]
+    assert take(through(second, workers), 8) == whole[5:13]
     stream = tokenmill.stream(sources, "byte", 100, 7, unit_bytes=1500, fields=FIELDS)
-    stream.load_state_dict(second.state_dict(8))
+    stream.load_state_dict(second.state_dict())
+    assert state["cursor"]["mark"]["unit"] > 0, "text before it is not read again"
     assert take(stream, 7) == whole[13:]
-    third = make(sources)
-    third.load_state_dict(stream.state_dict())
-    assert take(through(third, 1), 3) == take(stream, 3)
+
+
+@pytest.mark.parametrize("options", [{}, {"persistent_workers": True}, {"multiprocessing_context": "spawn"}])
+@pytest.mark.parametrize("drop_last", [True, False])
+def test_epochs_follow_each_other(sources: str, drop_last: bool, options: dict[str, Any]) -> None:
+    sizes: dict[str, Any] = {"epochs": 1, "drop_last": drop_last, "shuffle": 20}
+    alone, dataset = make(sources, **sizes), make(sources, **sizes)
+    loader = through(dataset, 2, **options)
+    for epoch in range(3):
+        dataset.set_epoch(epoch)
+        assert take(loader) == take(alone)
+        assert dataset.state_dict() == alone.state_dict()
+    assert alone.state_dict()["cursor"]["epoch"] == 3
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_stateful_data_loaders_save_and_load_the_position(sources: str, workers: int) -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
+    whole = take(make(sources), 20)
+    first = stateful.StatefulDataLoader(make(sources), batch_size=None, num_workers=workers)
+    assert take(first, 5) == whole[:5]
+    second = stateful.StatefulDataLoader(make(sources), batch_size=None, num_workers=workers)
+    second.load_state_dict(first.state_dict())
+    assert take(second, 7) == whole[5:12]
+    assert second.dataset.state_dict()["samples_seen"] == 12 * 7
 
 
 def test_workers_that_are_spawned_read_the_sources_themselves(sources: str) -> None:

@@ -197,26 +197,25 @@ class TextStream:
         begin, num_batches = self.samples_seen, 0
         with closing(self._open_encoder(self.workers)) as encoder:
             for seen, cursor, batch in run_ahead(self._batches(encoder), self.prefetch, stop=encoder.abort):
-                self.samples_seen, self._cursor, self._is_located = seen, cursor, True
-                # Only behind a last step that is incomplete, the cursor is in the next pass already.
-                is_end = batch is not None and self.epochs is not None and seen == cursor.samples_before
-                self._open_end = seen if is_end else None
+                self.move_to(seen, cursor, is_over=batch is None)
                 if batch is not None:
                     num_batches += 1
                     yield batch
         if not num_batches:
             self._warn_of_empty_pass(self.samples_seen - begin)
 
-    def share(self, worker: int, workers: int) -> Iterator[Batch]:
-        """The batches of every `workers`-th step. The position of the stream does not change.
+    def share(
+        self, worker: int, workers: int, position: tuple[int, Cursor] | None = None
+    ) -> Iterator[tuple[int, Cursor, Batch | None]]:
+        """The batches of every `workers`-th step, each with the position behind it. That of the stream does not change.
+
+        At the end of the pass None, with the position of the next one. A share may begin at another `position`.
 
         Unless the stream has a number of `workers`, several processes that share it also share a pool.
         """
         shared = min(workers, num_cores()) if workers > 1 and self.workers is None else self.workers
         with closing(self._open_encoder(shared)) as encoder:
-            for _, _, batch in self._batches(encoder, worker, workers):
-                if batch is not None:
-                    yield batch
+            yield from self._batches(encoder, worker, workers, position)
 
     def state_dict(self) -> dict[str, Any]:
         """The position in the stream, as plain JSON. It is the same on all ranks.
@@ -244,9 +243,16 @@ class TextStream:
                 "the state skips samples, and a stream from text skips none", hint="load it into a DataLoader"
             )
         has_cursor = state.get("cursor") is not None
-        cursor = self._check_cursor(state["cursor"], seen) if has_cursor else START_CURSOR
+        cursor = self.read_cursor(state["cursor"], seen) if has_cursor else START_CURSOR
         self.samples_seen, self._cursor, self._is_located = seen, cursor, has_cursor or not seen
         self._open_end = seen if seen and state.get("at_pass_end") else None
+
+    def move_to(self, seen: int, cursor: Cursor, *, is_over: bool) -> None:
+        """Continue behind a batch, or with the next pass if the one before is over."""
+        self.samples_seen, self._cursor, self._is_located = seen, cursor, True
+        # Only behind a last step that is incomplete, the cursor is in the next pass already.
+        is_end = not is_over and self.epochs is not None and seen == cursor.samples_before
+        self._open_end = seen if is_end and seen else None
 
     def set_epoch(self, epoch: int) -> None:
         """Move to the start of pass number `epoch`, which counts from 0, unless the position is inside of it.
@@ -293,7 +299,7 @@ class TextStream:
             self._identity = identity
             self._follow(before, self._texts.split)
 
-    def _check_cursor(self, value: Any, seen: int) -> Cursor:
+    def read_cursor(self, value: Any, seen: int) -> Cursor:
         try:
             cursor = records.convert(Cursor, value, where="cursor")
         except DatasetError as error:
@@ -329,7 +335,11 @@ class TextStream:
         return make_task(self._texts.plan, unit)
 
     def _batches(
-        self, encoder: InThisProcess | TokenPool, worker: int = 0, workers: int = 1
+        self,
+        encoder: InThisProcess | TokenPool,
+        worker: int = 0,
+        workers: int = 1,
+        position: tuple[int, Cursor] | None = None,
     ) -> Iterator[tuple[int, Cursor, Batch | None]]:
         """Batches from the current position, each with the samples seen and the cursor after its step.
 
@@ -337,6 +347,8 @@ class TextStream:
         """
         step = self.batch_size * self.world_size
         seen, cursor, is_located = self.samples_seen, self._cursor, self._is_located
+        if position is not None:
+            seen, cursor, is_located = *position, True
         end = self._pass_end(cursor.epoch, seen if is_located else -1)
         epoch = Epoch(self._texts, cursor, encoder, self.dropped)
         for number in count():

@@ -13,6 +13,7 @@ Only this module imports torch.
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import inspect
 import itertools
@@ -21,7 +22,7 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Unpack
+from typing import TYPE_CHECKING, Any, Unpack
 
 import numpy as np
 import numpy.typing as npt
@@ -38,6 +39,9 @@ from tokenmill.loader import loader as loaders
 from tokenmill.loader.batches import Batch, Labels, Numbers
 from tokenmill.loader.loader import DatasetLike, LoaderOptions, RowOptions, SampleOptions, run_ahead
 from tokenmill.loader.mixture import Mixture
+
+if TYPE_CHECKING:
+    from tokenmill.text_stream import Cursor, TextStream
 
 Tensors = dict[str, torch.Tensor]
 
@@ -351,9 +355,9 @@ class WorkerShare:
 
 
 @functools.cache
-def _watched_at_forks() -> weakref.WeakSet[IterableDataset]:
+def _watched_at_forks() -> weakref.WeakSet[IterableDataset | TextDataset]:
     """The datasets of this process, which look at every fork whether it starts a worker of theirs."""
-    datasets: weakref.WeakSet[IterableDataset] = weakref.WeakSet()
+    datasets: weakref.WeakSet[IterableDataset | TextDataset] = weakref.WeakSet()
 
     def look() -> None:
         for dataset in list(datasets):
@@ -364,7 +368,7 @@ def _watched_at_forks() -> weakref.WeakSet[IterableDataset]:
     return datasets
 
 
-def _find_iterator(dataset: IterableDataset) -> tuple[Any, dict[str, Any] | None]:
+def _find_iterator(dataset: IterableDataset | TextDataset) -> tuple[Any, dict[str, Any] | None]:
     """torch's iterator that is starting a worker for this dataset, and the state that it was given.
 
     torch has no call for it, but its iterator is on the stack.
@@ -383,8 +387,8 @@ def _find_iterator(dataset: IterableDataset) -> tuple[Any, dict[str, Any] | None
 
 def _reset(
     iterator: weakref.ref[Any],
-    dataset: weakref.ref[IterableDataset],
-    watched: WatchedIteration,
+    dataset: weakref.ref[Any],
+    watched: WatchedIteration | WatchedTextIteration,
     loader: Any,
     first_iter: bool = False,
     **options: Any,
@@ -448,9 +452,10 @@ class TextDataset(torch_data.IterableDataset):  # type: ignore[misc]  # torch is
     """`tokenmill.stream` for `torch.utils.data.DataLoader(..., batch_size=None, num_workers=W)`.
 
     Rank and world size are detected if they are not given. As with `IterableDataset`, the result is the same for any
-    W, every iteration begins at the same position, and `state_dict` takes the number of batches consumed. Each worker
-    makes every W-th batch. Several workers share a pool of processes that tokenizes the text once: as many as there
-    are workers, up to the number of cores, unless `workers` says how many.
+    W, an iteration continues where the last one was left, and `state_dict()` counts what was taken.
+
+    Each worker makes every W-th batch. Several workers share a pool of processes that tokenizes the text once: as many
+    as there are workers, up to the number of cores, unless `workers` says how many.
     """
 
     def __init__(
@@ -479,30 +484,158 @@ class TextDataset(torch_data.IterableDataset):  # type: ignore[misc]  # torch is
             dtype=dtype,
             **options,
         )
+        # Where workers are: a row for each of the last steps, and one for the end of the pass.
+        self._positions = torch.zeros((_STEPS + 1, 8), dtype=torch.int64).share_memory_()
+        self._watched: WatchedTextIteration | None = None
+        # In a worker: how many batches it has given, and the position behind the last one.
+        self._taken = 0
+        self._reached: tuple[int, Cursor] | None = None
+        self._has_begun = self._has_ended = False
+        _watched_at_forks().add(self)
 
     def __repr__(self) -> str:
         return f"TextDataset({self._stream!r})"
 
-    def __getstate__(self) -> Any:
+    def __getstate__(self) -> dict[str, Any]:
         check_caller(self._labels, self._stream.world_size)
-        return super().__getstate__()
+        self._notice_workers()
+        return {**self.__dict__, "_watched": None}
 
     def __iter__(self) -> Iterator[Tensors]:
         check_caller(self._labels, self._stream.world_size)
         info = torch_data.get_worker_info()
-        worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
-        return map(as_tensors, self._stream.share(worker, workers))
+        if info is None:
+            self._settle()
+            return map(as_tensors, self._stream)
+        return self._share(info.id, info.num_workers)
 
-    def state_dict(self, steps: int) -> dict[str, Any]:
-        """The state after `steps` batches of one iteration. A resume reads from where this iteration began."""
-        stream = self._stream
-        steps = arguments.whole("steps", steps, hint="give the number of batches consumed")
-        seen = stream.samples_seen + steps * stream.batch_size * stream.world_size
-        return {**stream.state_dict(), "samples_seen": seen}
+    def _share(self, worker: int, workers: int) -> Iterator[Tensors]:
+        """The batches of one worker. It notes each position where the main process finds it."""
+        if self._has_begun and not self._has_ended:
+            raise StateError(
+                "a worker that persists was to begin again before its pass had ended",
+                hint="use persistent_workers=False, or take all batches of each pass",
+            )
+        first = worker if self._reached is None else workers - 1
+        self._has_begun, self._has_ended = True, False
+        step = self._taken * workers + worker
+        for seen, cursor, batch in self._stream.share(first, workers, self._reached):
+            note_position(self._positions[_STEPS if batch is None else step % _STEPS], seen, cursor)
+            if batch is None:
+                self._stream.move_to(seen, cursor, is_over=True)
+                self._taken, self._reached, self._has_ended = 0, None, True
+            else:
+                self._taken, self._reached, step = self._taken + 1, (seen, cursor), step + workers
+                yield as_tensors(batch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Move to the start of pass number `epoch`, unless the position is inside of it, as with `stream`."""
+        self._settle()
+        self._stream.set_epoch(epoch)
+
+    def state_dict(self) -> dict[str, Any]:
+        """The position behind the last batch that was taken, as plain JSON."""
+        info = torch_data.get_worker_info()
+        if info is not None:
+            share = {"worker": info.id, "workers": info.num_workers, "taken": self._taken}
+            if self._reached is not None:
+                share |= {"seen": self._reached[0], "cursor": dataclasses.asdict(self._reached[1])}
+            return {**self._stream.state_dict(), "share": share}
+        stream = copy.copy(self._stream)
+        if self._watched is not None:
+            self._watched.move(stream)
+        return stream.state_dict()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Make iterations begin there. Call it before workers start."""
+        """Continue there. In the main process, call it before workers start."""
+        info = torch_data.get_worker_info()
+        share = state.get("share") if isinstance(state, dict) else None
+        if (info is None) != (share is None) or (info and share and share["workers"] != info.num_workers):
+            raise StateError(
+                f"the state is that of {'the main process' if share is None else 'a worker'}, or the number of "
+                "workers is another one",
+                hint="a StatefulDataLoader needs the same number of workers; for others, save the state_dict() of the "
+                "dataset, and load it into the dataset before workers start",
+            )
         self._stream.load_state_dict(state)
+        self._watched = None
+        if share is not None:
+            self._taken = share["taken"]
+            if self._taken:
+                self._reached = share["seen"], self._stream.read_cursor(share["cursor"], share["seen"])
+
+    def _settle(self) -> None:
+        """Take over the position of an iteration by workers, before another one begins."""
+        if self._watched is not None:
+            self._watched.move(self._stream)
+            self._watched = None
+
+    def _notice_workers(self) -> None:
+        """Called before each worker starts, to find the iterator of torch that starts it."""
+        iterator, state = _find_iterator(self)
+        if iterator is None or (self._watched is not None and self._watched.is_of(iterator)):
+            return
+        self._settle()
+        if state is not None:
+            self._stream.load_state_dict(state)
+        self._watched = WatchedTextIteration(self._stream, iterator, self._positions)
+        if iterator._persistent_workers:
+            iterator._reset = functools.partial(_reset, weakref.ref(iterator), weakref.ref(self), self._watched)
+
+    def _begin_again(self, watched: WatchedTextIteration) -> None:
+        """Workers that persist begin the pass after their last one."""
+        if self._watched is watched:
+            self._settle()
+        self._watched = watched.begin_at(self._stream)
+
+
+# Steps whose positions are kept: more than torch's workers are ever ahead of the trainer.
+_STEPS = 1024
+
+
+class WatchedTextIteration:
+    """An iteration of a `TextDataset` by torch's workers, seen from the main process."""
+
+    def __init__(self, stream: TextStream, iterator: Any, positions: torch.Tensor) -> None:
+        self._attributes, self._positions = vars(iterator), positions
+        self.begin_at(stream)
+
+    def begin_at(self, stream: TextStream) -> WatchedTextIteration:
+        self._begin, self._is_endless = stream.samples_seen, stream.epochs is None
+        self._positions.zero_()
+        return self
+
+    def is_of(self, iterator: Any) -> bool:
+        return self._attributes is vars(iterator)
+
+    def move(self, stream: TextStream) -> None:
+        """Move the stream behind the last batch that was taken."""
+        taken = self._attributes["_num_yielded"]
+        # As long as a worker has not ended, torch waits for more of its batches than it has received.
+        is_over = not self._is_endless and self._attributes["_rcvd_idx"] >= self._attributes["_send_idx"]
+        if taken or is_over:
+            row = self._positions[_STEPS if is_over else (taken - 1) % _STEPS]
+            stream.move_to(*read_position(row), is_over=is_over)
+
+
+def note_position(row: torch.Tensor, seen: int, cursor: Cursor) -> None:
+    """Write a position into shared memory."""
+    mark = cursor.mark
+    values = (seen, cursor.epoch, cursor.samples_before, mark.unit, mark.tokens, mark.documents, mark.all_tokens, 1)
+    row.copy_(torch.tensor(values))
+
+
+def read_position(row: torch.Tensor) -> tuple[int, Cursor]:
+    from tokenmill.text_stream import Cursor, Mark
+
+    seen, epoch, samples_before, unit, tokens, documents, all_tokens, is_written = row.tolist()
+    if not is_written:
+        raise StateError(
+            "workers have not noted how far they are, so the number of batches taken is unknown",
+            hint="give this dataset to torch's DataLoader itself",
+        )
+    mark = Mark(unit=unit, tokens=tokens, documents=documents, all_tokens=all_tokens)
+    return seen, Cursor(epoch=epoch, samples_before=samples_before, mark=mark)
 
 
 def make_get_batch(

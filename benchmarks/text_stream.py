@@ -1,0 +1,93 @@
+"""Streams from text: tokens a second with no, one and two processes that tokenize ahead.
+
+python benchmarks/text_stream.py [--corpus FILE ...] [--size 450MB] [--repeats 3] [--rows 64]
+
+Batches of 64 x 1024 inputs and labels as int64, from parquet files and with GPT-2's tokenizer. Contenders take turns
+within each repeat, and the table shows medians. The time begins with the first batch, since processes load their
+libraries before it. Beside it are the seconds that cores were had for, by this process and by the pool: others that
+use this machine disturb those less. The bar is for two cores that are otherwise idle.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+from measure import OTHER_LOAD, Row, core_seconds, corpus_parser, descendants, format_table, machine_line, make_corpus
+
+import tokenmill
+
+SEQ_LEN = 1024
+CONTENDERS = (0, 1, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Tokens a second from the first batch to the last, and the core seconds of this process and of the pool."""
+
+    tokens_per_second: float
+    own: float
+    pool: float
+
+
+def stream_once(files: list[str], workers: int, rows: int) -> Turn:
+    stream = tokenmill.stream(files, "gpt2", SEQ_LEN, rows, workers=workers, epochs=1)
+    before = OTHER_LOAD.now()
+    batches = iter(stream)
+    next(batches)
+    begin, own, seen = time.perf_counter(), time.process_time(), stream.samples_seen
+    pool_before, pool = _pool_seconds(), 0.0
+    last = stream.samples_seen
+    for number, _ in enumerate(batches):
+        if number % 64 == 0:  # the pool is gone when the loop ends
+            pool = _pool_seconds() - pool_before
+        last = stream.samples_seen
+    seconds = time.perf_counter() - begin
+    OTHER_LOAD.add(before, OTHER_LOAD.now())
+    return Turn((last - seen) * SEQ_LEN / seconds, time.process_time() - own, pool)
+
+
+def _pool_seconds() -> float:
+    return sum(core_seconds(process) for process in descendants(os.getpid()) if process != os.getpid())
+
+
+def main() -> None:
+    parser = corpus_parser(__doc__)
+    parser.add_argument("--rows", type=int, default=64)
+    given = parser.parse_args()
+    sys.stdout.write(f"{machine_line()}\n")
+    turns: dict[int, list[Turn]] = defaultdict(list)
+    with tempfile.TemporaryDirectory() as place:
+        corpus = make_corpus(Path(place), given.size, given.corpus)
+        for _ in range(given.repeats):
+            for workers in CONTENDERS:
+                turns[workers].append(stream_once(corpus.parquet, workers, given.rows))
+    rates = {workers: median(turn.tokens_per_second for turn in found) for workers, found in turns.items()}
+    for workers, found in turns.items():
+        own, pool = median(turn.own for turn in found), median(turn.pool for turn in found)
+        sys.stdout.write(
+            f"  workers={workers}  {rates[workers] / 1e6:6.1f} M tokens/s"
+            f"  cores {own:5.2f} s here, {pool:5.2f} s pool\n"
+        )
+    sys.stdout.write(f"  others used {OTHER_LOAD.cores:.2f} cores meanwhile\n")
+    row = Row(
+        name="two workers",
+        what="tokens a second beside one worker",
+        ours=f"{rates[2] / 1e6:.1f} M/s",
+        peer=f"{rates[1] / 1e6:.1f} M/s",
+        figure=rates[2] / rates[1],
+        bar=1.7,
+        at_least=True,
+        raw={str(workers): [asdict(turn) for turn in found] for workers, found in turns.items()},
+    )
+    sys.stdout.write(f"{format_table([row])}\n")
+
+
+if __name__ == "__main__":
+    main()
