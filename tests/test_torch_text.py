@@ -80,7 +80,7 @@ def test_a_state_is_behind_what_the_trainer_took(sources: str, workers: int) -> 
     assert take(stream, 7) == whole[13:]
 
 
-@pytest.mark.parametrize("options", [{}, {"persistent_workers": True}, {"multiprocessing_context": "spawn"}])
+@pytest.mark.parametrize("options", [{}, {"persistent_workers": True}])
 @pytest.mark.parametrize("drop_last", [True, False])
 def test_epochs_follow_each_other(sources: str, drop_last: bool, options: dict[str, Any]) -> None:
     sizes: dict[str, Any] = {"epochs": 1, "drop_last": drop_last, "shuffle": 20}
