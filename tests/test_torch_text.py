@@ -95,7 +95,7 @@ def test_epochs_follow_each_other(sources: str, drop_last: bool, options: dict[s
 
 @pytest.mark.parametrize("workers", [0, 2])
 def test_stateful_data_loaders_save_and_load_the_position(sources: str, workers: int) -> None:
-    stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is not installed")
+    stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is installed by the test group")
     whole = take(make(sources), 20)
     first = stateful.StatefulDataLoader(make(sources), batch_size=None, num_workers=workers)
     assert take(first, 5) == whole[:5]
@@ -107,7 +107,9 @@ def test_stateful_data_loaders_save_and_load_the_position(sources: str, workers:
 
 def test_workers_that_are_spawned_read_the_sources_themselves(sources: str) -> None:
     dataset = make(sources)
+    start = dataset.state_dict()
     before = take(dataset, 3)  # the engine is loaded here
+    dataset.load_state_dict(start)
     assert take(through(dataset, 1, multiprocessing_context="spawn"), 3) == before
 
 
