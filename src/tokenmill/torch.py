@@ -388,7 +388,7 @@ def _find_iterator(dataset: IterableDataset | TextDataset) -> tuple[Any, dict[st
 def _reset(
     iterator: weakref.ref[Any],
     dataset: weakref.ref[Any],
-    watched: WatchedIteration | WatchedTextIteration,
+    watched: WatchedIteration | _WatchedText,
     loader: Any,
     first_iter: bool = False,
     **options: Any,
@@ -486,7 +486,7 @@ class TextDataset(torch_data.IterableDataset):  # type: ignore[misc]  # torch is
         )
         # Where workers are: a row for each of the last steps, and one for the end of the pass.
         self._positions = torch.zeros((_STEPS + 1, 8), dtype=torch.int64).share_memory_()
-        self._watched: WatchedTextIteration | None = None
+        self._watched: _WatchedText | None = None
         # In a worker: how many batches it has given, and the position behind the last one.
         self._taken = 0
         self._reached: tuple[int, Cursor] | None = None
@@ -520,7 +520,7 @@ class TextDataset(torch_data.IterableDataset):  # type: ignore[misc]  # torch is
         self._has_begun, self._has_ended = True, False
         step = self._taken * workers + worker
         for seen, cursor, batch in self._stream.share(first, workers, self._reached):
-            note_position(self._positions[_STEPS if batch is None else step % _STEPS], seen, cursor)
+            _note_position(self._positions[_STEPS if batch is None else step % _STEPS], seen, cursor)
             if batch is None:
                 self._stream.move_to(seen, cursor, is_over=True)
                 self._taken, self._reached, self._has_ended = 0, None, True
@@ -578,11 +578,11 @@ class TextDataset(torch_data.IterableDataset):  # type: ignore[misc]  # torch is
         self._settle()
         if state is not None:
             self._stream.load_state_dict(state)
-        self._watched = WatchedTextIteration(self._stream, iterator, self._positions)
+        self._watched = _WatchedText(self._stream, iterator, self._positions)
         if iterator._persistent_workers:
             iterator._reset = functools.partial(_reset, weakref.ref(iterator), weakref.ref(self), self._watched)
 
-    def _begin_again(self, watched: WatchedTextIteration) -> None:
+    def _begin_again(self, watched: _WatchedText) -> None:
         """Workers that persist begin the pass after their last one."""
         if self._watched is watched:
             self._settle()
@@ -593,14 +593,14 @@ class TextDataset(torch_data.IterableDataset):  # type: ignore[misc]  # torch is
 _STEPS = 1024
 
 
-class WatchedTextIteration:
+class _WatchedText:
     """An iteration of a `TextDataset` by torch's workers, seen from the main process."""
 
     def __init__(self, stream: TextStream, iterator: Any, positions: torch.Tensor) -> None:
         self._attributes, self._positions = vars(iterator), positions
         self.begin_at(stream)
 
-    def begin_at(self, stream: TextStream) -> WatchedTextIteration:
+    def begin_at(self, stream: TextStream) -> _WatchedText:
         self._begin, self._is_endless = stream.samples_seen, stream.epochs is None
         self._positions.zero_()
         return self
@@ -615,17 +615,17 @@ class WatchedTextIteration:
         is_over = not self._is_endless and self._attributes["_rcvd_idx"] >= self._attributes["_send_idx"]
         if taken or is_over:
             row = self._positions[_STEPS if is_over else (taken - 1) % _STEPS]
-            stream.move_to(*read_position(row), is_over=is_over)
+            stream.move_to(*_read_position(row), is_over=is_over)
 
 
-def note_position(row: torch.Tensor, seen: int, cursor: Cursor) -> None:
+def _note_position(row: torch.Tensor, seen: int, cursor: Cursor) -> None:
     """Write a position into shared memory."""
     mark = cursor.mark
     values = (seen, cursor.epoch, cursor.samples_before, mark.unit, mark.tokens, mark.documents, mark.all_tokens, 1)
     row.copy_(torch.tensor(values))
 
 
-def read_position(row: torch.Tensor) -> tuple[int, Cursor]:
+def _read_position(row: torch.Tensor) -> tuple[int, Cursor]:
     from tokenmill.text_stream import Cursor, Mark
 
     seen, epoch, samples_before, unit, tokens, documents, all_tokens, is_written = row.tolist()
