@@ -73,7 +73,9 @@ SUBJECTS = {
         needs="torch",
         resume_on=(2,),  # its states belong to one number of ranks and workers
     ),
-    "lightning": Subject(what="tokenmill.lightning.DataModule", script="train_lightning.py", needs="lightning"),
+    "lightning": Subject(
+        what="tokenmill.lightning.DataModule", script="train_lightning.py", needs="lightning", tail="drops"
+    ),
     "transformers": Subject(
         what="Trainer, its own order", script="train_transformers.py", needs="transformers", tail="repeats"
     ),
