@@ -9,7 +9,15 @@ import traceback
 import pytest
 
 from tokenmill import errors
-from tokenmill.errors import DiskFullError, RecipeError, TokenmillError, UnknownSplitError, from_record, to_record
+from tokenmill.errors import (
+    BuildError,
+    DiskFullError,
+    RecipeError,
+    TokenmillError,
+    UnknownSplitError,
+    from_record,
+    to_record,
+)
 
 
 def every(root: type[TokenmillError] = TokenmillError) -> list[type[TokenmillError]]:
@@ -64,3 +72,10 @@ def test_secrets_are_in_neither_message_nor_note(monkeypatch: pytest.MonkeyPatch
     assert "pass" not in shown(error)
     assert "abc" not in shown(error)
     assert "hunter2222" not in shown(error)
+
+
+def test_a_lack_of_memory_in_a_worker_says_what_helps() -> None:
+    error = from_record(to_record(MemoryError()))
+    assert isinstance(error, BuildError)
+    assert error.message == "there is not enough memory"
+    assert "`max_document_bytes`" in error.hint

@@ -174,8 +174,13 @@ def _tree(root: type[TokenmillError]) -> dict[str, type[TokenmillError]]:
     return found
 
 
+MORE_MEMORY = "give a lower `max_document_bytes`, use fewer `workers`, or allow more memory"
+
+
 def to_record(error: BaseException) -> dict[str, str]:
     """A plain record of an error, for another process."""
+    if isinstance(error, MemoryError):
+        error = BuildError("there is not enough memory", hint=MORE_MEMORY)
     if isinstance(error, TokenmillError):
         return {"kind": type(error).__name__, "message": error.message, "hint": error.hint}
     return {"kind": "", "message": redact(f"{type(error).__name__}: {error}"), "hint": ""}

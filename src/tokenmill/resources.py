@@ -16,6 +16,7 @@ import contextlib
 import ctypes
 import math
 import os
+import resource
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -113,12 +114,24 @@ def allowed_memory(groups: Path = GROUPS, own: Path = OWN) -> float:
 
 
 def free_memory(groups: Path = GROUPS, own: Path = OWN, machine: Path = MACHINE) -> float:
-    """Bytes that this process may still take, by its groups and its machine; infinite if nothing tells."""
+    """Bytes that this process may still take, by its groups, its machine and `ulimit -v`; infinite if none is known."""
     found = [_free_in_group(place) for place in _places("memory", groups, own)]
+    found.append(_free_addresses())
     with contextlib.suppress(OSError, ValueError):
         lines = machine.read_text(encoding="ascii").splitlines()
         found += [1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:")]
     return min(found, default=math.inf)
+
+
+def _free_addresses() -> float:
+    """Bytes of address space that `ulimit -v` leaves this process; infinite without such a limit."""
+    try:
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        with open("/proc/self/statm", encoding="ascii") as file:
+            used = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return math.inf
+    return limit - used if limit != resource.RLIM_INFINITY else math.inf
 
 
 def _free_in_group(place: Path) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import subprocess
 import sys
@@ -82,3 +83,67 @@ def test_workers_that_cannot_be_started_are_an_error_with_a_way_out(
         library.prepare(sources, tmp_path / "out", tokenizer="byte", workers=2)
     assert "`workers=1`" in error.value.hint
     library.prepare(sources, tmp_path / "out", tokenizer="byte", workers=1)
+
+
+_WITH_LITTLE_MEMORY = """
+import resource, sys, tokenmill
+from tokenmill.errors import TokenmillError
+source, output, more, tokenizer = sys.argv[1], sys.argv[2], int(sys.argv[3]), sys.argv[4]
+with open(f"{output}.txt", "w") as warm_up:  # what is loaded needs addresses too
+    warm_up.write("a few words")
+tokenmill.prepare(f"{output}.txt", f"{output}-before", tokenizer=tokenizer, workers=1)
+with open("/proc/self/statm") as file:
+    limit = int(file.read().split()[0]) * resource.getpagesize() + more
+resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+for command in (tokenmill.plan, tokenmill.prepare):
+    try:
+        command(source, output, tokenizer=tokenizer, workers=1)
+        print("done")
+    except TokenmillError as error:
+        print(*f"{error.message} {error.hint}".split())
+"""
+
+
+@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="`ulimit -v` has an effect on Linux only")
+@pytest.mark.parametrize(
+    ("size", "more", "tokenizer", "plan", "build"),
+    [
+        # It can be read and planned, and encoding it would need more: known before.
+        (16_000_000, 300_000_000, "gpt2", "done", "a document of 16.0 MB takes about 448 MB of memory to encode, and"),
+        # It cannot be read.
+        (
+            60_000_000,
+            100_000_000,
+            "byte",
+            "long.jsonl: there is not enough memory for its",
+            "long.jsonl: there is not enough",
+        ),
+    ],
+)
+def test_with_ulimit_v_a_large_document_is_an_error_that_names_it(
+    tmp_path: Path, size: int, more: int, tokenizer: str, plan: str, build: str
+) -> None:
+    source = tmp_path / "long.jsonl"
+    source.write_text('{"text": "' + "x" * size + '"}\n')
+    asked = [sys.executable, "-c", _WITH_LITTLE_MEMORY, str(source), str(tmp_path / "out"), str(more), tokenizer]
+    variables = {**os.environ, "ARROW_DEFAULT_MEMORY_POOL": "system", "OPENBLAS_NUM_THREADS": "1"}
+    done = subprocess.run(asked, capture_output=True, text=True, check=False, env=variables)
+    assert done.returncode == 0, done.stderr
+    found = done.stdout.splitlines()
+    assert plan in found[0]
+    assert build in found[1]
+    assert "max_document_bytes" in found[1]
+
+
+def test_the_command_leaves_addresses_to_documents_under_ulimit_v(tmp_path: Path) -> None:
+    """Arrow's own pool would reserve most of them."""
+    (tmp_path / "large.txt").write_text("the mill turns raw text " * 1_000_000)
+    done = subprocess.run(
+        command("prepare", "large.txt", "-o", "out", "-j", 1, "--documents", "files", "--tokenizer", "gpt2"),
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (1_700_000_000, 1_700_000_000)),
+    )
+    assert done.returncode == 0, done.stderr

@@ -21,7 +21,7 @@ from tokenmill.formats.nanogpt import num_validation, original_permutation
 from tokenmill.recipe import Recipe
 from tokenmill.resources import positive_from_environment
 from tokenmill.sizes import counted
-from tokenmill.sources.base import Source, Unit
+from tokenmill.sources.base import Source, Unit, naming_what_needs_memory
 from tokenmill.sources.discover import Listing, list_sources
 from tokenmill.sources.reader import format_of, read_unit, sections
 from tokenmill.tokenizers.spec import TokenizerSpec, char_spec, resolve
@@ -161,12 +161,15 @@ def _texts(plan: Plan, root: str, recipe: Recipe) -> Iterable[str]:
     for unit in plan.units:
         sources = list(plan.sources[unit.source : unit.source + unit.num_sources])
         paths = [f"{root}/{source.name}" for source in sources]
-        try:
-            for batch in read_unit(unit, paths, sources, documents=recipe.documents, limit=recipe.max_document_bytes):
-                for data in batch.text.cast("large_binary").to_pylist():
-                    yield data.decode(errors="ignore")
-        except SourceError:
-            continue  # the unit itself will say so
+        with naming_what_needs_memory(lambda: sources[0].name):  # noqa: B023 - called at once
+            try:
+                for batch in read_unit(
+                    unit, paths, sources, documents=recipe.documents, limit=recipe.max_document_bytes
+                ):
+                    for data in batch.text.cast("large_binary").to_pylist():
+                        yield data.decode(errors="ignore")
+            except SourceError:
+                continue  # the unit itself will say so
 
 
 Places = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]

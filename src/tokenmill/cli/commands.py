@@ -24,7 +24,7 @@ from tokenmill.cli import output as show
 from tokenmill.cli.options import command, for_shell, library_arguments
 from tokenmill.cli.progress import ProgressDisplay
 from tokenmill.cli.signals import is_stopping
-from tokenmill.errors import INTERRUPTED, Interrupted, RecipeError, TokenmillError, is_failure, redact
+from tokenmill.errors import INTERRUPTED, MORE_MEMORY, Interrupted, RecipeError, TokenmillError, is_failure, redact
 
 if TYPE_CHECKING:
     from tokenmill.maintenance.push_pull import TransferResult
@@ -439,6 +439,9 @@ def _explain(error: BaseException) -> int:
             show.error("the current folder does not exist any more", "change to another one")
         else:
             show.error(f"the output cannot be printed: {error.strerror}", "check where standard output and error go")
+        return 1
+    if isinstance(error, MemoryError):
+        show.error("there is not enough memory", for_shell(MORE_MEMORY))
         return 1
     show.error(redact(f"unexpected {type(error).__name__}: {error}"), "please report this, with what -v prints")
     return 1

@@ -10,6 +10,7 @@ import gc
 import io
 import os
 import re
+import resource
 import sys
 from collections.abc import Iterator
 from typing import NoReturn
@@ -31,6 +32,9 @@ def main() -> None:
         handle_signals()
         # No command does linear algebra; without this numpy starts a thread for each core when it loads.
         os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
+        if resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY:
+            # Arrow's own pool reserves a gigabyte of addresses, which `ulimit -v` counts as memory.
+            os.environ.setdefault("ARROW_DEFAULT_MEMORY_POOL", "system")
         # What a command loads stays, so collecting garbage meanwhile only makes loading slower.
         gc.set_threshold(100_000)
         with _early_workers(sys.argv[1:]):

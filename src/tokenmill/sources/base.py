@@ -8,7 +8,8 @@ Arrow text is built from bytes and split into them here too, without a copy wher
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Iterator, Sequence
+import contextlib
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
@@ -16,6 +17,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from tokenmill.errors import MORE_MEMORY, SourceError
 from tokenmill.records import Int
 from tokenmill.sizes import format_time
 
@@ -291,3 +293,14 @@ def text_buffers(text: pa.Array) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.
         return offsets, np.zeros(0, np.uint8)
     data = np.frombuffer(data_buffer, np.uint8)[offsets[0] : offsets[-1]]
     return offsets - offsets[0], data
+
+
+@contextlib.contextmanager
+def naming_what_needs_memory(where: Callable[[], str]) -> Iterator[None]:
+    """Memory that runs out inside of this (in Python, numpy or Arrow) is a `SourceError` that names a source."""
+    try:
+        yield
+        return
+    except MemoryError:
+        pass  # raised below: with this error in its context, the new one would keep all that is in memory
+    raise SourceError(f"{where()}: there is not enough memory for its documents", hint=MORE_MEMORY)

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from tokenmill.errors import NotTextError, RecipeError, SourceError, StorageError
 from tokenmill.records import make_table
-from tokenmill.sources.base import Extent, Rule, Source, SourceFormat, default_unit_bytes
+from tokenmill.sources.base import Extent, Rule, Source, SourceFormat, default_unit_bytes, naming_what_needs_memory
 from tokenmill.sources.files import (
     COMPRESSIONS,
     Pin,
@@ -311,16 +311,17 @@ def _describe(
         extent = format.extent(path, source)
         is_cut = extent.divisible and source.bytes >= _least_unit_bytes(recipe)
         return source, extent, _not_text(path, source, format) if is_cut or path in to_check else None
-    for _ in range(_TRIES):
-        try:
-            rule = format.find_text(path, source, text_column=recipe.text_column, template=recipe.template)
-            planned = replace(source, text=rule)
-            return planned, format.extent(path, planned), None
-        except NotTextError as error:
-            trouble: SourceError = error
-            break
-        except SourceError as error:
-            trouble = error
+    with naming_what_needs_memory(lambda: path):  # never a trouble of the source, which would be planned otherwise
+        for _ in range(_TRIES):
+            try:
+                rule = format.find_text(path, source, text_column=recipe.text_column, template=recipe.template)
+                planned = replace(source, text=rule)
+                return planned, format.extent(path, planned), None
+            except NotTextError as error:
+                trouble: SourceError = error
+                break
+            except SourceError as error:
+                trouble = error
     if format.has_sections:
         with contextlib.suppress(SourceError):
             trouble = wrong_kind(path, pin_of(source)) or trouble

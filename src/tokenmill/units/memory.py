@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from tokenmill.errors import SourceError
+from tokenmill.errors import MORE_MEMORY, SourceError
 from tokenmill.resources import free_memory
 from tokenmill.sizes import format_bytes
 from tokenmill.sources.base import text_buffers
@@ -23,7 +23,6 @@ from tokenmill.storage.base import Storage
 from tokenmill.tokenizers.base import Engine
 
 LARGE_BYTES = 8_000_000
-HINT = "give a lower `max_document_bytes`, use fewer `workers`, or allow more memory"
 _BLOCK_BYTES = 1 << 20
 _SPACES = np.zeros(256, np.bool_)
 _SPACES[list(b" \t\n\v\f\r")] = True
@@ -43,7 +42,7 @@ def reserve_memory(text: pa.Array, engine: Engine, folder: Storage, *, where: st
             raise SourceError(
                 f"{where}: a document of {size} takes about {format_bytes(need)} of memory to encode, and "
                 f"{format_bytes(max(0, int(free)))} are free",
-                hint=HINT,
+                hint=MORE_MEMORY,
             )
         yield
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from tokenmill.errors import SourceError
 from tokenmill.records import Int
-from tokenmill.sources.base import EXPANSION, Batch, Source, Unit, text_buffers
+from tokenmill.sources.base import EXPANSION, Batch, Source, Unit, naming_what_needs_memory, text_buffers
 from tokenmill.sources.files import expansion, pin_of
 from tokenmill.sources.reader import format_of, read_unit, sections
 from tokenmill.storage.base import is_url
@@ -98,10 +98,11 @@ def _sample_all(
     """The samples of each slice, concurrently for an object store; None for a source that cannot be read."""
 
     def attempt(wanted: ProbeSlice) -> tuple[list[SampledTexts], list[DocumentCount]] | None:
-        try:
-            return sample_documents(wanted, request, config)
-        except SourceError:  # the unit itself will report it
-            return None
+        with naming_what_needs_memory(lambda: wanted.task.sources[0].name):
+            try:
+                return sample_documents(wanted, request, config)
+            except SourceError:  # the unit itself will report it
+                return None
 
     if not is_url(config.root) or len(request.slices) <= 1:
         yield from map(attempt, request.slices)

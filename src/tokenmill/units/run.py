@@ -26,7 +26,7 @@ from tokenmill.dataset.bin_idx import ShardWriter
 from tokenmill.dataset.manifest import BAD, SourceTotal
 from tokenmill.dataset.provenance import REASONS, SCHEMA, dictionary_column
 from tokenmill.recipe import load_filter
-from tokenmill.sources.base import Batch, Skip
+from tokenmill.sources.base import Batch, Skip, naming_what_needs_memory
 from tokenmill.sources.reader import format_of
 from tokenmill.storage.base import Storage
 from tokenmill.storage.local import Folder
@@ -140,11 +140,15 @@ def begin_unit(
         return lambda: done
     run = UnitRun(config, task, folder)
     done_bytes = 0
+    where = task.sources[0].name
     try:
-        for batch in read_batches(config, task):
-            tokens = run.add(batch, engine())
-            before, done_bytes = done_bytes, _planned_bytes_read(task, batch, done_bytes)
-            report(batch.num_read, tokens, done_bytes - before)
+        with naming_what_needs_memory(lambda: where):
+            for batch in read_batches(config, task):
+                where = run.first_document(batch) or where
+                tokens = run.add(batch, engine())
+                before, done_bytes = done_bytes, _planned_bytes_read(task, batch, done_bytes)
+                report(batch.num_read, tokens, done_bytes - before)
+                where = f"{where}, or behind it"
     except BaseException:
         run.discard()
         raise
@@ -194,7 +198,7 @@ class UnitRun:
         before = sum(writer.tokens for writer in self.pieces.values())
         tokens_left = None if self.task.token_limit == NO_LIMIT else self.task.token_limit - before
         is_small = batch.text.nbytes < LARGE_BYTES  # and with it each document
-        where = self._where(batch)
+        where = self.first_document(batch)
         with contextlib.nullcontext() if is_small else reserve_memory(batch.text, engine, self.folder, where=where):
             documents = encode_batch(batch, self.config, self.task, engine, keep=self.keep, tokens_left=tokens_left)
         total = 0
@@ -207,7 +211,7 @@ class UnitRun:
         self._record(batch, documents)
         return total
 
-    def _where(self, batch: Batch) -> str:
+    def first_document(self, batch: Batch) -> str:
         """Source and position of the first document of a batch."""
         if not len(batch.text):
             return ""
