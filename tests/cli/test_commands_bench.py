@@ -29,4 +29,5 @@ def test_bench_tells_the_rates_of_the_loader(tokenmill: Command, dataset: Path) 
 
 def test_bench_refuses_what_the_dataset_cannot_give(tokenmill: Command, dataset: Path) -> None:
     assert "make no sample" in tokenmill("bench", dataset, "--seq-len", 10**9, code=2).stderr
+    assert "samples of split train" in tokenmill("bench", dataset, "--batch-size", 99999999999, code=2).stderr
     assert "there is no split 'test'" in tokenmill("bench", dataset, "--split", "test", code=2).stderr

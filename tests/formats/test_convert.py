@@ -14,7 +14,7 @@ from made import EOT, FEW, LAYOUTS, OPTIONS, documents_of, file_names, make_data
 
 import tokenmill
 from conftest import make_texts, tree, write_parquet
-from tokenmill.errors import RecipeError
+from tokenmill.errors import DatasetError, RecipeError
 from tokenmill.formats.convert import content_fingerprint
 
 # 32-bit ids look like nothing that fits into 16 bits.
@@ -60,7 +60,7 @@ def test_documents_and_fingerprint_survive(layout: str, dtype: str, data: st.Dat
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_the_end_of_text_may_stand_first_in_the_dataset(tmp_path: Path, layout: str) -> None:
     dataset = make_dataset(tmp_path, FEW)
-    tokenmill.export(dataset, tmp_path / "llmc", to="llmc", shard_size=100)
+    tokenmill.export(dataset.path, tmp_path / "llmc", to="llmc", shard_size=100)
     prepended = tokenmill.open(tmp_path / "llmc", eot_id=EOT)
     assert prepended["train"].eot == "prepend"
     tokenmill.export(prepended, tmp_path / "out", to=layout, **OPTIONS[layout])
@@ -112,7 +112,7 @@ def test_the_golden_files_are_written_and_read_as_ever(tmp_path: Path, layout: s
         return
     golden = GOLDEN / f"{layout}-{dtype}"
     dataset = make_dataset(tmp_path, FEW, dtype=dtype)
-    tokenmill.export(dataset, tmp_path / "out", to=layout, **OPTIONS[layout])
+    tokenmill.export(dataset.path, tmp_path / "out", to=layout, **OPTIONS[layout])
     assert file_names(tmp_path / "out") == file_names(golden)
     for name in file_names(golden):
         assert content(tmp_path / "out" / name) == content(golden / name), name
@@ -128,3 +128,18 @@ def test_real_texts_come_out_of_every_number_of_threads_alike(tmp_path: Path) ->
             tmp_path / "data", tmp_path / f"{workers}", to="templar", workers=workers, shard_size=999, seq_len=64
         )
     assert tree(tmp_path / "1") == tree(tmp_path / "3")
+
+
+def test_an_end_of_text_beyond_32_bits_is_refused(tmp_path: Path) -> None:
+    dataset = make_dataset(tmp_path, {"train": [[1, 2]]})
+    tokenmill.export(dataset.path, tmp_path / "files", to="nanogpt")
+    with pytest.raises(RecipeError, match="eot_id is 99999999999"):
+        tokenmill.import_(tmp_path / "files", tmp_path / "back", layout="nanogpt", eot_id=99999999999)
+
+
+def test_verify_of_an_export_says_that_it_is_one(tmp_path: Path) -> None:
+    dataset = make_dataset(tmp_path, {"train": [[1, 2]]})
+    tokenmill.export(dataset.path, tmp_path / "files", to="nanogpt")
+    with pytest.raises(DatasetError) as caught:
+        tokenmill.verify(tmp_path / "files")
+    assert "it is an export" in caught.value.hint

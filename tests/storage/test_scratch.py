@@ -183,5 +183,7 @@ def test_a_scratch_disk_keeps_its_reserve_and_it_is_said_once(tmp_path: Path) ->
     assert (tmp_path / "target/a.bin").read_bytes() == 9 * block
     assert len(said) == 1
     assert "straight to the output" in said[0]
+    assert "full" not in said[0]  # some of it is free, and kept in reserve
+    assert "kept in reserve" in said[0]
     make_scratch_folder(scratch)
     assert os.listdir(tmp_path / "scratch") == []

@@ -208,6 +208,10 @@ def bench(options: dict[str, Any]) -> int:
     return 0
 
 
+# A batch of no more samples is measured on any dataset, which repeats.
+_SMALL_BATCH = 4096
+
+
 def measure(path: str, *, split: str, seq_len: int, batch_size: int, seconds: float) -> dict[str, Any]:
     """Rates of a shuffled loader over some seconds, and the time from opening to the first batch."""
     from tokenmill.formats.open import open as open_dataset
@@ -218,6 +222,11 @@ def measure(path: str, *, split: str, seq_len: int, batch_size: int, seconds: fl
     if split not in dataset.splits:
         raise RecipeError(f"there is no split {split!r}", hint=f"there are {', '.join(dataset.splits)}")
     loader = DataLoader(dataset, seq_len, batch_size, split=split)
+    if batch_size > max(loader.num_samples, _SMALL_BATCH):
+        raise RecipeError(
+            f"batch_size {batch_size} is more than the {loader.num_samples} samples of split {split}",
+            hint="use a smaller `batch_size`",
+        )
     batches = iter(loader)
     next(batches)
     first = now = time.perf_counter()

@@ -31,6 +31,8 @@ from tokenmill.storage.output import Digest
 
 _MAX_NAME_CHARS, _MAX_SPLIT_CHARS = 255, 64
 _SHOWN_NODES = 4
+# What a finished export says about itself.
+EXPORT_RECORD = ".build/export.json"
 MANIFEST = "dataset.json"
 FORMAT = 1
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.tiktoken", "characters.json", "tokenizer.model")
@@ -220,11 +222,11 @@ def _check_sums(manifest: Manifest, where: str) -> None:
 def load_manifest(folder: Storage) -> Manifest:
     """The manifest of a dataset folder."""
     if not folder.exists(MANIFEST):
-        hint = (
-            "its build has not finished: run the same tokenmill prepare command again"
-            if folder.exists(".build")
-            else "give the folder that tokenmill prepare wrote"
-        )
+        hint = "give the folder that tokenmill prepare wrote"
+        if folder.exists(EXPORT_RECORD):
+            hint = "it is an export, whose files are in another layout: give the dataset that was exported"
+        elif folder.exists(".build"):
+            hint = "its build has not finished: run the same tokenmill prepare command again"
         raise DatasetError(f"{folder.path} is not a dataset: it has no {MANIFEST}", hint=hint)
     try:
         return unseal_manifest(folder.read(MANIFEST, max_bytes=records.MAX_RECORD_BYTES), where=folder.at(MANIFEST))

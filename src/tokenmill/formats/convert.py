@@ -65,7 +65,7 @@ from tokenmill.sizes import parse_size
 from tokenmill.storage.base import local_folder
 from tokenmill.storage.output import Digest
 
-RECORD = ".build/export.json"
+RECORD = manifests.EXPORT_RECORD
 # Of the content fingerprint.
 FORMAT = 1
 RANGE_TOKENS = 1 << 27
@@ -214,7 +214,7 @@ def import_(
     arguments.text_or_none("tokenizer", tokenizer)
     arguments.text_or_none("dtype", dtype)
     arguments.function_or_none("watch", watch)
-    restart, eot_id = arguments.flag("restart", restart), arguments.whole_or_none("eot_id", eot_id)
+    restart, eot_id = arguments.flag("restart", restart), _check_eot_id(eot_id)
     folder = local_folder(output, name="output")
     target = _target(tokenizer, eot_id)
     source = read_files(local_folder(path).path, layout, Hints(dtype=dtype, eot_id=target.eot_id))
@@ -270,6 +270,12 @@ def import_(
         already_complete=was_complete and done.num_kept == len(parts),
         seconds=time.monotonic() - begin,
     )
+
+
+def _check_eot_id(eot_id: int | None) -> int | None:
+    most = np.iinfo(np.int32).max
+    hint = f"give an id of the vocabulary, up to {most}"
+    return None if eot_id is None else arguments.whole("eot_id", eot_id, most=int(most), hint=hint)
 
 
 def _target(tokenizer: str | None, eot_id: int | None) -> _ImportTarget:

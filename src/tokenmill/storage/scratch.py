@@ -69,7 +69,7 @@ class Fallback:
             free = format_bytes(self._folder.free_bytes() or 0)
             place = os.path.dirname(self._folder.path)
             self._tell(
-                f"the scratch disk at {place} is full ({free} free, {format_bytes(RESERVE_BYTES)} of them reserved): "
+                f"the scratch disk at {place} has {free} free, and {format_bytes(RESERVE_BYTES)} are kept in reserve: "
                 "files that do not fit are written straight to the output"
             )
             self._folder = None
