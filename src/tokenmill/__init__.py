@@ -54,6 +54,7 @@ if TYPE_CHECKING:
     from tokenmill.formats.convert import export, import_
     from tokenmill.formats.open import open
     from tokenmill.formats.results import ExportResult, ImportResult
+    from tokenmill.inspection.peek import Excerpt, Piece, peek
     from tokenmill.loader.loader import DataLoader
     from tokenmill.loader.mixture import Mixture
     from tokenmill.maintenance.push_pull import TransferResult, pull, push
@@ -83,6 +84,7 @@ _HOMES = {
     "tokenmill.formats.open": ("open",),
     "tokenmill.formats.results": ("ExportResult", "ImportResult"),
     "tokenmill.formats.base": ("Expected",),
+    "tokenmill.inspection.peek": ("Excerpt", "Piece", "peek"),
     "tokenmill.loader.loader": ("DataLoader",),
     "tokenmill.loader.mixture": ("Mixture",),
     "tokenmill.maintenance.push_pull": ("TransferResult", "pull", "push"),
@@ -104,6 +106,7 @@ __all__ = [
     "DeterminismError",
     "DiskFullError",
     "Estimate",
+    "Excerpt",
     "Expected",
     "ExportResult",
     "FileLimitError",
@@ -117,6 +120,7 @@ __all__ = [
     "ObjectChangedError",
     "OutputError",
     "ParityError",
+    "Piece",
     "PlanResult",
     "PrepareResult",
     "Problem",
@@ -136,6 +140,7 @@ __all__ = [
     "export",
     "import_",
     "open",
+    "peek",
     "plan",
     "prepare",
     "pull",

@@ -1,7 +1,8 @@
 """The commands: each parses its options, makes one call of the library, and prints the result.
 
 prepare, plan                  recipe -> dataset, or what that would take
-verify, repair, inspect, bench a dataset that is there
+verify, repair, bench          a dataset that is there
+inspect, peek                  what it contains
 export, import, consolidate    files of other trainers' layouts
 push, pull                     object stores
 cluster                        hosts -> a cluster file for Ray
@@ -186,6 +187,30 @@ def inspect(options: dict[str, Any]) -> int:
         show.as_json({**record, "texts": texts})
     else:
         show.dataset(record, split, texts)
+    return 0
+
+
+_PEEK = """
+Show the text of documents or samples, with the boundaries between tokens and between documents.
+
+\b
+Examples:
+  tokenmill peek data/owt                                the first document
+  tokenmill peek data/owt --random --count 5 --seed 1    five documents
+  tokenmill peek data/owt --sample 7 --seq-len 2048      what a row of a batch has
+  tokenmill peek out/nanogpt/val.bin --ids               a line for each token
+"""
+
+
+@command(app, "peek", _PEEK, declared.PEEK_OPTIONS)
+def peek(options: dict[str, Any]) -> int:
+    from tokenmill.inspection.peek import peek
+
+    found = peek(**library_arguments(options))
+    if options["json"]:
+        show.as_json({"excerpts": [show.excerpt_record(excerpt) for excerpt in found]})
+    else:
+        show.excerpts(found, with_ids=options["ids"])
     return 0
 
 

@@ -212,6 +212,20 @@ INSPECT_OPTIONS = {
     "documents": Option(PRINT, "N", "how many texts to show", kind=int, default=3, settings={"min": 0}),
     "json": JSON,
 }
+PEEK_OPTIONS = {
+    "dataset": _argument("OUT", "a dataset, or token files of a layout"),
+    "split": Option(DATASET, "NAME", "which split (train if there is one)"),
+    "document": Option(DATASET, "N", "from this document on", kind=int, settings={"min": 0}),
+    "sample": Option(DATASET, "N", "from this sample on, of --seq-len tokens", kind=int, settings={"min": 0}),
+    "seq_len": Option(DATASET, "N", "tokens in a sample", kind=int, default=1024, settings={"min": 1}),
+    "count": Option(DATASET, "N", "how many documents or samples", kind=int, default=1, settings={"min": 1}),
+    "random": _flag(DATASET, "draw documents; with --sample 0, samples", "--random"),
+    "seed": Option(DATASET, "N", "seed of --random", kind=int, default=0),
+    "tokenizer": Option(DATASET, "NAME", "the tokenizer, if files of a layout do not say it"),
+    "max_tokens": Option(PRINT, "N", "tokens to show of each", kind=int, default=256, settings={"min": 1}),
+    "ids": _flag(PRINT, "a line for each token, with its id", "--ids"),
+    "json": JSON,
+}
 BENCH_OPTIONS = {
     **_FINISHED,
     "split": Option(RUN, "NAME", "which split to read", default="train"),
@@ -339,7 +353,7 @@ def library_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-_FOR_THE_COMMAND = (*PRINTED, "verbose", *EXPECTED)
+_FOR_THE_COMMAND = (*PRINTED, "verbose", "ids", *EXPECTED)
 
 _QUOTED = re.compile(r"`([^`\n]{1,4000})`")
 _FIELD = re.compile(r"(\w+)(?=: | is )")

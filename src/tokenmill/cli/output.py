@@ -10,7 +10,7 @@ import dataclasses
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tokenmill.cli.options import for_shell
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from tokenmill.build.preview import PlanResult
     from tokenmill.dataset.manifest import Nodes
     from tokenmill.formats.results import ExportResult, ImportResult
+    from tokenmill.inspection.peek import Excerpt
     from tokenmill.maintenance.push_pull import TransferResult
     from tokenmill.maintenance.verify import Problem, VerifyReport
 
@@ -229,6 +230,65 @@ def dataset(record: dict[str, Any], split: str, texts: list[str]) -> None:
         _print(f"\n{split} document {index}:")
         for line in lines[:8]:
             _print(f"  | {line[:110]}")
+
+
+def excerpt_record(excerpt: Excerpt) -> dict[str, Any]:
+    return {**dataclasses.asdict(excerpt), "text": excerpt.text}
+
+
+def excerpts(found: Iterable[Excerpt], *, with_ids: bool) -> None:
+    """Texts with a mark between tokens: in colour on a terminal, else a thin line."""
+    from rich.console import Console
+
+    console = Console(highlight=False, markup=False, emoji=False)
+    for number, excerpt in enumerate(found):
+        what = f"document {excerpt.document:,}" if excerpt.sample is None else f"sample {excerpt.sample:,}"
+        inside = "" if excerpt.sample is None else f", in document {excerpt.document:,}"
+        size = counted(excerpt.num_tokens, "token")
+        if number:
+            console.print()
+        console.print(f"{excerpt.split} {what}: {size} from token {excerpt.offset:,}{inside}")
+        for line in _id_lines(excerpt) if with_ids else _text_lines(excerpt, console):
+            console.print(line)
+        if excerpt.num_cut:
+            console.print(f"  [{counted(excerpt.num_cut, 'more token')}: --max-tokens {excerpt.num_tokens} shows all]")
+
+
+def _id_lines(excerpt: Excerpt) -> Iterator[str]:
+    document = excerpt.document
+    for piece in excerpt.pieces:
+        ids = " ".join(map(str, piece.ids))
+        if piece.ends_document:
+            yield f"  {ids:>8}  end of document {document:,}"
+            document += 1
+        else:
+            yield f"  {ids:>8}  {printable(json.dumps(piece.text, ensure_ascii=False))}"
+
+
+def _text_lines(excerpt: Excerpt, console: Any) -> Iterator[Any]:
+    """Lines that fit. Every second token is in colour, or tokens have a thin line between them."""
+    from rich.text import Text
+
+    def wrapped(line: Any) -> Iterator[Any]:
+        for part in line.wrap(console, console.width - 2):
+            part.rstrip()
+            yield Text("  ").append_text(part)
+
+    document, line = excerpt.document, Text()
+    for number, piece in enumerate(excerpt.pieces):
+        if piece.ends_document:
+            if line:
+                yield from wrapped(line)
+            ids = f" ({piece.ids[0]})" if piece.ids else ""
+            yield Text(f"  -- end of document {document:,}{ids}", style="dim")
+            document, line = document + 1, Text()
+            continue
+        if line and not console.is_terminal:
+            line.append("\u258f")
+        text = piece.text or " ".join(map(str, piece.ids))  # ids, if the tokenizer is not known
+        line.append(printable(text), style="cyan" if number % 2 else "")
+    if line:
+        yield from wrapped(line)
 
 
 def rates(record: dict[str, Any]) -> None:

@@ -1,0 +1,1 @@
+"""Look at datasets: decoded text, and where it came from."""
