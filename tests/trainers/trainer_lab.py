@@ -141,6 +141,6 @@ def prove(
         resumed = read_run(work / f"resumed-{ranks}", windows, ranks)
         steps = join(killed, resumed)
         check_once(steps, windows, batch_size=BATCH_SIZE, epochs=epochs, tail=tail)
-        check_same(whole.steps, steps, batch_size=BATCH_SIZE)
+        check_same(whole.steps, steps, epochs=epochs, tail=tail)
         losses += resumed.num_losses
     return Outcome(windows.count, losses, tail)
