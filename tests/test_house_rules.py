@@ -54,7 +54,7 @@ def test_a_module_says_what_it_is_for(path: Path) -> None:
 
 
 # What an adapter offers has the name that users of its framework look for.
-ADAPTERS = ("torch.py", "jax.py", "torchtitan.py", "transformers.py")
+ADAPTERS = ("torch.py", "jax.py", "lightning.py", "torchtitan.py", "transformers.py")
 ADAPTED = {"DataLoader", "Dataset", "DataModule", "IterableDataset"}
 
 

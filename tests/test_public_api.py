@@ -122,9 +122,16 @@ def test_the_adapter_for_torch_takes_what_the_loader_takes() -> None:
     takes = keywords(loader.DataLoader.__init__)
     assert keywords(torch.DataLoader.__init__) == takes | {"pin_memory"}
     assert keywords(torch.IterableDataset.__init__) == takes | {"pin_memory"}
-    assert keywords(torch.DataModule.__init__) == takes | {"pin_memory", "val_split"}
     assert keywords(torch.Dataset.__init__) < takes
     assert keywords(torch.TextDataset.__init__) == keywords(tokenmill.stream.__init__)
+
+
+def test_the_adapter_for_lightning_takes_what_the_loader_takes() -> None:
+    pytest.importorskip("lightning")
+    from tokenmill import lightning
+
+    takes = keywords(loader.DataLoader.__init__)
+    assert keywords(lightning.DataModule.__init__) == takes | {"pin_memory", "val_split"}
 
 
 def run(code: str) -> None:

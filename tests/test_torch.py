@@ -405,37 +405,6 @@ def test_get_batch_gives_random_windows_and_the_same_ones_again(dataset: Dataset
         assert not torch.equal(x, other(split)[0])
 
 
-def test_a_data_module_goes_on_where_another_stopped(dataset: Dataset) -> None:
-    whole = take(tokenmill.DataLoader(dataset, 32, 4, fields=FIELDS), 10)
-    first = adapters.DataModule(dataset.path, 32, 4, fields=FIELDS)
-    first.setup("fit")
-    assert take(first.train_dataloader(), 6) == whole[:6]
-    for set_up_before in (True, False):
-        second = adapters.DataModule(dataset.path, 32, 4, fields=FIELDS)
-        if set_up_before:
-            second.setup("fit")
-        second.load_state_dict(first.state_dict())
-        second.setup("fit")
-        assert second.state_dict() == first.state_dict()
-        assert take(second.train_dataloader(), 4) == whole[6:]
-
-
-def test_validation_runs_over_its_whole_split_every_time(dataset: Dataset) -> None:
-    module = adapters.DataModule(dataset, 32, 4, fields=FIELDS)
-    validation = module.val_dataloader()
-    count = len(adapters.Dataset(dataset, 32, split="val"))
-    assert count % 4
-    assert samples(take(validation)) == samples(take(validation)) == list(range(count))
-    ranks = [
-        adapters.DataModule(dataset, 32, 4, rank=rank, world_size=2, fields=FIELDS).val_dataloader()
-        for rank in range(2)
-    ]
-    assert [len(take(rank)) for rank in ranks] == [count // 8] * 2
-    staged = adapters.DataModule(dataset, 32, 4, skip=[(0, 3)], max_seq_len=128, fields=FIELDS)
-    assert samples(take(staged.val_dataloader())) == list(range(count))
-    assert adapters.DataModule(dataset, 32, 4, val_split=None).val_dataloader() == []
-
-
 def test_reprs_tell_the_dataset_and_the_shape(dataset: Dataset) -> None:
     shape = "seq_len=32, batch_size=4, rank=0, world_size=1, endless, 0 samples seen"
     loader = f"DataLoader({dataset.path!r}, {shape})"
@@ -443,10 +412,6 @@ def test_reprs_tell_the_dataset_and_the_shape(dataset: Dataset) -> None:
     assert repr(adapters.IterableDataset(dataset, 32, 4)) == f"IterableDataset({loader})"
     samples = adapters.Dataset(dataset, 32)
     assert repr(samples) == f"Dataset({dataset.path!r}, {len(samples):,} samples)"
-    module = adapters.DataModule(dataset, 32, 4)
-    assert repr(module) == f"DataModule({dataset!r}, seq_len=32, batch_size=4)"
-    module.setup()
-    assert repr(module) == f"DataModule({loader}, seq_len=32, batch_size=4)"
 
 
 def test_a_batch_is_decoded(dataset: Dataset) -> None:

@@ -4,7 +4,7 @@ tokenmill.prepare("corpus/*.parquet", "data/owt", tokenizer="gpt2")
 tokenmill.verify("data/owt")
 dataset = tokenmill.open("data/owt")
 
-The adapters for frameworks are `tokenmill.torch`, `tokenmill.transformers`,
+The adapters for frameworks are `tokenmill.torch`, `tokenmill.lightning`, `tokenmill.transformers`,
 `tokenmill.torchtitan` and `tokenmill.jax`.
 """
 
@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from tokenmill import jax as jax
+    from tokenmill import lightning as lightning
     from tokenmill import torch as torch
     from tokenmill import torchtitan as torchtitan
     from tokenmill import transformers as transformers
@@ -93,7 +94,7 @@ _HOMES = {
     "tokenmill.text_stream": ("TextStream", "stream"),
 }  # fmt: skip
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
-_ADAPTERS = ("jax", "torch", "torchtitan", "transformers")
+_ADAPTERS = ("jax", "lightning", "torch", "torchtitan", "transformers")
 
 __all__ = [
     "AccessError",

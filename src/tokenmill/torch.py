@@ -5,7 +5,6 @@
     Dataset           samples by their index, for torch's samplers
     TextDataset       batches straight from text, with worker processes or without
     make_get_batch    nanoGPT's get_batch(split)
-    DataModule        the methods that Lightning calls, without Lightning
 
 Only this module imports torch.
 """
@@ -681,77 +680,6 @@ def make_get_batch(
         return x, y
 
     return get_batch
-
-
-class DataModule:
-    """The methods that Lightning calls on a data module. Derive from this and `LightningDataModule`, or use it as is.
-
-    The state is that of the training stream, counted in batches consumed. Validation reads its split once, in order,
-    from the start each time.
-    """
-
-    def __init__(
-        self,
-        dataset: DatasetLike,
-        seq_len: int,
-        batch_size: int,
-        *,
-        val_split: str | None = "val",
-        **options: Unpack[TorchOptions],
-    ) -> None:
-        super().__init__()
-        self._arguments = (dataset, seq_len, batch_size)
-        self._val_split = val_split
-        self._options = options
-        self._train: DataLoader | None = None
-        self._state: dict[str, Any] | None = None
-
-    def __repr__(self) -> str:
-        dataset, seq_len, batch_size = self._arguments
-        source = self._train if self._train is not None else dataset
-        return f"DataModule({source!r}, seq_len={seq_len}, batch_size={batch_size})"
-
-    def prepare_data(self) -> None:
-        """Nothing to do: the dataset is prepared."""
-
-    def setup(self, stage: str | None = None) -> None:
-        """Open the training stream. Lightning has started the process group by now."""
-        if self._train is None:
-            self._train = DataLoader(*self._arguments, **self._options)
-            if self._state is not None:
-                self._train.load_state_dict(self._state)
-
-    def train_dataloader(self) -> DataLoader:
-        self.setup()
-        assert self._train is not None
-        return self._train
-
-    def val_dataloader(self) -> IterableDataset | list[Any]:
-        if self._val_split is None:
-            return []
-        # If a rank had no last batch, the others would wait for it.
-        world_size = self._options.get("world_size") or find_rank()[1]
-        options: TorchOptions = {
-            **self._options,
-            "split": self._val_split,
-            "order": "sequential",
-            "seed": 0,
-            "epochs": 1,
-            "drop_last": world_size > 1,
-            "skip": (),
-            "max_seq_len": None,
-        }
-        return IterableDataset(*self._arguments, **options)
-
-    def state_dict(self) -> dict[str, Any]:
-        """The position in the training stream."""
-        return self.train_dataloader().state_dict()
-
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """May be called before or after `setup`: versions of Lightning differ."""
-        self._state = state_dict
-        if self._train is not None:
-            self._train.load_state_dict(state_dict)
 
 
 def as_tensors(batch: Batch) -> Tensors:
