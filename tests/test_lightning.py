@@ -175,3 +175,42 @@ def test_two_ranks_are_killed_and_resumed_on_another_number(dataset: Dataset, tm
     assert trained(resumed) == whole[kill_at - 1 :]
     val = [i for kind, epoch, samples, *_ in resumed if (kind, epoch) == ("val", 2) for i in samples]
     assert sorted(val) == list(range(tokenmill.DataLoader(dataset, SEQ_LEN, 1, split="val").num_samples))
+
+
+def test_a_dataset_without_validation_needs_no_setting(dataset: Dataset, tmp_path: Path) -> None:
+    import tokenmill.lightning
+
+    write_jsonl(tmp_path / "a.jsonl", make_texts(20, seed=5, words=20))
+    tokenmill.prepare(str(tmp_path / "a.jsonl"), tmp_path / "out", tokenizer="byte", workers=1)
+    assert tokenmill.lightning.DataModule(tmp_path / "out", 32, 4).val_dataloader() == []
+    assert tokenmill.lightning.DataModule(dataset, 32, 4, val_split=None).val_dataloader() == []
+    validation = tokenmill.lightning.DataModule(dataset, 32, 4).val_dataloader()
+    assert [len(list(validation)) for _ in range(2)] == [len(validation)] * 2
+
+
+def test_without_a_length_the_batch_that_lightning_holds_is_not_counted(dataset: Dataset) -> None:
+    import lightning
+
+    import tokenmill.lightning
+
+    class Model(lightning.LightningModule):
+        def training_step(self, batch: Any, batch_idx: int) -> None:
+            return None
+
+    module = tokenmill.lightning.DataModule(dataset, 32, 4, epochs=None)
+    module.trainer = lightning.Trainer(logger=False, enable_checkpointing=False, accelerator="cpu")
+    module.trainer.strategy._lightning_module = Model()
+    loader = module.train_dataloader()
+    with pytest.raises(TypeError, match="the number of batches is unknown"):
+        len(loader)
+    batches = iter(loader)
+    for taken in range(3):  # the batch that was asked for last is the one that is held
+        next(batches)
+        assert loader.state_dict()["samples_seen"] == 4 * taken
+
+
+def test_a_repr_tells_the_dataset_and_the_shape(dataset: Dataset) -> None:
+    import tokenmill.lightning
+
+    found = repr(tokenmill.lightning.DataModule(dataset.path, 32, 4))
+    assert found == f"DataModule({dataset.path!r}, seq_len=32, batch_size=4)"

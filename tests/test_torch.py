@@ -6,12 +6,14 @@ import gc
 import itertools
 import json
 import os
+import signal
 import subprocess
 import sys
 import warnings
 import weakref
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -417,3 +419,90 @@ def test_reprs_tell_the_dataset_and_the_shape(dataset: Dataset) -> None:
 def test_a_batch_is_decoded(dataset: Dataset) -> None:
     batch = next(iter(adapters.DataLoader(dataset, 32, 2, order="sequential")))
     assert dataset.decode(batch["input_ids"][0]) == dataset.decode(dataset["train"].tokens(0, 32)) != ""
+
+
+TRAIN_PROGRAM = """
+import json, os, signal, sys, torch
+import tokenmill.torch
+from torch.nn.functional import cross_entropy
+path, log, state_path, options = sys.argv[1], sys.argv[2], sys.argv[3], json.loads(sys.argv[4])
+torch.distributed.init_process_group("gloo")
+rank, world_size = torch.distributed.get_rank(), torch.distributed.get_world_size()
+torch.manual_seed(0)
+layers = torch.nn.Sequential(torch.nn.Embedding(260, 8), torch.nn.Linear(8, 260))
+model = torch.nn.parallel.DistributedDataParallel(layers)
+optimizer = torch.optim.SGD(model.parameters(), 0.1)
+loader = tokenmill.torch.DataLoader(path, 32, 12 // world_size, epochs=1, fields=("sample_index",))
+first = 0
+if os.path.exists(state_path):
+    saved = torch.load(state_path)
+    first, weights = saved["epoch"], saved["model"]
+    layers.load_state_dict(weights)
+    loader.load_state_dict(saved["data"])
+with open(f"{log}.{rank}", "w") as file:
+    for epoch in range(first, 3):
+        loader.set_epoch(epoch)
+        for step, batch in enumerate(loader):
+            before = [value.tolist() for value in layers.state_dict().values()]
+            loss = cross_entropy(model(batch["input_ids"]).flatten(0, 1), batch["labels"].flatten())
+            optimizer.zero_grad()
+            loss.backward()
+            if rank == 0 and [epoch, step] == options.get("kill_at"):
+                os.kill(os.getpid(), signal.SIGKILL)
+            optimizer.step()
+            line = [epoch, batch["sample_index"].tolist(), batch["labels"].tolist(), loss.item(), before]
+            print(json.dumps(line), file=file, flush=True)
+            if rank == 0:
+                saved = {"epoch": epoch, "model": layers.state_dict(), "data": loader.state_dict()}
+                torch.save(saved, state_path + ".new")
+                os.replace(state_path + ".new", state_path)
+            torch.distributed.barrier()
+torch.distributed.destroy_process_group()
+"""
+
+
+def train(dataset: Dataset, path: Path, name: str, ranks: int, **options: Any) -> list[list[Any]]:
+    """A run of a tiny model in real ranks. The lines of each rank: epoch, samples, labels, loss, weights before."""
+    store, group = meeting_place(ranks)
+    arguments = [dataset.path, str(path / name), str(path / "state"), json.dumps(options)]
+    processes = [
+        subprocess.Popen(
+            [sys.executable, "-W", "ignore", "-c", TRAIN_PROGRAM, *arguments],
+            env={**os.environ, **group, "RANK": str(rank), "OMP_NUM_THREADS": "1"},
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(ranks)
+    ]
+    if options:
+        assert processes[0].wait(timeout=300) == -signal.SIGKILL
+        for process in processes[1:]:
+            process.kill()
+    errors = [process.communicate(timeout=300)[1] for process in processes]
+    assert options or [process.returncode for process in processes] == [0] * ranks, "\n".join(errors)
+    del store
+    return [[json.loads(line) for line in (path / f"{name}.{rank}").read_text().splitlines()] for rank in range(ranks)]
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_training_is_killed_on_two_ranks_and_resumed_on_others(dataset: Dataset, tmp_path: Path, ranks: int) -> None:
+    """Every sample once, the labels those behind the inputs, the losses as computed by hand."""
+    plain_loader = tokenmill.DataLoader(dataset, 32, 12, epochs=1, fields=FIELDS)
+    epochs = [[(epoch, batch["sample_index"]) for batch in take(plain_loader)] for epoch in range(3)]
+    stop = len(epochs[0]) // 2
+    begun = train(dataset, tmp_path, "begun", 2, kill_at=[1, stop])
+    resumed = train(dataset, tmp_path, "resumed", ranks)
+    done = len(epochs[0]) + stop
+    steps = [*zip(*(lines[:done] for lines in begun), strict=True), *zip(*resumed, strict=True)]
+    found = [(parts[0][0], [index for part in parts for index in part[1]]) for parts in steps]
+    assert found == [step for epoch in epochs for step in epoch]
+    tokens = dataset["train"].tokens(0, dataset["train"].num_tokens).astype(np.int64)
+    for parts in steps[:: len(steps) // 6]:
+        for _epoch, indices, labels, loss, weights in parts:
+            windows = np.stack([tokens[index * 32 : index * 32 + 33] for index in indices])
+            assert labels == windows[:, 1:].tolist()
+            embedding, linear, bias = map(np.array, weights)
+            logits = embedding[windows[:, :-1]] @ linear.T + bias
+            logits -= np.log(np.exp(logits).sum(-1, keepdims=True))
+            by_hand = -np.take_along_axis(logits, windows[:, 1:, None], -1).mean()
+            assert loss == pytest.approx(by_hand, rel=1e-6)
