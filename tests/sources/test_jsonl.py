@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from tokenmill.sources import jsonl
 from tokenmill.sources.base import Source
+from tokenmill.sources.files import recognise
 from tokenmill.sources.jsonl import JsonLinesFormat
-from tokenmill.sources.signatures import recognise
 
 BOM = b"\xef\xbb\xbf"
 Found = tuple[list[tuple[int, str]], list[tuple[int, str]]]

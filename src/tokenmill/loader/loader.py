@@ -31,7 +31,7 @@ from tokenmill.loader.batches import Batch, BatchSpec, Labels, Numbers, SampleSt
 from tokenmill.loader.mixture import Mixture, MixtureStream
 from tokenmill.loader.packing import open_packed
 from tokenmill.loader.page_cache import release
-from tokenmill.loader.skip import Skip, check_skip
+from tokenmill.loader.skip import NO_SKIPS, Skip, check_skip
 from tokenmill.loader.state import STATE_VERSION, check_content, check_ignore, check_state, seq_lens
 from tokenmill.permutation import Order
 
@@ -155,7 +155,8 @@ class DataLoader:
             max_seq_len=_check_max_seq_len(max_seq_len, self.seq_len, packing, order),
         )
         self.samples_seen = 0
-        self._asked_to_skip = check_skip(skip, self.batch_size * self.world_size)
+        skips_nothing = isinstance(skip, tuple) and not skip
+        self._asked_to_skip = NO_SKIPS if skips_nothing else check_skip(skip, self.batch_size * self.world_size)
         self._skips = self._asked_to_skip
         # The end of the pass whose last samples were taken, until its iteration ends; the position of a loaded state.
         self._open_end: int | None = None
@@ -212,11 +213,11 @@ class DataLoader:
 
     def num_given(self, begin: int, end: int) -> int:
         """Samples from position `begin` up to `end` that are not skipped."""
-        return self._skips.num_given(end) - self._skips.num_given(begin)
+        return self._num_given_before(end) - self._num_given_before(begin)
 
     def seen_after(self, seen: int, steps: int) -> int:
         """The position so many whole steps of all ranks behind another one, where `samples_seen` was `seen`."""
-        return self._skips.end_of(self._skips.num_given(seen) + steps * self.batch_size * self.world_size)
+        return self._end_of(self._num_given_before(seen) + steps * self.batch_size * self.world_size)
 
     def set_epoch(self, epoch: int) -> None:
         """Move to the start of pass number `epoch`, which counts from 0, unless the position is inside of it.
@@ -257,6 +258,17 @@ class DataLoader:
         self.samples_seen = seen
         self._open_end = seen if seen and state.get("at_pass_end") else None
         self._loaded = seen
+
+    def _num_given_before(self, position: int) -> int:
+        return self._skips.num_given(position) if self._skips.ranges else position
+
+    def _end_of(self, count: int) -> int:
+        """The position behind the first `count` samples that are not skipped."""
+        return self._skips.end_of(count) if self._skips.ranges else count
+
+    def _positions(self, numbers: Numbers) -> Numbers:
+        """The positions of the samples with these numbers, if only those that are not skipped are counted."""
+        return self._skips.positions(numbers) if self._skips.ranges else numbers
 
     @property
     def _pass_samples(self) -> int:
@@ -300,8 +312,7 @@ class DataLoader:
         """Batches from a sample on up to `last`, each with the number of samples that all ranks have seen after it."""
         step = self.batch_size * self.world_size
         mine = self.batch_size * self.rank + np.arange(self.batch_size)
-        skips = self._skips
-        taken, stop = skips.num_given(seen), None if last is None else skips.num_given(last)
+        taken, stop = self._num_given_before(seen), None if last is None else self._num_given_before(last)
         ends = [self.num_given(seen, end) for end in (last, self.stream.limit) if end is not None]
         left = max(0, min(ends)) // step if ends else None
         chunks = self._locate_chunks(taken + mine, step, left)
@@ -318,13 +329,13 @@ class DataLoader:
                 if number % release_steps == 0:
                     others_bytes = release(self.stream.maps(), others_bytes)
                 taken += step
-                yield skips.end_of(taken), batch
+                yield self._end_of(taken), batch
         if last is None or stop is None or taken + step <= stop:
-            self._check_limit(skips.end_of(taken + step))
+            self._check_limit(self._end_of(taken + step))
         elif taken < stop and not self.drop_last:
             rest = taken + mine[taken + mine < stop]
             if len(rest):
-                yield last, self.stream.batch(self.stream.locate(skips.positions(rest)))
+                yield last, self.stream.batch(self.stream.locate(self._positions(rest)))
 
     def _check_limit(self, stop: int) -> None:
         """Raise `RecipeError` if the stream ends before position `stop`."""
@@ -345,7 +356,7 @@ class DataLoader:
                 steps = min(steps, left - done)
             if not steps:
                 return
-            positions = self._skips.positions(first + step * np.arange(done, done + steps)[:, None])
+            positions = self._positions(first + step * np.arange(done, done + steps)[:, None])
             located = self.stream.locate(positions.ravel())
             located = located.reshape(*positions.shape, *located.shape[1:])
             done += steps

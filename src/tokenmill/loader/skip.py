@@ -56,21 +56,17 @@ class SkippedSamples:
 
     def num_given(self, stop: int) -> int:
         """Samples before position `stop` that are given."""
-        if not len(self._begins):
-            return stop
         return stop - int(np.clip(stop - self._begins, 0, self._ends - self._begins).sum())
 
     def positions(self, numbers: Numbers) -> Numbers:
         """The positions of the given samples with these numbers."""
-        if not len(self._begins):
-            return numbers
         before = (self._begins - self._lost[:-1]).searchsorted(numbers, side="right")
         found: Numbers = numbers + self._lost[before]
         return found
 
     def end_of(self, count: int) -> int:
         """The position behind the first `count` given samples."""
-        return int(self.positions(np.array([count - 1]))[0]) + 1 if count and len(self._begins) else count
+        return int(self.positions(np.array([count - 1]))[0]) + 1 if count else 0
 
     def resumed_from(self, recorded: Any, seen: int, their_seq_len: int, seq_len: int) -> SkippedSamples:
         """These, as an argument of a new loader, and those of the state that it resumes from.
@@ -97,6 +93,9 @@ class SkippedSamples:
 
     def to_json(self) -> list[dict[str, list[int]]]:
         return [{"steps": [one.first, one.stop], "samples": [one.begin, one.end]} for one in self.ranges]
+
+
+NO_SKIPS = SkippedSamples()
 
 
 def check_skip(skip: Any, samples_per_step: int) -> SkippedSamples:

@@ -24,8 +24,7 @@ import pyarrow.json
 from tokenmill.errors import RecipeError
 from tokenmill.sources.base import Batch, Rule, Skip, Source, judged_batch, make_batch, text_array
 from tokenmill.sources.byte_ranges import BOM, DocumentRun, LineFormat
-from tokenmill.sources.files import Pin, is_plain_json, open_stream, pin_of, read_small
-from tokenmill.sources.signatures import HEAD_BYTES, recognise
+from tokenmill.sources.files import HEAD_BYTES, Pin, is_plain_json, open_stream, pin_of, read_small, recognise
 from tokenmill.sources.text_columns import common_rule, refusal, row_text, unseen_rule
 
 _FIRST_NOT_ASCII = 0x80

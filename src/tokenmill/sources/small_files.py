@@ -17,8 +17,7 @@ import numpy.typing as npt
 
 from tokenmill.sources.base import Batch, Rule, Source, SourceFormat, unchecked_array
 from tokenmill.sources.byte_ranges import BOM, LineFormat, runs_of
-from tokenmill.sources.files import pin_of, read_small
-from tokenmill.sources.signatures import HEAD_BYTES, recognise
+from tokenmill.sources.files import HEAD_BYTES, pin_of, read_small, recognise
 from tokenmill.sources.text_columns import UNREAD
 
 # Up to this size, opening a file takes as long as reading it.

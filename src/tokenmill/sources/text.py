@@ -10,8 +10,7 @@ import pyarrow as pa
 
 from tokenmill.sources.base import BATCH_BYTES, Batch, Rule, Skip, Source, SourceFormat, make_batch
 from tokenmill.sources.byte_ranges import BOM, DocumentRun, LineFormat, read_runs
-from tokenmill.sources.files import check_text, open_stream, pin_of
-from tokenmill.sources.signatures import HEAD_BYTES, recognise
+from tokenmill.sources.files import HEAD_BYTES, check_text, open_stream, pin_of, recognise
 
 # The white space of Python's str.isspace, as a pattern for Arrow.
 _BLANK = r"^[\s\v\p{Z}\x{85}\x{1c}-\x{1f}]*$"

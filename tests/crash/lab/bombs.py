@@ -23,7 +23,7 @@ import zstandard
 from lab.judge import quick_folder
 from lab_runner import Row
 from tokenmill.resources import MEMORY_BUDGET
-from tokenmill.sources.signatures import HEAD_BYTES
+from tokenmill.sources.files import HEAD_BYTES
 
 # What begins with a hole would be refused as binary data before anything is read.
 LETTERS = b"x" * HEAD_BYTES

@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 import pytest
 import zstandard
 
-from tokenmill.sources.signatures import HEAD_BYTES, recognise
+from tokenmill.sources.files import HEAD_BYTES, recognise
 
 TEXTS = {
     "English": "Hello, world. This is a text.\nIt has two lines.\n",
