@@ -1,4 +1,4 @@
-"""`python -m tokenmill`: the command, where its script is not on the path."""
+"""`python -m tokenmill`: runs the command line."""
 
 from tokenmill.cli.main import main
 

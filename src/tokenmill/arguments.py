@@ -1,4 +1,4 @@
-"""Arguments of the public functions: each becomes a plain value, or a `RecipeError` that names it.
+"""Checks of the arguments of public functions: an invalid one is a `RecipeError` that names it.
 
     seed=np.int64(1)  ->  1          seed=True, 1.0, "1"  ->  RecipeError
     path=Path("a")    ->  "a"        path=None, b"a", "", " "  ->  RecipeError

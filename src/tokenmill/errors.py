@@ -1,4 +1,4 @@
-"""Everything that can go wrong, in one tree.
+"""All errors in one class tree, with hints and exit codes.
 
     TokenmillError                exit code 1
     ├── RecipeError               2    what was asked for cannot be done as asked

@@ -1,4 +1,4 @@
-"""The loader for jax: a data source for Grain, and an iterator that gives every process its share of a batch.
+"""The loader for JAX: a data source for Grain, and an iterator over the batches of each process.
 
     DataSource   samples by their index, for Grain's loaders and datasets
     DataLoader   batches for this process; with a sharding, arrays that span all processes

@@ -1,4 +1,4 @@
-"""The order of samples: a pure function, so that nothing has to be built, stored or agreed upon.
+"""The order of samples: a keyed permutation that is computed, not stored.
 
     position in the stream  ->  epoch, position in it  ->  keyed permutation  ->  sample
 

@@ -1,4 +1,4 @@
-"""The recipe: what the user asks for, validated.
+"""The recipe: everything that decides the bytes of a dataset, parsed and validated.
 
     keywords or options  |
     YAML file            |->  fields, each checked alone      ->  Recipe, checked as a whole  ->  identity

@@ -1,4 +1,4 @@
-"""Sizes and counts as people write them: `64MB`, `1GiB`, `150G`, `2.5M`, `1e6`, `1_000_000`, `1,000,000`.
+"""Parsing and formatting of sizes, counts and durations: `64MB`, `1GiB`, `150G`, `2.5M`, `1e6`, `1_000_000`.
 
 K, M, G, T are powers of 1000; Ki, Mi, Gi, Ti are powers of 1024; bytes may have a trailing B.
 """

@@ -1,4 +1,4 @@
-"""Concurrent work in threads, for a main thread that may be interrupted at any moment, and the progress of it.
+"""Concurrent work in threads that can be interrupted at any moment, and its progress.
 
     items -> threads -> one queue -> results, as they come
                 |

@@ -1,4 +1,4 @@
-"""The loader for torchtitan: a prepared dataset in place of text that its trainer tokenizes.
+"""The loader for torchtitan: a prepared dataset instead of text that the trainer tokenizes.
 
     DataLoader   config.dataloader = tokenmill.torchtitan.DataLoader.Config(dataset="data/owt")
 

@@ -1,1 +1,1 @@
-"""From a recipe to a manifest."""
+"""Building a dataset: from a recipe to a manifest."""

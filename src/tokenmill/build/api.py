@@ -1,4 +1,4 @@
-"""prepare(): sources in, a finished dataset out. The same call again resumes.
+"""prepare(): checks its arguments, starts workers and runs the build. The same call again resumes.
 
 Light: it starts the worker processes first and then loads the build, so that both load at the same time.
 """

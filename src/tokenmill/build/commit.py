@@ -1,4 +1,4 @@
-"""Commit: from the receipts of all units to a finished dataset.
+"""Commit: makes shards of the pieces of all units, then writes the manifest.
 
     pieces of a split, in order   [large] [small small small] [large] [small large]
     shards                        0       1                   2       3

@@ -1,4 +1,4 @@
-"""Compare the sources with a finished dataset that has lost its plan: are they still what it was made of?
+"""Compares the sources with a finished dataset whose plan is gone.
 
     all documents    read again: their hashes add up to the manifest's, their positions are those of the provenance
     a sample         encoded again: the same tokens as in the shards; some of every source, all of a small corpus

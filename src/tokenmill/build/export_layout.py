@@ -1,4 +1,4 @@
-"""The `layout` of a build: its files are exported into a folder inside the dataset, named after the layout."""
+"""The option `layout`: exports a finished build into a folder inside the dataset, named after the layout."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Node-local placement: how a plan is dealt into parts, and what a node does to build one on its own disk.
+"""Node-local placement: cuts a plan into parts, and builds a part on the disk of a node.
 
     look        which part does the disk hold?      build_part   the whole build of a part, with all its rules
     keep_nodes  the record of which node has what

@@ -1,4 +1,4 @@
-"""One build, from a recipe to a manifest, top to bottom.
+"""The steps of a build, from a recipe to a manifest, top to bottom.
 
     resolve -> finished already? -> lock -> preflight -> units -> commit -> clean up
 

@@ -6,13 +6,11 @@
 
 Opening a file costs time as well, so a unit has fewer small files than their text alone would allow.
 
-Pure: the same sources and the same recipe give the same plan, whatever the number of
-workers, the machine or the time of day. Its fingerprint is the dataset's identity.
+Pure: the same sources and the same recipe give the same plan, whatever the number of workers, the machine or the time
+of day. Its fingerprint is the dataset's identity.
 
-A token budget that is met exactly.
-
-Units count in the order of the plan. Once all units from the first one on reach the budget, no more are
-started; the unit that crosses the budget is built once more, cut to what is left.
+A token budget is met exactly. Units count in the order of the plan. When all units from the first one on reach the
+budget, no more are started, and the unit that crosses the budget is built again, cut to what is left.
 """
 
 from __future__ import annotations

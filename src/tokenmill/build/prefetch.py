@@ -1,4 +1,4 @@
-"""Hub files for the next units, fetched while units run, and removed when no unit needs them any more.
+"""Prefetches hub files for the next units, and removes them after their last use.
 
     units done       0  1  2
     units running             3  4

@@ -1,4 +1,4 @@
-"""Before the work: the engine against its reference, an estimate of the whole, and the free space.
+"""Checks before units run: parity with the reference tokenizer, size estimate and free space.
 
     a worker    probes the sources  ->  the engine's ids  ----------+
                         |                                           +-> equal? -> estimate of the whole

@@ -1,4 +1,4 @@
-"""plan: what a build would do, without doing any of it. The output stays as it is.
+"""plan(): what a build would do, without changing the output.
 
 A rehearsal: the beginnings of some units, done as a build does them and thrown away. It tells how long all takes.
 

@@ -1,4 +1,4 @@
-"""The events of a running build, its totals, and their log in `.build/events.jsonl`."""
+"""Progress of a build: its events, its totals, and their log in `.build/events.jsonl`."""
 
 from __future__ import annotations
 

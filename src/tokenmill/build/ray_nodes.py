@@ -1,4 +1,4 @@
-"""Node-local placement, the driver: every node of a Ray cluster builds its part on its own disk.
+"""The driver of node-local placement: every node of a Ray cluster builds its part on its own disk.
 
     plan -> ask the disks -> deal -> [ node: a whole build of its part ] x nodes -> nodes.json, on every node
                                         messages -> progress of the whole

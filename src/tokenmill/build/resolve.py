@@ -1,4 +1,4 @@
-"""Resolve a recipe: the real sources, a tokenizer that works, and the plan.
+"""Resolves a recipe to pinned sources, a tokenizer and a plan.
 
 The documents that nanoGPT's own script would hold out: drawn by number from all that the sources have.
 

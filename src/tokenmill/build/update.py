@@ -1,4 +1,4 @@
-"""Resume a build whose sources changed: units of unchanged sources are kept, with the numbers of the new plan.
+"""Resumes a build whose sources changed: units of unchanged sources are kept, renumbered for the new plan.
 
     .build/receipts, pieces, rejects    of the old plan: untouched until everything that is kept has been gathered
     .build/kept/receipts, pieces, ...   the same files by their new names, and receipts of the new plan for them

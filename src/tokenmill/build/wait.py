@@ -1,4 +1,4 @@
-"""Prepare once: many processes want the same dataset, and one of them builds it.
+"""Waits for another process that builds the same dataset, so that only one of them builds it.
 
     rank 0   builds ............ done          dies -> the next one takes over
     rank 1   waits  ............ uses it       fails -> the others raise the same error

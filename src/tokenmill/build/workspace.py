@@ -1,4 +1,4 @@
-"""The workspace of a build, `.build`: whether it belongs to this build, and what of it can be reused.
+"""The workspace of a build, `.build`: which build it belongs to, and what can be reused from it.
 
 OUT/.build/plan.json      the plan; its fingerprint must match
     .build/job.json       how its units were done, for repair and verify --source

@@ -1,4 +1,4 @@
-"""The entry point: standard streams, signals, workers that load early, exit code.
+"""The entry point of the command: standard streams, signals, early start of workers, exit code.
 
 Every command parses its options, makes one call of the library and prints the result: see commands.py.
 """

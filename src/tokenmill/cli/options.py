@@ -1,4 +1,4 @@
-"""The options of all commands, each declared once: name, type, help, group. And the names of Python, in messages.
+"""The options of all commands, each declared once, and the translation of Python names in messages.
 
     fields of a recipe, as `RecipeOptions` types them   -> options of prepare and plan
     keywords of the library's functions                 -> options of the other commands

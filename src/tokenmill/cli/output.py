@@ -1,4 +1,4 @@
-"""What the user sees in the end: results as a few lines, or as JSON.
+"""Prints results, as a few lines or as JSON.
 
 Texts from outside are printed with their control characters escaped. Light: what opens datasets is loaded by the
 commands that do.

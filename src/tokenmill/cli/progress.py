@@ -1,4 +1,4 @@
-"""Progress while a command runs: on a terminal one line that fits into it, elsewhere a line every half minute.
+"""The progress display: one line on a terminal, elsewhere a line every half minute.
 
     encoding  ━━━━━━━━━━━━━━━━  37%  482 MB of 1.28 GB  62.7M tokens/s  133 MB/s  ETA 6s  2 workers
 

@@ -1,4 +1,4 @@
-"""How a signal ends a command: the first one interrupts it, and a thread ensures that it ends in time.
+"""Signal handling: the first signal interrupts a command, and a thread ensures that it ends in time.
 
     signal -> KeyboardInterrupt in the main thread -> what is done is noted, workers are stopped -> exit code 130
            -> a byte to the thread                 -> GRACE_SECONDS later: exit code 130, wherever the rest is

@@ -1,1 +1,1 @@
-"""A finished dataset: its manifest, its .bin/.idx shards, and how they are read with numpy alone."""
+"""Finished datasets: manifest, .bin/.idx shards, and reading them with numpy."""

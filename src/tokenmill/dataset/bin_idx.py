@@ -1,4 +1,4 @@
-"""Shards: Megatron-LM's pair of .bin and .idx. Its byte layout, reader and writer.
+"""Shards as .bin/.idx pairs of Megatron-LM: byte layout, reader and writer.
 
     .bin   tokens back to back, little-endian, no header
     .idx   9 s  magic "MMIDIDX\\0\\0"

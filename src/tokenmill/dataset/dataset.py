@@ -1,4 +1,4 @@
-"""An open dataset: each split is one run of tokens and of documents, memory-mapped and never copied as a whole.
+"""An open dataset: its splits as memory-mapped arrays of tokens and documents.
 
     dataset["train"]   shard 0            shard 1            shard 2
     tokens             0 1 2 ... 999      1000 ... 1999      2000 ...        token_ends: 1000, 2000, ...

@@ -1,4 +1,4 @@
-"""The manifest, `dataset.json`: what a dataset is, and what every file of it must hash to.
+"""The manifest, `dataset.json`: recipe, tokenizer, splits, and size and SHA-256 of every file.
 
 It is written last; a folder without it is not a dataset. It contains no times, hosts, paths or worker counts: the
 same sources and the same recipe give the same bytes.

@@ -1,4 +1,4 @@
-"""Provenance: for every document of the sources, where it came from and what became of it.
+"""Provenance: the source, position and fate of every document.
 
     source     position   split   dropped     tokens
     a.parquet  0          train   null        812         position: the row, or the byte offset

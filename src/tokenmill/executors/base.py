@@ -1,4 +1,4 @@
-"""The protocol of executors, which run units, and the rules by which all of them retry.
+"""The protocol of executors, which run units, and the retry rules that all of them share.
 
 in_process     this process
 process_pool   worker processes of this machine

@@ -1,4 +1,4 @@
-"""A list of hosts -> a cluster file for `ray up`: the first host is the head, each gives its slots.
+"""From a list of hosts to a cluster file for `ray up`. The first host is the head; each gives its slots.
 
 node1 16        host and slots; comments and empty lines are skipped
 node2 32

@@ -1,4 +1,4 @@
-"""Units in this process, one after the other."""
+"""The in-process executor: units run one after the other."""
 
 from __future__ import annotations
 

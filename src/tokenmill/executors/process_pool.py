@@ -1,4 +1,4 @@
-"""Units on worker processes of this machine.
+"""The process pool: units run in worker processes of this machine.
 
     tasks  ->  free worker  ->  done | failed | died
                    ^                      |

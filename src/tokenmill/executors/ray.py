@@ -1,4 +1,4 @@
-"""Units on actors of a Ray cluster.
+"""The Ray executor: units run on actors of a Ray cluster.
 
     driver    tasks  ->  an actor with a free call  ->  done | failed | the actor was lost
                                  ^                                  |

@@ -1,4 +1,4 @@
-"""A Ray cluster: find it, join it, ask it, leave it. The versions of its nodes, and its token.
+"""Connections to a Ray cluster: find, join, query and leave it; versions and the authentication token.
 
 A cluster is the one that is named, or that of RAY_ADDRESS, or the one that `ray start` noted on this machine. Where
 none is found, a temporary local Ray is started that listens on 127.0.0.1 alone.

@@ -1,4 +1,4 @@
-"""A token pool as its clients see it: the tokens of units, made ahead in processes that the ranks of a node share.
+"""The client of the token server: reads the tokens of units, which the ranks of a node share.
 
     TokenPool.read(unit 7)  ->  pieces of tokens
                    units 8, 9, ... are being made meanwhile

@@ -1,4 +1,4 @@
-"""The token server: it shares the tokens of units among the processes of a node that stream the same text.
+"""The token server: encodes units once for all processes of a node that stream the same text.
 
     rank 0 ---+                    +--- worker: unit 7, piece by piece
     rank 1 ---+--- token server ---+--- worker: unit 8

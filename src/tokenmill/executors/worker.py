@@ -1,4 +1,4 @@
-"""A worker process. It speaks JSON over one socket: first the configuration, then task after task.
+"""The main loop of a worker process. It gets its configuration, then its tasks, as JSON over a socket.
 
     compute   unit 7 | unit 9 | unit 12 |          one thread encodes,
     publish          | unit 7 | unit 9  | unit 12  another waits for the disk

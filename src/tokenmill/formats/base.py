@@ -1,4 +1,4 @@
-"""What a format is, and what the formats share. Users call a format a layout: `--to`, `--layout`, `layout=`.
+"""The protocol of formats, and what they share. Options call a format a layout: `--to`, `--layout`, `layout=`.
 
 Each format is one module of this package, named in `FORMATS` and loaded only when it is used:
 

@@ -1,4 +1,4 @@
-"""Files of a format that are opened in place: their names, their splits, their first bytes, their maps.
+"""Files that are opened in place: names, splits, headers and memory maps.
 
     train_000001.bin  val_000000.bin     a split by a word in the name
     train/00000.ds    val/00000.ds       or by the folder

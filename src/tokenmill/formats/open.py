@@ -1,4 +1,4 @@
-"""open: a prepared dataset, a dataset in an object store, or files of another format, opened in place.
+"""open(): opens a prepared dataset, local or remote, or the files of another format in place.
 
     dataset.json       a prepared dataset, local; from a URL its shards are copied here as they are needed
     X.bin and X.idx    megatron    documents by the index

@@ -1,4 +1,4 @@
-"""What `export` and `import_` return. Light, because the result of `prepare` may contain that of an export."""
+"""The results of `export` and `import_`. Light, because the result of `prepare` may contain that of an export."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Resumable conversions, for exports and imports: durable parts, written by threads, and a record of the request.
+"""Resumable exports and imports: durable parts, written by threads, and a record of the request.
 
     OUT/.build/request.json   what was asked for; the same request resumes, another one is refused
         .build/receipts/      one for each part: its files, their digests, its facts

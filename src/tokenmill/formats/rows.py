@@ -1,4 +1,4 @@
-"""Rows, for formats that store samples rather than one run of tokens. A row is a document, or `seq_len` tokens.
+"""Rows, for formats that store samples: a row is a document or `seq_len` tokens.
 
     documents   d d E | d d d E | d E        as long as they are, with the end of text as the dataset has it
     packed      d d E d | d d E d |          all of one length; an incomplete last row is left out

@@ -1,1 +1,1 @@
-"""Batches for a trainer, with numpy and msgspec alone: loader, batches, packing, mixture, page cache."""
+"""Batches for a trainer: loader, mixtures, packing, page cache. Needs only numpy and msgspec."""

@@ -1,4 +1,4 @@
-"""Samples become batches: which sample is at a position of the global order, and the arrays that a trainer gets.
+"""From positions in the global order to samples, and from samples to the arrays of a batch.
 
     positions in the global order  --locate-->  samples  --batch-->  input_ids, labels, extra fields
 

@@ -1,4 +1,4 @@
-"""DataLoader: the batches of one rank, in an order that every rank computes on its own.
+"""DataLoader: the batches of one rank, prefetched, with a state that can be saved and loaded.
 
     samples of all epochs, one global order:   0 1 2 3 | 4 5 6 7 | 8 9 ...
     a step takes world_size * batch_size:      rank 0  | rank 1  | the next step

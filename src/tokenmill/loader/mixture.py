@@ -1,4 +1,4 @@
-"""Mixtures: several datasets in one stream, in exact proportions at every position of it.
+"""Mixtures: several datasets in one stream, in exact proportions at every position.
 
     position of the mixture  ->  component, number of its sample  ->  the component's own stream  ->  row
 

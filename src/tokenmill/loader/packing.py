@@ -1,4 +1,4 @@
-"""Packing: documents are put into rows of `seq_len` tokens. The plan is stored beside the dataset.
+"""Packing: documents are placed in rows of `seq_len` tokens, by a plan that is stored beside the dataset.
 
     documents       aaaa bb ccccccc ddd e                  seq_len 5
     pieces          aaaa bb ccccc cc ddd e                 documents longer than a row are cut

@@ -1,4 +1,4 @@
-"""The page cache and mapped shards: pages are read ahead of their use, and released when there are too many.
+"""The page cache: pages of mapped shards are read ahead, and released when there are too many.
 
 A row that is not in memory stalls its reader, one disk access after another. So the system is told about the rows
 of many batches at once, and reads them while others are in use. A few rows are probed first: if they are in memory,

@@ -1,4 +1,4 @@
-"""Skipped samples: a run that goes on behind some steps, after a spike of the loss.
+"""Skipped steps: samples that a run leaves out, for example after a loss spike.
 
     skip=[(2, 4)], 3 samples in a step:   0 1 2 | 3 4 5 | 12 13 14 | 15 ...        samples 6 to 11 are never given
 

@@ -1,4 +1,4 @@
-"""Loader states: plain JSON that says which stream it is of and how many samples of it were seen.
+"""Loader states: plain JSON with the identity of the stream and the number of samples seen.
 
     {"version": 1, "stream": {"fingerprint": ..., "seed": 1, ...}, "content": "6e51...", "samples_seen": 4096}
 

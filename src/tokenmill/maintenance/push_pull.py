@@ -1,4 +1,4 @@
-"""push and pull: a dataset to an object store and back, verified file by file.
+"""push() and pull(): copy a dataset to or from an object store, and verify every file.
 
     push   hash the file -> upload with that checksum -> compare what is stored    } only files that are missing or
     pull   ranges -> NAME.part, kept if interrupted -> hash -> link                } wrong; the manifest last

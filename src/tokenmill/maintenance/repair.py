@@ -1,4 +1,4 @@
-"""repair: restore a damaged dataset, byte for byte.
+"""repair(): restores a damaged dataset, byte for byte.
 
     verify -> damaged files to .build/quarantine -> run their units again -> commit what is missing
 

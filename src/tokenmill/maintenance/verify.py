@@ -1,4 +1,4 @@
-"""verify: is a dataset what its manifest says?
+"""verify(): checks that a dataset is what its manifest says.
 
 quick    every file exists and has its size, and every index fits its tokens
 full     and every file has its SHA-256

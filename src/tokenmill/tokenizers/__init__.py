@@ -1,1 +1,1 @@
-"""From text to ids."""
+"""Tokenizers: from text to token ids."""

@@ -1,4 +1,4 @@
-"""What an engine takes and gives: Arrow text in, ids end to end with their documents' lengths out."""
+"""The protocol of engines: Arrow text in, ids and the number of ids of each document out."""
 
 from __future__ import annotations
 

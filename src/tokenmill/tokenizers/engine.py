@@ -1,16 +1,14 @@
-"""Encoding: Arrow text in, ids and the number of ids of each document out.
+"""The engines that encode Arrow text: gigatoken, tokenizers, tiktoken, bytes and characters.
 
-gigatoken gets the Arrow buffers as they are, one call a batch, on the calling thread. Special
-tokens are taken out of the tokenizer first, so that their strings inside a text are text.
-The other engines are each tokenizer's own implementation. They also encode the few texts with characters
-that gigatoken is known to class in another way (see `unicode_versions`). What the native code of any of them dies
-of becomes a `TokenizerError`, which names the library and the document.
+gigatoken gets the Arrow buffers without a copy, one call per batch, on the calling thread. Special tokens are removed
+from the tokenizer first, so that their names inside a text are encoded as text. The other engines are each tokenizer's
+own implementation. They also encode the few texts with characters that gigatoken is known to classify differently (see
+`unicode_versions`). A failure of native code becomes a `TokenizerError` that names the library and the document.
 
-Ragged arrays, as gigatoken takes text and gives ids: through awkward, or through a stand-in.
-
-awkward takes longer to load than gigatoken, numpy and Arrow together. gigatoken calls five of its functions,
-all of them on buffers that are there already. So a process in which nothing runs but what is ours does without:
-a module of those five takes the place of awkward. A gigatoken that asks it for more gets the real one.
+gigatoken takes and returns ragged arrays of awkward, which takes longer to load than gigatoken, numpy and Arrow
+together. But it calls only five functions of awkward, on buffers that exist already. So in a process that runs only
+tokenmill, a module of these five takes the place of awkward. If gigatoken asks for any other function, it gets the real
+awkward.
 """
 
 from __future__ import annotations

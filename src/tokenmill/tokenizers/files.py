@@ -1,4 +1,4 @@
-"""What a tokenizer's file is, by its content: names and suffixes are not reliable.
+"""Recognises the type of a tokenizer's file by its content, because names and suffixes are not reliable.
 
 {"model": ...}                    tokenizer.json
 {"config": ..., "vocab": [...]}   tekken.json of Mistral: ranks and a pattern

@@ -1,4 +1,4 @@
-"""Short texts on which tokenizers go wrong if they do. Every engine is compared with its reference on all of them."""
+"""Short texts that expose errors of tokenizers. Every engine is compared with its reference on all of them."""
 
 # Characters that look like others, in long lines, are the point of these texts.
 # ruff: noqa: E501, RUF001

@@ -1,4 +1,4 @@
-"""The parity check: before the work, the engine and its reference encode the user's own documents.
+"""The parity check: engine and reference must encode the user's documents to the same ids.
 
 The reference is another implementation of the same tokenizer: tiktoken for rank files,
 `tokenizers` for tokenizer.json, `sentencepiece` for its models, Python's own encoder for bytes and

@@ -1,4 +1,4 @@
-"""SentencePiece models: read and encoded by `sentencepiece` itself, which alone defines their ids.
+"""SentencePiece models, read and encoded by the library `sentencepiece`, which alone defines their ids.
 
 Conversions to other formats differ from it on white space, normalisation and ties, so there is none.
 """

@@ -1,4 +1,4 @@
-"""A tokenizer's content: found by name, pinned by fingerprint, with its end-of-text id.
+"""Resolves the name of a tokenizer to its content, fingerprint and end-of-text id.
 
 gpt2 | byte | char                        built in
 DIR, tokenizer.json                       Hugging Face format

@@ -1,4 +1,4 @@
-"""Characters that gigatoken and the references class by different versions of Unicode.
+"""Characters that gigatoken and the references classify by different versions of Unicode.
 
 gigatoken 0.10 knows Unicode 17. tiktoken 0.14 and tokenizers 0.23 cut text into words by Unicode 16, and tokenizers
 composes by Unicode 9. Where a new letter, digit or mark is, a text is cut or composed in another way, so the

@@ -1,1 +1,1 @@
-"""One unit's work: what every worker runs."""
+"""The work of one unit, as every worker runs it."""

@@ -1,4 +1,4 @@
-"""From a batch of text to the tokens of the documents that are kept. No disk is involved.
+"""Filters, splits and encodes a batch of text, in memory only.
 
     check UTF-8 -> drop or keep -> hash -> encode -> split -> end of text -> check the range, narrow
 

@@ -1,4 +1,4 @@
-"""Memory for large documents: estimated before they are encoded, so that no worker is killed for lack of it.
+"""Estimates the memory that large documents need, so that no worker is killed for lack of it.
 
     a document of many words       a few times its size
     one run without a space        24 times its size: the engine merges all of it as one word

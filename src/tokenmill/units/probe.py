@@ -1,4 +1,4 @@
-"""Probe the sources before the work: the documents at some positions, and how many documents there are.
+"""Samples documents at given positions of the sources, and counts documents, before units run.
 
     slice       | a a a | b | c c c c c | d d |      a row group, a byte range around a position, a whole file
     positions         x           x                  sample a and c: large documents are met more often

@@ -1,4 +1,4 @@
-"""Receipts: the record of a complete unit and of its files. How they are verified, and how they are packed.
+"""Receipts: the records of complete units and their files, how they are verified and how they are packed.
 
 A receipt is valid if it is intact, belongs to this plan, and its files are what it says:
 

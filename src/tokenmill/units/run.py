@@ -1,4 +1,4 @@
-"""One unit's work: from a slice of a source to pieces, provenance and a receipt.
+"""Runs one unit: reads a slice of the sources, and writes pieces, provenance and a receipt.
 
     read -> documents and their tokens -> write
                                             |

@@ -1,4 +1,4 @@
-"""Plain data that travels to workers: the configuration of a build, its tasks, and what a probe is asked."""
+"""Plain data that is sent to workers: build configuration, unit tasks and probe requests."""
 
 from __future__ import annotations
 
