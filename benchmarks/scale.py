@@ -76,9 +76,9 @@ def plan(work: Path, units: int) -> dict[str, Any]:
     setup = resolve_build(recipe)
     folder = Folder(str(work / "planned"))
     folder.make(".build")
-    workspace.enter(folder, setup, restart=False)
+    workspace.start_or_resume(folder, setup, restart=False)
     made = _now()
-    workspace.enter(folder, setup, restart=False)
+    workspace.start_or_resume(folder, setup, restart=False)
     again = _now()
     size = (work / "planned" / units_receipts.PLAN).stat().st_size
     return {
@@ -147,7 +147,7 @@ def entering(work: Path, units: int) -> dict[str, Any]:
 def committing(work: Path, units: int) -> dict[str, Any]:
     """Receipts once more, in order, and the commit."""
     folder, found = _opened(work)
-    job = workspace.load_job(folder)
+    job = workspace.load_build_record(folder)
     begin = _now()
     receipts = records.make_table(
         Receipt, (one for one in load_receipts(folder, range(units), found.fingerprint) if one)
@@ -222,9 +222,9 @@ def make_built(work: Path, units: int) -> dict[str, Any]:
     folder.make(PIECES)
     folder.make(".build/receipts")
     folder.make(".build/rejects")
-    workspace.enter(folder, setup, restart=False)
-    job = workspace.load_job(one)
-    workspace.save_job(folder, replace(job, work=replace(job.work, fingerprint=setup.plan.fingerprint)))
+    workspace.start_or_resume(folder, setup, restart=False)
+    job = workspace.load_build_record(one)
+    workspace.save_build_record(folder, replace(job, work=replace(job.work, fingerprint=setup.plan.fingerprint)))
     for unit in range(units):
         _copy_unit(folder, receipt, contents, unit, setup.plan.fingerprint, source)
     for number in range(units // PACK_UNITS):

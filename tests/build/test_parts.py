@@ -12,7 +12,7 @@ import pytest
 import tokenmill as library
 from conftest import tree
 from tokenmill import errors, records
-from tokenmill.build.parts import build_part, deal, expand, greeting, keep_nodes, look, to_message
+from tokenmill.build.parts import build_part, deal, expand, find_part, handshake, keep_nodes, to_message
 from tokenmill.build.resolve import ResolvedBuild, resolve_build
 from tokenmill.cli.output import describe
 from tokenmill.dataset.manifest import NODES, NODES_FORMAT, Nodes, part_of
@@ -30,13 +30,13 @@ def setup(corpus: Path) -> ResolvedBuild:
 
 
 def build(setup: ResolvedBuild, number: int, out: Path, *, into: int = 2) -> list[dict[str, Any]]:
-    told = {"output": str(out), "workers": 1, "patience": 0.0}
-    message = {**to_message(setup, deal(setup.plan, into)[number]), **told}
+    request = {"output": str(out), "workers": 1, "patience": 0.0}
+    message = {**to_message(setup, deal(setup.plan, into)[number]), **request}
     return [json.loads(said) for said in build_part(json.dumps(message))]
 
 
 def ask(setup: ResolvedBuild, output: str, *, restart: bool = False) -> dict[str, Any]:
-    answer = json.loads(look(json.dumps({**greeting(setup.spec), "output": output, "restart": restart})))
+    answer = json.loads(find_part(json.dumps({**handshake(setup.spec), "output": output, "restart": restart})))
     if answer["kind"] == "failed":
         raise errors.from_record(answer["error"])
     return dict(answer)
@@ -59,7 +59,7 @@ def keep_record(parts: list[Path], *others: Path) -> Nodes:
 def test_a_part_is_an_ordinary_dataset_and_tells_how_it_gets_on(setup: ResolvedBuild, tmp_path: Path) -> None:
     said = build(setup, 1, tmp_path / "out")
     assert library.verify(tmp_path / "out", source="all").ok
-    assert said[-1]["kind"] == "stands"
+    assert said[-1]["kind"] == "complete"
     assert said[-1]["manifest"] == (tmp_path / "out/dataset.json").read_text()
     done = [message["event"]["unit"] for message in said[:-1] if message["event"]["kind"] == "done"]
     assert done == list(range(len(deal(setup.plan, 2)[1].units)))
@@ -98,8 +98,8 @@ def test_what_a_node_cannot_take_is_refused(
     (tmp_path / "out/letters").touch()
     with pytest.raises(OutputError, match="holds something else: letters"):
         ask(setup, str(tmp_path / "out"))
-    other = {**greeting(setup.spec), "version": "0.0.1", "output": str(tmp_path), "restart": False}
-    assert "the driver 0.0.1 with" in json.loads(look(json.dumps(other)))["error"]["message"]
+    other = {**handshake(setup.spec), "version": "0.0.1", "output": str(tmp_path), "restart": False}
+    assert "the driver 0.0.1 with" in json.loads(find_part(json.dumps(other)))["error"]["message"]
 
 
 def test_another_part_than_the_one_that_is_there_is_refused(setup: ResolvedBuild, tmp_path: Path) -> None:
@@ -126,9 +126,9 @@ def test_the_record_tells_on_every_node_which_node_has_what(setup: ResolvedBuild
     nodes = keep_record(parts, driver)
     assert all(library.open(part).nodes == nodes for part in parts)
     assert all(library.verify(part).ok for part in parts)
-    told = describe(str(driver))["nodes"]
-    assert told == describe(str(parts[0]))["nodes"]
-    assert [place["splits"]["train"]["tokens"] for place in told] == [
+    nodes = describe(str(driver))["nodes"]
+    assert nodes == describe(str(parts[0]))["nodes"]
+    assert [place["splits"]["train"]["tokens"] for place in nodes] == [
         library.open(part)["train"].num_tokens for part in parts
     ]
     with pytest.raises(DatasetError, match="has no part of its dataset") as caught:

@@ -17,7 +17,7 @@ from conftest import tree
 from tokenmill.build.api import open_executor
 from tokenmill.build.pipeline import BuildOptions, build
 from tokenmill.errors import BuildError, Interrupted, SilentStoreError, SourceError
-from tokenmill.executors.base import Executor, Listener, UnitFailure, judge
+from tokenmill.executors.base import Executor, Listener, UnitFailure, retry_or_fail
 from tokenmill.executors.in_process import InProcess
 from tokenmill.recipe import make_recipe
 from tokenmill.sources import reader as reading
@@ -113,7 +113,7 @@ class CutOff(InProcess):
     def run(self, tasks: Iterator[UnitTask], listener: Listener) -> list[UnitFailure]:
         def retried() -> Iterator[UnitTask]:
             for task in tasks:
-                judge(task, SilentStoreError("no answer"), Counter(), [], [], listener)
+                retry_or_fail(task, SilentStoreError("no answer"), Counter(), [], [], listener)
                 yield task
 
         return super().run(retried(), listener)

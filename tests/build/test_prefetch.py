@@ -131,12 +131,12 @@ def test_a_build_that_goes_on_gives_back_what_it_had_fetched_before_and_nothing_
     repository: Repository, tmp_path: Path
 ) -> None:
     hub.fetch(path_of("data/a.parquet"))
-    (there,) = copies(tmp_path)
+    (found,) = copies(tmp_path)
     with pytest.raises(Interrupted):
         tokenmill.prepare("org/name", tmp_path / "out", watch=stop_at_the_third, **RECIPE)
     assert len(copies(tmp_path)) > 1
     tokenmill.prepare("org/name", tmp_path / "out", **RECIPE)
-    assert copies(tmp_path) == [there]
+    assert copies(tmp_path) == [found]
     assert not (tmp_path / "out/.build/fetched.json").exists()
 
 
@@ -176,7 +176,7 @@ def test_a_build_stays_at_its_commit_although_the_branch_moves_on(
     assert moved.manifest.text_sum != right.manifest.text_sum
 
 
-@pytest.mark.parametrize("step", ["enter", "save_job"])
+@pytest.mark.parametrize("step", ["start_or_resume", "save_build_record"])
 def test_a_build_that_was_killed_before_its_first_unit_is_of_one_commit_although_the_branch_moves_on(
     repository: Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
@@ -189,10 +189,10 @@ def test_a_build_that_was_killed_before_its_first_unit_is_of_one_commit_although
         patched.setattr(workspace, step, die)
         with pytest.raises(KeyboardInterrupt):
             tokenmill.prepare("org/name", tmp_path / "out", **RECIPE)
-    assert (tmp_path / "out" / receipts.PLAN).exists() == (step == "save_job")
+    assert (tmp_path / "out" / receipts.PLAN).exists() == (step == "save_build_record")
     repository.later = {name: parquet(9_000 + 300 * number) for number, name in enumerate(NAMES[:4])}
     assert not tokenmill.plan("org/name", tmp_path / "out", tokenizer="byte", unit_bytes=20_000).conflict
     tokenmill.prepare("org/name", tmp_path / "out", **RECIPE)
     tokenmill.prepare(f"hf://datasets/org/name@{LATER}", tmp_path / "right", **RECIPE)
     assert tree(tmp_path / "out") == tree(tmp_path / "right")
-    assert workspace.load_job(Folder(str(tmp_path / "out"))).work.root == f"hf://datasets/org/name@{LATER}"
+    assert workspace.load_build_record(Folder(str(tmp_path / "out"))).work.root == f"hf://datasets/org/name@{LATER}"

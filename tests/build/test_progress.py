@@ -59,8 +59,8 @@ def test_what_is_tried_again_counts_once() -> None:
     step = {"kind": "progress", "documents": 3, "tokens": 30, "bytes": 25}
     for unit, ends in ((0, "retry"), (1, "done"), (0, "failed"), (0, "done")):
         for _ in range(2):
-            progress.hear({**step, "unit": unit})
-        progress.hear({"kind": ends, "unit": unit, "error": "broken"})
+            progress.handle({**step, "unit": unit})
+        progress.handle({"kind": ends, "unit": unit, "error": "broken"})
     last = progress.tally.snapshot()
     assert (last["documents"], last["tokens"], last["bytes"], last["units"]) == (12, 120, 100, 2)
 
@@ -124,10 +124,10 @@ def test_the_clock_of_the_rates_begins_with_new_work(monkeypatch: pytest.MonkeyP
     progress.start(Tally(total_bytes=1000, total_units=10, workers=1))
     for unit in range(8):
         now[0] += 50
-        progress.hear({"kind": "progress", "unit": unit, "documents": 1, "tokens": 100, "bytes": 100, "kept": True})
-        progress.hear({"kind": "done", "unit": unit})
+        progress.handle({"kind": "progress", "unit": unit, "documents": 1, "tokens": 100, "bytes": 100, "kept": True})
+        progress.handle({"kind": "done", "unit": unit})
     now[0] += 10
-    progress.hear({"kind": "progress", "unit": 8, "documents": 1, "tokens": 100, "bytes": 100, "kept": False})
+    progress.handle({"kind": "progress", "unit": 8, "documents": 1, "tokens": 100, "bytes": 100, "kept": False})
     last = progress.tally.snapshot()
     assert (last["tokens"], last["tokens_per_second"], last["bytes_per_second"]) == (900, 10, 10)
     assert last["seconds_left"] == 10

@@ -17,7 +17,7 @@ import tokenmill
 from conftest import tree
 from tokenmill.build import workspace
 from tokenmill.build.parts import deal
-from tokenmill.build.ray_nodes import as_dealt
+from tokenmill.build.ray_nodes import match_node_parts
 from tokenmill.build.resolve import resolve_build
 from tokenmill.dataset import manifest
 from tokenmill.errors import OutputError, SourceChangedError, StateError
@@ -55,9 +55,9 @@ def many(tmp_path: Path) -> Path:
 def tell_where_the_corpus_is(copy: Path) -> None:
     for name in ("finished", "unfinished"):
         folder = Folder(str(copy / name))
-        job = workspace.load_job(folder)
+        job = workspace.load_build_record(folder)
         (copy / name / ".build/job.json").unlink()
-        workspace.save_job(folder, replace(job, work=replace(job.work, root=str(copy / "corpus"))))
+        workspace.save_build_record(folder, replace(job, work=replace(job.work, root=str(copy / "corpus"))))
 
 
 def without_plans(path: Path) -> dict[str, str]:
@@ -206,7 +206,7 @@ def test_nodes_that_hold_parts_of_0_1_are_given_its_plan(many: Path) -> None:
     setup = resolve_build(make_recipe({"sources": many / "corpus", **options}))
     old = workspace.load_plan(Folder(str(many / "unfinished")))
     held = [manifest.part_of(deal(old, 2)[0].identity), None]
-    assert as_dealt(setup, held).plan.fingerprint == old.fingerprint
-    assert len(as_dealt(setup, held).plan.units) == 2
+    assert match_node_parts(setup, held).plan.fingerprint == old.fingerprint
+    assert len(match_node_parts(setup, held).plan.units) == 2
     for others in ([None, None], [manifest.part_of(deal(setup.plan, 2)[1].identity), None]):
-        assert as_dealt(setup, others) is setup
+        assert match_node_parts(setup, others) is setup

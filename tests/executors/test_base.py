@@ -18,7 +18,7 @@ from tokenmill.errors import (
     StorageError,
     TokenmillError,
 )
-from tokenmill.executors.base import FATAL, MAX_TRIES, UnitFailure, is_final, is_silent, judge
+from tokenmill.executors.base import FATAL, MAX_TRIES, UnitFailure, is_final, is_silent, retry_or_fail
 from tokenmill.recipe import make_recipe
 from tokenmill.units.task import UnitTask
 
@@ -34,7 +34,7 @@ def test_a_unit_is_tried_again_until_its_tries_are_used_up(task: UnitTask) -> No
     failures: list[UnitFailure] = []
     heard: list[dict[str, Any]] = []
     for _ in range(MAX_TRIES):
-        judge(task, StorageError("the drive is slow"), tries, again, failures, heard.append)
+        retry_or_fail(task, StorageError("the drive is slow"), tries, again, failures, heard.append)
     assert again == [task] * (MAX_TRIES - 1)
     assert [(failure.task, failure.error.message) for failure in failures] == [(task, "the drive is slow")]
     assert [message["kind"] for message in heard] == ["retry"] * (MAX_TRIES - 1) + ["failed"]
@@ -46,7 +46,7 @@ def test_a_unit_is_tried_again_until_its_tries_are_used_up(task: UnitTask) -> No
 def test_a_source_that_is_wrong_stays_wrong(task: UnitTask) -> None:
     again: list[UnitTask] = []
     failures: list[UnitFailure] = []
-    judge(task, SourceError("broken.parquet: not a footer"), Counter(), again, failures, lambda message: None)
+    retry_or_fail(task, SourceError("broken.parquet: not a footer"), Counter(), again, failures, lambda message: None)
     assert (again, len(failures)) == ([], 1)
 
 

@@ -61,7 +61,7 @@ def wait_for_workers(count: int) -> tuple[int, list[int]]:
 def test_a_worker_that_dies_is_told_of_by_its_signal_and_replaced(processes: WorkerProcesses) -> None:
     leader, workers = wait_for_workers(2)
     os.kill(workers[0], signal.SIGKILL)
-    ((_, message),) = processes.hear()
+    ((_, message),) = processes.receive()
     assert message["error"]["message"] == "a worker was killed by signal 9, probably because memory ran out"
     again, others = wait_for_workers(2)
     assert again == leader
@@ -71,7 +71,7 @@ def test_a_worker_that_dies_is_told_of_by_its_signal_and_replaced(processes: Wor
 
 def test_a_worker_that_cannot_read_its_briefing_says_so(processes: WorkerProcesses) -> None:
     processes.configure({"path": sys.path, "work": {"root": 7}})
-    ((_, message), *_) = processes.hear()
+    ((_, message), *_) = processes.receive()
     assert message["kind"] == "failed"
     assert message["error"]["message"].startswith("work: missing fields")
 
@@ -82,7 +82,7 @@ def test_a_dead_fork_server_is_replaced_when_a_worker_is_needed(processes: Worke
     while is_alive(leader):
         time.sleep(0.01)
     os.kill(workers[0], signal.SIGKILL)
-    ((_, message),) = processes.hear()
+    ((_, message),) = processes.receive()
     assert message["error"]["message"] == "a worker died"
     again, (other,) = wait_for_workers(1)
     assert again != leader

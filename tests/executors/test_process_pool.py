@@ -37,7 +37,7 @@ def processes() -> Iterator[WorkerProcesses]:
     found.stop()
 
 
-def killing(tell: Tell, question: str, times: int) -> Tell:
+def killing(send: Tell, question: str, times: int) -> Tell:
     """Whoever is asked that dies of it, and the others with it, so many times."""
     left = [times]
 
@@ -46,7 +46,7 @@ def killing(tell: Tell, question: str, times: int) -> Tell:
             left[0] -= 1
             for worker in wait_for_workers(WORKERS)[1]:
                 os.kill(worker, signal.SIGKILL)
-        tell(link, message)
+        send(link, message)
 
     return told
 
@@ -57,7 +57,7 @@ def test_a_question_that_its_worker_dies_of_is_put_to_another(
 ) -> None:
     work, request = make_config(setup, scratch=None), make_request(setup.plan)
     pool = ProcessPool(processes, Folder(str(tmp_path)), work, setup.spec)
-    monkeypatch.setattr(processes, "tell", killing(processes.tell, question, times=1))
+    monkeypatch.setattr(processes, "send", killing(processes.send, question, times=1))
     found = check_parity_of_plan(request, work, setup.spec, pool)
     alone = check_parity_of_plan(request, work, setup.spec, InProcessProber(work, open_engine(setup.spec)))
     assert found.parity == alone.parity
@@ -68,6 +68,6 @@ def test_a_question_that_everyone_dies_of_is_an_error(
     setup: ResolvedBuild, processes: WorkerProcesses, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pool = ProcessPool(processes, Folder(str(tmp_path)), make_config(setup, scratch=None), setup.spec)
-    monkeypatch.setattr(processes, "tell", killing(processes.tell, "texts", times=99))
+    monkeypatch.setattr(processes, "send", killing(processes.send, "texts", times=99))
     with pytest.raises(BuildError, match="killed by signal 9"):
         pool.encode(["a text"])

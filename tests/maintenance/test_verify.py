@@ -299,7 +299,7 @@ def test_a_plan_of_a_stranger_is_a_typed_error_for_the_check_of_the_sources(data
 
 
 def test_a_split_that_the_receipts_do_not_know_is_a_problem(dataset: Path) -> None:
-    job = workspace.load_job(Folder(str(dataset)))
+    job = workspace.load_build_record(Folder(str(dataset)))
     other = replace(job.work, split={"test": 0.9}, split_names=("train", "test"))
     (dataset / workspace.JOB).write_bytes(records.seal(replace(job, work=other)))
     problems = tokenmill.verify(dataset, source="all", workers=1).problems

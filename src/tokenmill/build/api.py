@@ -148,9 +148,9 @@ def prepare(
         wanted = make_recipe(fields, config=config)
         besides: dict[str, Any] = {}
         if layout is not None:
-            from tokenmill.build.export_layout import beside, export_beside
+            from tokenmill.build.export_layout import export_layout, plan_layout_export
 
-            besides["extra_bytes"] = partial(beside(layout, wanted).bytes_needed, folder)
+            besides["extra_bytes"] = partial(plan_layout_export(layout, wanted).bytes_needed, folder)
         start_executor: ExecutorFactory = partial(open_executor, count, processes)
         if executor == "ray":
             start_executor = partial(_open_ray, ray_address, workers)
@@ -176,7 +176,7 @@ def prepare(
                 seconds=loading + time.monotonic() - begin,
                 export=None
                 if layout is None
-                else export_beside(folder.path, layout, workers=count, scratch=scratch, restart=restart, watch=watch),
+                else export_layout(folder.path, layout, workers=count, scratch=scratch, restart=restart, watch=watch),
                 notes=tuple(dict.fromkeys(notes)),
             )
 

@@ -393,7 +393,7 @@ def copying_eagerly(
     thread = threading.Thread(target=follower.follow, name="tokenmill-copy", daemon=True)
     thread.start()
     try:
-        yield follower.look
+        yield follower.wake
     except BaseException:
         follower.stop()  # do not delay shutdown
         raise
@@ -411,13 +411,13 @@ class _Follower:
         self._changed = threading.Condition()
         self._stopped = False
 
-    def look(self) -> None:
+    def wake(self) -> None:
         with self._changed:
             self._changed.notify()
 
     def stop(self) -> None:
         self._stopped = True
-        self.look()
+        self.wake()
 
     def follow(self) -> None:
         slots = threading.Semaphore(SHARDS_AT_ONCE)

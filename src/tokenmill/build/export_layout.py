@@ -27,7 +27,7 @@ from tokenmill.tokenizers.spec import resolve
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class LayoutExport:
     """The export that follows a build."""
 
     layout: str
@@ -54,7 +54,7 @@ class Beside:
         return 0
 
 
-def beside(text: str, recipe: Recipe) -> Beside:
+def plan_layout_export(text: str, recipe: Recipe) -> LayoutExport:
     """The export that `layout` asks for. Raises before the build what the export would raise after it."""
     name, options = parse_format(text)
     if taken := [split for split in recipe.splits if split.lower() == name]:
@@ -65,7 +65,7 @@ def beside(text: str, recipe: Recipe) -> Beside:
     spec = resolve(recipe.tokenizer, eot_token=recipe.eot_token)
     outline = Outline(dtype=dtype_for(spec.vocab_size), eot=recipe.eot, splits=frozenset(recipe.splits))
     check_outline(name, options, outline, vocab_size=spec.vocab_size, where="this recipe")
-    return Beside(name, options, outline)
+    return LayoutExport(name, options, outline)
 
 
 def _bytes_in(folder: Storage) -> int:
@@ -73,7 +73,7 @@ def _bytes_in(folder: Storage) -> int:
     return sum(sum(folder.sizes(parent).values()) for parent in ("", *parents))
 
 
-def export_beside(
+def export_layout(
     output: str,
     text: str,
     *,

@@ -49,13 +49,13 @@ from tokenmill.units import receipts
 
 def deal(plan: Plan, count: int) -> list[Plan]:
     """Cut a plan into so many parts of about equal text, each with at least one unit. Pure, like the plan."""
-    borders = list(_borders([unit.text_bytes for unit in plan.units], count))
+    ends = list(_run_ends([unit.text_bytes for unit in plan.units], count))
     return [
-        _cut_out(plan, number, begin, end, count) for number, (begin, end) in enumerate(itertools.pairwise(borders))
+        _cut_out(plan, number, begin, end, count) for number, (begin, end) in enumerate(itertools.pairwise(ends))
     ]
 
 
-def _borders(weights: Sequence[int], count: int) -> Iterator[int]:
+def _run_ends(weights: Sequence[int], count: int) -> Iterator[int]:
     """The first item of each run, and the end. A run ends where its share of the weight is reached."""
     total, seen, index = sum(weights), 0, 0
     for number in range(count):
@@ -112,7 +112,7 @@ def assign(found: Sequence[tuple[NodePart | None, bool]], whole: str, num_units:
     return [owners[number] for number in range(count)]
 
 
-def together(plan: Plan, parts: Sequence[Manifest]) -> Manifest:
+def combined_totals(plan: Plan, parts: Sequence[Manifest]) -> Manifest:
     """The totals of the parts of a plan. Shards are named as they are on their nodes."""
     splits = {
         name: Split(
@@ -186,16 +186,16 @@ def expand(output: str) -> str:
     return folder.path
 
 
-def look(message: str) -> str:
+def find_part(message: str) -> str:
     """Which part this node holds, and where. With `restart`, an existing part is removed first."""
-    return _answered(lambda: _look(json.loads(message)))
+    return _answered(lambda: _find_part(json.loads(message)))
 
 
-def _look(told: Message) -> Message:
-    _take_over_environment(told)
-    folder = local_folder(expand(told["output"]))
+def _find_part(request: Message) -> Message:
+    _take_over_environment(request)
+    folder = local_folder(expand(request["output"]))
     workspace.check_ours(folder)
-    if told["restart"] and folder.names():
+    if request["restart"] and folder.names():
         folder.make(".build")
         with locked(folder):
             workspace.start_over(folder)
@@ -227,18 +227,18 @@ def build_part(message: str) -> Iterator[str]:
 
     threading.Thread(target=work, daemon=True).start()
     while True:
-        heard = said.get()
-        yield json.dumps(heard)
-        if heard["kind"] != "event":
+        reply = said.get()
+        yield json.dumps(reply)
+        if reply["kind"] != "event":
             return
 
 
-def _build(told: Message, say: Callable[[Message], None]) -> Message:
-    setup = _from_message(told)
-    folder = Folder(told["output"])
+def _build(request: Message, say: Callable[[Message], None]) -> Message:
+    setup = _from_message(request)
+    folder = Folder(request["output"])
 
     def attempt(on_lock: Callable[[], None]) -> bool:
-        start_executor = partial(open_executor, told["workers"], None)
+        start_executor = partial(open_executor, request["workers"], None)
         return run_build(
             setup, folder, BuildOptions(start_executor=start_executor, watch=_throttled(say), on_lock=on_lock)
         )[1]
@@ -247,7 +247,7 @@ def _build(told: Message, say: Callable[[Message], None]) -> Message:
         say({"kind": "waiting", "message": text})
 
     try:
-        stood = wait_for(folder, attempt, timeout=told["patience"], tell=tell)
+        stood = wait_for(folder, attempt, timeout=request["patience"], tell=tell)
     except LockedError as error:
         hint = "each node needs a place of its own: is it on a disk that they share? else wait for the other build"
         raise LockedError(error.message, hint=hint) from None
@@ -259,8 +259,8 @@ def keep_nodes(message: str) -> str:
     return _answered(lambda: _keep_nodes(json.loads(message)))
 
 
-def _keep_nodes(told: Message) -> Message:
-    write_nodes(Folder(told["output"]), told["nodes"].encode())
+def _keep_nodes(request: Message) -> Message:
+    write_nodes(Folder(request["output"]), request["nodes"].encode())
     return {"kind": "kept"}
 
 
@@ -274,14 +274,14 @@ def write_nodes(folder: Storage, record: bytes) -> None:
 def to_message(setup: ResolvedBuild, plan: Plan) -> Message:
     """A resolved build with the plan of one part, as plain data for the node that will build it."""
     return {
-        **greeting(setup.spec),
+        **handshake(setup.spec),
         "recipe": dataclasses.asdict(setup.recipe),
         "root": setup.listing.root,
         "plan": records.seal(plan).decode(),
     }
 
 
-def greeting(spec: TokenizerSpec) -> Message:
+def handshake(spec: TokenizerSpec) -> Message:
     """The first message of a driver to every node."""
     return {
         "path": sys.path,
@@ -291,19 +291,19 @@ def greeting(spec: TokenizerSpec) -> Message:
     }
 
 
-def _from_message(told: Message) -> ResolvedBuild:
-    spec = _take_over_environment(told)
-    plan = records.unseal(Plan, told["plan"].encode(), where="plan")
-    listing = Listing(root=told["root"], sources=plan.sources, extents=())
-    return ResolvedBuild(make_recipe(told["recipe"]), listing, spec, plan, ())
+def _from_message(request: Message) -> ResolvedBuild:
+    spec = _take_over_environment(request)
+    plan = records.unseal(Plan, request["plan"].encode(), where="plan")
+    listing = Listing(root=request["root"], sources=plan.sources, extents=())
+    return ResolvedBuild(make_recipe(request["recipe"]), listing, spec, plan, ())
 
 
-def _take_over_environment(told: Message) -> TokenizerSpec:
+def _take_over_environment(request: Message) -> TokenizerSpec:
     """Take over the module path of the driver, and check that the versions agree."""
-    sys.path += [path for path in told["path"] if path not in sys.path]
-    content = base64.b64decode(told["content"]) if told["tokenizer"]["file"] else None
-    spec = from_dataset(told["tokenizer"], content)
-    check_versions(told["version"], told["tokenizer"], spec)
+    sys.path += [path for path in request["path"] if path not in sys.path]
+    content = base64.b64decode(request["content"]) if request["tokenizer"]["file"] else None
+    spec = from_dataset(request["tokenizer"], content)
+    check_versions(request["version"], request["tokenizer"], spec)
     return spec
 
 

@@ -95,31 +95,31 @@ def build(recipe: Recipe, folder: Storage, options: BuildOptions) -> tuple[Manif
     """The dataset of a recipe, and whether it was complete already."""
     workspace.check_ours(folder)
     starts_anew = options.restart or options.update
-    resolved = resolve_build(recipe if starts_anew else workspace.as_before(folder, recipe), output=folder.path)
-    return run_build(resolved if options.restart else workspace.as_begun(folder, resolved), folder, options)
+    resolved = resolve_build(recipe if starts_anew else workspace.pin_hub_commits(folder, recipe), output=folder.path)
+    return run_build(resolved if options.restart else workspace.match_stored_plan(folder, resolved), folder, options)
 
 
 def run_build(resolved: ResolvedBuild, folder: Storage, options: BuildOptions) -> tuple[Manifest, bool]:
     """The same for a recipe that is already resolved, perhaps on another machine."""
     progress = Progress(options.watch)
     for note in resolved.notes:
-        progress.tell("note", message=note)
+        progress.emit("note", message=note)
     scratch = scratch_folder(options.scratch, folder) if options.scratch else None
     complete = None if options.restart else workspace.finished(folder, resolved.plan)
     if complete is not None:
-        _prove(resolved, folder, complete, progress)
-        workspace.tidy(folder, resolved.recipe.splits, scratch)
+        _compare_with_sources(resolved, folder, complete, progress)
+        workspace.finish_clean_up(folder, resolved.recipe.splits, scratch)
         return complete, True
     folder.check_no_links({*resolved.recipe.splits, *workspace.known_splits(folder), "provenance", *workspace.MADE})
     folder.make(".build")
     folder, note = folder.ready()
     if note:
-        progress.tell("note", message=note)
+        progress.emit("note", message=note)
     with _locked(folder, progress):
         # The process that held the lock before may have finished in the meantime.
         complete = None if options.restart else workspace.finished(folder, resolved.plan)
         if complete is not None:
-            _prove(resolved, folder, complete, progress)
+            _compare_with_sources(resolved, folder, complete, progress)
             return complete, True
         options.on_lock()
         scratch = make_scratch_folder(scratch) if scratch else None
@@ -127,7 +127,7 @@ def run_build(resolved: ResolvedBuild, folder: Storage, options: BuildOptions) -
             finish_update(folder)
         if options.update:
             start_update(folder, resolved.plan)
-        workspace.enter(folder, resolved, restart=options.restart)
+        workspace.start_or_resume(folder, resolved, restart=options.restart)
         with workspace.recording_failure(folder):
             try:
                 return _build(resolved, folder, scratch, options, progress), False
@@ -138,15 +138,15 @@ def run_build(resolved: ResolvedBuild, folder: Storage, options: BuildOptions) -
                 return complete, True
 
 
-def _prove(resolved: ResolvedBuild, folder: Storage, complete: Manifest, progress: Progress) -> None:
+def _compare_with_sources(resolved: ResolvedBuild, folder: Storage, complete: Manifest, progress: Progress) -> None:
     """Compare the sources with a finished dataset by content, if its plan, which has their pins, is gone."""
-    if workspace.is_proven(folder, resolved.plan):
+    if workspace.matches_sources(folder, resolved.plan):
         return
-    progress.tell("note", message="the dataset has no plan: comparing all of its sources with it")
+    progress.emit("note", message="the dataset has no plan: comparing all of its sources with it")
     from tokenmill.build.compare import compare_sources
 
-    progress.tell("note", message=compare_sources(resolved, folder, complete))
-    workspace.note_compared(folder, resolved.plan)
+    progress.emit("note", message=compare_sources(resolved, folder, complete))
+    workspace.record_comparison(folder, resolved.plan)
 
 
 @contextlib.contextmanager
@@ -156,7 +156,7 @@ def _locked(folder: Storage, progress: Progress) -> Iterator[None]:
 
     def tell(message: str) -> None:
         waits.append(message)
-        progress.tell("waiting", message=message)
+        progress.emit("waiting", message=message)
 
     with locked(folder, tell=tell), folder.open_log(LOG) as log:
         progress.log_to(log)
@@ -189,16 +189,16 @@ def _build(
     try:
         found = _preflight(run, options)
         record = workspace.BuildRecord(work=config, tokenizer=resolved.spec.describe(), parity=found.parity)
-        workspace.save_job(folder, record)
+        workspace.save_build_record(folder, record)
         linked: set[str] = set()
         with _reporting_missing_bytes(folder, _output_bytes(resolved, found)):
             receipts = _run_units(run, found.estimate, linked)
-        _tell_of_damage(folder, progress)
+        _report_damage(folder, progress)
         if found.unread:  # the sources were unreadable for a moment only, and the manifest must not depend on that
             record = replace(record, parity=_repeat_parity(run, len(receipts)))
-            workspace.save_job(folder, record)
+            workspace.save_build_record(folder, record)
         executor.release()
-        progress.tell("commit", units=len(receipts))
+        progress.emit("commit", units=len(receipts))
         manifest = commit(
             folder,
             resolved.plan,
@@ -211,13 +211,13 @@ def _build(
             linked=linked,
         )
     except DamagedPieceError:
-        workspace.distrust(folder)
+        workspace.forget_clean_stop(folder)
         raise
     finally:
         executor.stop()
         workspace.sweep(folder, splits)
     workspace.clean_up(folder, scratch)
-    progress.tell("finished", tokens=manifest.tokens, documents=manifest.documents)
+    progress.emit("finished", tokens=manifest.tokens, documents=manifest.documents)
     return manifest
 
 
@@ -225,10 +225,10 @@ def _preflight(run: BuildRun, options: BuildOptions) -> ParityResult:
     """Before any unit: the engine against its reference, and the free space against the estimate."""
     resolved, folder, progress = run.resolved, run.folder, run.progress
     found = check_parity_of_plan(make_request(resolved.plan), run.config, resolved.spec, run.executor)
-    progress.tell("parity", **found.parity)
+    progress.emit("parity", **found.parity)
     if resolved.spec.engine in _SLOW and found.survey.seconds:
         speed = found.survey.encoded_bytes / found.survey.seconds / 1e6
-        progress.tell("note", message=f"{resolved.spec.engine} encodes {speed:.1f} MB/s on each core")
+        progress.emit("note", message=f"{resolved.spec.engine} encodes {speed:.1f} MB/s on each core")
     dataset_bytes = _output_bytes(resolved, found)
     share = found.estimate.share(resolved.recipe.max_tokens)
     extra_bytes = options.extra_bytes(resolved.dtype, found.estimate, share)
@@ -254,16 +254,16 @@ def _run_units(run: BuildRun, expected: Estimate, linked: set[str]) -> Sequence[
     budget = Budget(run.resolved.recipe.max_tokens, known)
     try:
         with contextlib.ExitStack() as stack:
-            tasks, after_unit = _begin_beside(run, known, budget, linked, stack)
-            stack.enter_context(_stopping(executor, folder))
+            tasks, after_unit = _start_background_tasks(run, known, budget, linked, stack)
+            stack.enter_context(_stop_on_error(executor, folder))
             failures = executor.run(tasks, _listener(run, known, after_unit))
         _raise_failures(failures, run.resolved)
         cut = budget.cut(plan)
         if budget.is_spent():
-            run.progress.settle([cut.unit] if cut else [])
+            run.progress.set_remaining([cut.unit] if cut else [])
         if cut is not None:
-            with _stopping(executor, folder):
-                failures = executor.run(iter([cut]), run.progress.hear)
+            with _stop_on_error(executor, folder):
+                failures = executor.run(iter([cut]), run.progress.handle)
             _raise_failures(failures, run.resolved)
     except KeyboardInterrupt:
         raise Interrupted(
@@ -272,8 +272,8 @@ def _run_units(run: BuildRun, expected: Estimate, linked: set[str]) -> Sequence[
         ) from None
     finally:
         with contextlib.suppress(KeyboardInterrupt):
-            workspace.note_clean_stop(folder, plan, known)
-    return _in_order(run, known, budget, cut)
+            workspace.record_clean_stop(folder, plan, known)
+    return _verify_receipts(run, known, budget, cut)
 
 
 def _begin_units(run: BuildRun, expected: Estimate) -> dict[int, int]:
@@ -285,7 +285,7 @@ def _begin_units(run: BuildRun, expected: Estimate) -> dict[int, int]:
         known[receipt.unit] = receipt.tokens
         documents += receipt.documents_read
     if before := workspace.num_receipts(run.folder):
-        run.progress.tell("resume", units=before, total_units=len(plan.units), trusted=len(known))
+        run.progress.emit("resume", units=before, total_units=len(plan.units), trusted=len(known))
     run.progress.start(
         Tally(
             total_bytes=round(plan.text_bytes() * expected.share(run.resolved.recipe.max_tokens)),
@@ -300,7 +300,7 @@ def _begin_units(run: BuildRun, expected: Estimate) -> dict[int, int]:
     return known
 
 
-def _begin_beside(
+def _start_background_tasks(
     run: BuildRun, known: dict[int, int], budget: Budget, linked: set[str], stack: contextlib.ExitStack
 ) -> tuple[Iterator[UnitTask], list[Callable[[int], None]]]:
     """Start what runs beside the units. Returns the tasks, and what to call after each unit."""
@@ -314,7 +314,7 @@ def _begin_beside(
     pack = stack.enter_context(packing(folder, known))
     after_unit = [lambda _: copy_eagerly(), pack, *release]
     if run.scratch:
-        fallback = Fallback(run.scratch, lambda message: run.progress.tell("note", message=message))
+        fallback = Fallback(run.scratch, lambda message: run.progress.emit("note", message=message))
         after_unit.append(lambda _: fallback.check())
     return tasks, after_unit
 
@@ -341,13 +341,13 @@ def _listener(run: BuildRun, known: dict[int, int], after_unit: Sequence[Callabl
             known[unit] = _num_tokens(run.folder, unit) if run.resolved.recipe.max_tokens else 0
             for call in after_unit:
                 call(unit)
-        run.progress.hear(message)
+        run.progress.handle(message)
 
     return listen
 
 
 @contextlib.contextmanager
-def _stopping(executor: Executor, folder: Storage) -> Iterator[None]:
+def _stop_on_error(executor: Executor, folder: Storage) -> Iterator[None]:
     """On any error, stop the workers before waiting for anything else."""
     try:
         yield
@@ -366,7 +366,7 @@ def _num_tokens(folder: Storage, unit: int) -> int:
         return 0
 
 
-def _in_order(run: BuildRun, known: dict[int, int], budget: Budget, cut: UnitTask | None) -> Sequence[Receipt]:
+def _verify_receipts(run: BuildRun, known: dict[int, int], budget: Budget, cut: UnitTask | None) -> Sequence[Receipt]:
     """The receipts of all units in plan order, each checked again. The dataset must have a token."""
     folder, plan = run.folder, run.resolved.plan
     last, fingerprint = budget.num_units(len(plan.units)), plan.fingerprint
@@ -422,13 +422,13 @@ def _place(task: UnitTask) -> str:
     return f"unit {task.unit.index} ({where})"
 
 
-def _tell_of_damage(folder: Storage, progress: Progress) -> None:
+def _report_damage(folder: Storage, progress: Progress) -> None:
     """Damaged units were replayed by now, but the user should know of a drive that loses data."""
     units, files = workspace.quarantined(folder)
     if units:
         done = f"{counted(units, 'unit')} {'was' if units == 1 else 'were'} damaged and built again"
         kept = f"{counted(files, 'file')} of {'it' if units == 1 else 'them'} as found"
-        progress.tell("note", message=f"{done}; {folder.at(workspace.QUARANTINE)} keeps {kept}")
+        progress.emit("note", message=f"{done}; {folder.at(workspace.QUARANTINE)} keeps {kept}")
 
 
 def _repeat_parity(run: BuildRun, num_units: int) -> dict[str, Any]:

@@ -99,7 +99,7 @@ def make_plan(
         )
     slices = _slices(sources, extents, size, _most_work(total, len(extents), size) if count_files else None)
     if sample is not None:
-        slices = _draw(list(slices), sample=sample, seed=seed)
+        slices = _sample_units(list(slices), sample=sample, seed=seed)
     units = records.make_table(Unit, (Unit(index=index, **fields) for index, fields in enumerate(slices)))
     # Any unit of half the wanted size or more reaches the target, so that its piece becomes a shard as it is.
     return Plan(
@@ -193,7 +193,7 @@ def _section_bounds(sections: Sequence[int], parts: int) -> list[tuple[int, int]
     return list(zip(starts, [*starts[1:], len(sections)], strict=True))
 
 
-def _draw(slices: list[dict[str, int]], *, sample: float, seed: int) -> Iterator[dict[str, int]]:
+def _sample_units(slices: list[dict[str, int]], *, sample: float, seed: int) -> Iterator[dict[str, int]]:
     """A seeded choice of whole units, in order. Other units are not read at all."""
     wanted = max(1, round(sample * len(slices)))
     return (slices[i] for i in sorted(random.Random(seed).sample(range(len(slices)), wanted)))

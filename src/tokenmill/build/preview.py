@@ -24,7 +24,7 @@ from tokenmill import arguments
 from tokenmill.arguments import RecipeOptions, Sources
 from tokenmill.build import workspace
 from tokenmill.build.api import check_executor, check_place
-from tokenmill.build.export_layout import beside
+from tokenmill.build.export_layout import plan_layout_export
 from tokenmill.build.plan import Plan, make_task
 from tokenmill.build.preflight import Estimate, check_parity_of_plan, make_request
 from tokenmill.build.resolve import ResolvedBuild, make_config, resolve_build
@@ -122,13 +122,13 @@ def plan(
     exported = None
     if layout is not None:
         check_place(layout, folder)
-        exported = beside(layout, wanted)
+        exported = plan_layout_export(layout, wanted)
         notes.append(f"the time is that of the dataset, without the export to {layout.partition(':')[0]}")
     if folder is not None and not restart and not update:
-        wanted = workspace.as_before(folder, wanted)
+        wanted = workspace.pin_hub_commits(folder, wanted)
     setup = resolve_build(wanted, output=None if folder is None else folder.path)
     if folder is not None and not restart:
-        setup = workspace.as_begun(folder, setup)
+        setup = workspace.match_stored_plan(folder, setup)
     count, at_once = _num_workers(workers, executor)
     if executor == "ray" and workers is None:
         notes.append("the cluster is not asked for its workers: memory and time are for as many as fit here")
@@ -136,9 +136,9 @@ def plan(
     engine = open_engine(setup.spec)
     expected = check_parity_of_plan(_make_request(setup), work, setup.spec, InProcessProber(work, engine)).estimate
     share = expected.share(wanted.max_tokens)
-    standing = (0, False, ()) if folder is None or restart else _standing(folder, setup.plan, update=update)
+    standing = (0, False, ()) if folder is None or restart else _build_status(folder, setup.plan, update=update)
     done, finished, conflict = standing
-    if folder is not None and finished and not workspace.is_proven(folder, setup.plan):
+    if folder is not None and finished and not workspace.matches_sources(folder, setup.plan):
         notes.append("the dataset has no plan: a build reads all of its sources, and compares them with it")
     needed = 0 if finished else round(expected.output_bytes * share)
     if folder is not None and not restart:
@@ -191,7 +191,7 @@ def _make_request(setup: ResolvedBuild) -> ProbeRequest:
     )
 
 
-def _standing(folder: Storage, plan: Plan, *, update: bool) -> tuple[int, bool, tuple[str, ...]]:
+def _build_status(folder: Storage, plan: Plan, *, update: bool) -> tuple[int, bool, tuple[str, ...]]:
     """Units done, whether the dataset is complete, and why a build would refuse to resume."""
     workspace.check_ours(folder)
     try:
@@ -226,7 +226,8 @@ def run_trial(plan: Plan, work: BuildConfig, engine: Engine, *, clock: Clock = t
     costs: list[float] = []
     for unit in chosen if plan.units else ():
         with contextlib.suppress(TokenmillError):  # the unit itself will say what is wrong
-            costs += _cost(Folder(os.devnull, _DiscardingFolder()), calm, make_task(plan, unit), engine, clock)
+            discarded = Folder(os.devnull, _DiscardingFolder())
+            costs += _seconds_per_byte(discarded, calm, make_task(plan, unit), engine, clock)
     return fmean(costs) if costs else None
 
 
@@ -240,13 +241,13 @@ class _DiscardingFolder(LocalFileSystem):
         """There is nothing."""
 
 
-def _cost(folder: Storage, work: BuildConfig, task: UnitTask, engine: Engine, clock: Clock) -> list[float]:
+def _seconds_per_byte(folder: Storage, work: BuildConfig, task: UnitTask, engine: Engine, clock: Clock) -> list[float]:
     """Seconds for a byte of text of the beginning of a unit; nothing if it has no text."""
     begin, text_bytes = clock(), 0
     run = UnitRun(work, task, folder)
     try:
         for batch in read_batches(work, task):
-            sample = _sample(batch)
+            sample = _cut_long_documents(batch)
             run.add(sample, engine)
             text_bytes += sample.text.nbytes
             if text_bytes >= TEXT_BYTES or clock() - begin >= SECONDS:
@@ -256,7 +257,7 @@ def _cost(folder: Storage, work: BuildConfig, task: UnitTask, engine: Engine, cl
     return [(clock() - begin) / text_bytes] if text_bytes else []
 
 
-def _sample(batch: Batch) -> Batch:
+def _cut_long_documents(batch: Batch) -> Batch:
     """A batch with its long documents cut: one of 60 MB shows no more than its beginning, and takes minutes."""
     offsets, data = text_buffers(batch.text)
     if not len(batch.text) or int(np.diff(offsets).max()) <= _LONG_BYTES:

@@ -76,7 +76,7 @@ class Progress:
     def log_to(self, log: EventLog) -> None:
         self._log = log
 
-    def tell(self, kind: str, **fields: Any) -> None:
+    def emit(self, kind: str, **fields: Any) -> None:
         """Emit an event that is worth a line."""
         event = {"kind": kind, **fields}
         if self._log is not None:
@@ -87,15 +87,15 @@ class Progress:
     def start(self, tally: Tally) -> None:
         self.tally = tally
         self.tally.started = time.monotonic()
-        self.tell("start", **{key: value for key, value in tally.snapshot().items() if key != "kind"})
+        self.emit("start", **{key: value for key, value in tally.snapshot().items() if key != "kind"})
 
-    def settle(self, left: Sequence[Unit]) -> None:
+    def set_remaining(self, left: Sequence[Unit]) -> None:
         """Only these units are left: a token budget took more or less of the plan than expected."""
         self.tally.total_bytes = self.tally.done_bytes + self.tally.bytes + sum(unit.text_bytes for unit in left)
         self.tally.total_units = self.tally.done_units + len(left)
         self._show()
 
-    def hear(self, message: Event) -> None:
+    def handle(self, message: Event) -> None:
         """Count a message of an executor, and emit progress."""
         if message["kind"] == "progress":
             if message.get("kept"):
@@ -108,7 +108,7 @@ class Progress:
             else:  # the unit will be run again, or has failed
                 self._adder(message["unit"])(*(-count for count in counted))
             self._kept.discard(message["unit"])
-            self.tell(message["kind"], **{key: value for key, value in message.items() if key != "kind"})
+            self.emit(message["kind"], **{key: value for key, value in message.items() if key != "kind"})
         self._show()
 
     def _show(self) -> None:

@@ -38,11 +38,11 @@ from tokenmill.executors.ray_cluster import (
     ask_head,
     connect,
     error_of,
-    hear,
-    hear_from,
     leave,
     num_slots,
     ray,
+    receive_answer,
+    wait_for_answer,
 )
 from tokenmill.recipe import Recipe
 from tokenmill.storage.base import local_folder
@@ -94,12 +94,12 @@ def build_on_nodes(
     ours = connect(address, workers)
     running: dict[Any, int] = {}
     try:
-        setup, jobs = _share_out(setup, output, tell, restart=restart)
+        setup, jobs = _assign_parts(setup, output, tell, restart=restart)
 
         def submit(job: NodeJob) -> Any:
             slots = num_slots(workers, job.node.slots)
-            told = {"output": job.node.path, "workers": slots, "patience": patience}
-            return _submit(job, slots, {**part.to_message(setup, job.plan), **told})
+            request = {"output": job.node.path, "workers": slots, "patience": patience}
+            return _submit(job, slots, {**part.to_message(setup, job.plan), **request})
 
         ends = _run(jobs, submit, running, _AllNodes(setup.plan, tell))
         parts = [
@@ -112,14 +112,14 @@ def build_on_nodes(
             parts=tuple(map(_place, jobs, parts, ends)),
         )
         sealed = records.seal(record)
-        told = [(job.node, {"output": job.node.path, "nodes": sealed.decode()}) for job in jobs]
-        for job, (_, answer) in zip(jobs, _call_all(part.keep_nodes, told), strict=True):
+        requests = [(job.node, {"output": job.node.path, "nodes": sealed.decode()}) for job in jobs]
+        for job, (_, answer) in zip(jobs, _call_all(part.keep_nodes, requests), strict=True):
             if answer["kind"] == "died":
                 raise _lost(f"{job.node.host} was lost before {dataset_manifest.NODES} was written there")
     finally:
         _leave(running, ours=ours)
     part.write_nodes(here, sealed)
-    return build_parts.together(setup.plan, parts), all(end["already_complete"] for end in ends), record
+    return build_parts.combined_totals(setup.plan, parts), all(end["already_complete"] for end in ends), record
 
 
 def _check_recipe(recipe: Recipe) -> None:
@@ -130,13 +130,13 @@ def _check_recipe(recipe: Recipe) -> None:
         raise RecipeError("`split='nanogpt'` is drawn from all documents", hint="use `split='val=0.0005'`")
 
 
-def _share_out(
+def _assign_parts(
     setup: ResolvedBuild, output: str, tell: Watcher, *, restart: bool
 ) -> tuple[ResolvedBuild, list[NodeJob]]:
     """The parts, each with the node that has it or will build it, and the resolved build that they are parts of."""
-    told = {**part.greeting(setup.spec), "output": output, "restart": restart}
+    request = {**part.handshake(setup.spec), "output": output, "restart": restart}
     found: dict[Node, Message] = {}
-    for node, answer in _call_all(part.look, [(node, told) for node in _living_nodes()]):
+    for node, answer in _call_all(part.find_part, [(node, request) for node in _alive_nodes()]):
         if answer["kind"] == "died":  # Ray takes some seconds to notice that a node is gone
             tell({"kind": "note", "message": f"a node does not answer and is left out: {answer['error']['message']}"})
         else:
@@ -151,13 +151,13 @@ def _share_out(
                 hint="put a variable into OUT that each node has set to a place of its own, like '$LOCAL/owt'",
             )
     held = [(dataset_manifest.part_of(found[node]), found[node]["finished"]) for node in nodes]
-    setup = as_dealt(setup, [held_part for held_part, _ in held])
+    setup = match_node_parts(setup, [held_part for held_part, _ in held])
     owners = build_parts.assign(held, setup.plan.fingerprint, len(setup.plan.units))
     parts = build_parts.deal(setup.plan, len(owners))
     return setup, [NodeJob(nodes[owner], plan) for owner, plan in zip(owners, parts, strict=True)]
 
 
-def as_dealt(setup: ResolvedBuild, held: Iterable[NodePart | None]) -> ResolvedBuild:
+def match_node_parts(setup: ResolvedBuild, held: Iterable[NodePart | None]) -> ResolvedBuild:
     """The build that the nodes hold parts of: version 0.1 put any number of small files into a unit."""
     wholes = {held_part.whole for held_part in held if held_part is not None}
     if setup.formerly is None or not wholes or setup.plan.fingerprint in wholes:
@@ -166,7 +166,7 @@ def as_dealt(setup: ResolvedBuild, held: Iterable[NodePart | None]) -> ResolvedB
     return before if before.plan.fingerprint in wholes else setup
 
 
-def _living_nodes() -> list[Node]:
+def _alive_nodes() -> list[Node]:
     """Nodes that are up and have slots."""
     up = [Node(node["NodeID"], int(node["Resources"].get("CPU", 0))) for node in ask_head(ray.nodes) if node["Alive"]]
     found = [node for node in up if node.slots]
@@ -178,26 +178,26 @@ def _living_nodes() -> list[Node]:
 def _call_all(function: Callable[[str], str], calls: Iterable[tuple[Node, Message]]) -> list[tuple[Node, Message]]:
     """Ask all nodes at the same time, without taking a slot of theirs. A refusal is raised."""
     task = ray.remote(num_cpus=0, max_retries=0)(function)
-    asked = [(node, task.options(scheduling_strategy=_only(node)).remote(json.dumps(told))) for node, told in calls]
-    answers = [(node, hear_from(ref)) for node, ref in asked]
+    asked = [(node, task.options(scheduling_strategy=_only(node)).remote(json.dumps(one))) for node, one in calls]
+    answers = [(node, wait_for_answer(ref)) for node, ref in asked]
     for _, answer in answers:
         if answer["kind"] == "failed":
             raise error_of(answer)
     return answers
 
 
-def _submit(job: NodeJob, slots: int, told: Message) -> Any:
+def _submit(job: NodeJob, slots: int, request: Message) -> Any:
     """Begin to build a part. Returns the source of its messages."""
     options = {"num_cpus": slots, "max_retries": 0, "num_returns": "streaming"}
-    return ray.remote(**options, scheduling_strategy=_only(job.node))(part.build_part).remote(json.dumps(told))
+    return ray.remote(**options, scheduling_strategy=_only(job.node))(part.build_part).remote(json.dumps(request))
 
 
 def _only(node: Node) -> Any:
     return ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy(node.id, soft=False)
 
 
-def _next(talk: Any) -> str:
-    said: str = ray.get(next(talk))
+def _next(generator: Any) -> str:
+    said: str = ray.get(next(generator))
     return said
 
 
@@ -216,26 +216,26 @@ def _run(
             if time.monotonic() - looked >= LOOK_SECONDS:
                 ask_head(ray.nodes)
                 looked = time.monotonic()
-            for talk in ray.wait(list(running), timeout=LOOK_SECONDS)[0]:
-                number, heard = running[talk], hear(partial(_next, talk))
-                if heard["kind"] == "event":
-                    whole.hear(jobs[number].node, heard["event"])
+            for generator in ray.wait(list(running), timeout=LOOK_SECONDS)[0]:
+                number, reply = running[generator], receive_answer(partial(_next, generator))
+                if reply["kind"] == "event":
+                    whole.update(jobs[number].node, reply["event"])
                     continue
-                del running[talk]
-                if heard["kind"] == "complete":
-                    ends[number] = heard
+                del running[generator]
+                if reply["kind"] == "complete":
+                    ends[number] = reply
                     whole.complete(jobs[number])
-                elif heard["kind"] == "died" and not _is_up(jobs[number].node):
+                elif reply["kind"] == "died" and not _is_up(jobs[number].node):
                     failures.append((jobs[number], _lost("the node was lost")))
-                elif heard["kind"] == "died" and tries[number] < MAX_TRIES:
-                    whole.hear(
+                elif reply["kind"] == "died" and tries[number] < MAX_TRIES:
+                    whole.update(
                         jobs[number].node,
-                        {"kind": "note", "message": f"{heard['error']['message']}; its part is resumed"},
+                        {"kind": "note", "message": f"{reply['error']['message']}; its part is resumed"},
                     )
                     running[submit(jobs[number])] = number
                     tries[number] += 1
                 else:
-                    failures.append((jobs[number], errors.from_record(heard["error"])))
+                    failures.append((jobs[number], errors.from_record(reply["error"])))
     except KeyboardInterrupt:
         raise Interrupted("what the nodes have done is saved", hint="run the same command to resume") from None
     _raise_failures(failures, len(jobs))
@@ -290,7 +290,7 @@ class _AllNodes:
         self._total = {"total_bytes": plan.text_bytes(), "total_units": len(plan.units)}
         tell({"kind": "start", "bytes": 0, **self._total})
 
-    def hear(self, node: Node, event: Event) -> None:
+    def update(self, node: Node, event: Event) -> None:
         if event["kind"] == "progress":
             self._last[node] = event
             self._report()

@@ -44,7 +44,7 @@ def start_update(folder: Storage, plan: Plan) -> None:
         return
     old = workspace.load_plan(folder)
     if old.identity != plan.identity:
-        return  # workspace.enter raises
+        return  # workspace.start_or_resume raises
     if plan.identity.get("split") == "nanogpt":
         raise RecipeError(
             "`update` does not go with `split='nanogpt'`: which documents it holds out depends on all of them",
@@ -71,7 +71,7 @@ def finish_update(folder: Storage) -> None:
     folder.sync(RECEIPTS)
     folder.replace(workspace.CLEAN, folder.read(_CLEAN))
     folder.write_parts(receipts.PLAN, map(bytes, folder.blocks(KEPT_PLAN, max_bytes=records.MAX_RECORD_BYTES)))
-    workspace.forget_kept(folder)
+    workspace.remove_kept(folder)
 
 
 def num_kept(folder: Storage, old: Plan, new: Plan) -> int:
@@ -82,7 +82,7 @@ def num_kept(folder: Storage, old: Plan, new: Plan) -> int:
 
 def _gather(folder: Storage, old: Plan, new: Plan) -> bool:
     """Give what is kept its new names beside the old ones. True if there was anything to keep."""
-    workspace.forget_kept(folder)
+    workspace.remove_kept(folder)
     for parent in (PIECES, RECEIPTS, REJECTS):
         folder.make(_kept_name(parent))
     matches = dict(_matching_units(old, new))
@@ -100,7 +100,7 @@ def _gather(folder: Storage, old: Plan, new: Plan) -> bool:
     for parent in (PIECES, REJECTS):
         folder.sync(_kept_name(parent))
     units = tuple(sorted(matches[unit] for unit in kept if unit in clean))
-    folder.replace(_CLEAN, records.seal(workspace.Clean(fingerprint=new.fingerprint, units=units)))
+    folder.replace(_CLEAN, records.seal(workspace.CleanStop(fingerprint=new.fingerprint, units=units)))
     return bool(kept)
 
 

@@ -110,7 +110,7 @@ class BuildRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Clean:
+class CleanStop:
     fingerprint: str
     units: tuple[Int, ...]
 
@@ -207,24 +207,24 @@ def finished(folder: Storage, plan: Plan) -> Manifest | None:
             raise DatasetError(error.message, hint=hint) from None
         _check_pins(before, plan.sources, hint="put the old file back, or start over with `restart=True`")
     try:
-        quick_check(folder, found)
+        check_file_sizes(folder, found)
     except DatasetError as error:
         hint = error.hint if folder.exists(PLAN) else "its .build folder is gone: start it over with `restart=True`"
         raise DatasetError(error.message, hint=hint) from None
     return found
 
 
-def quick_check(folder: Storage, found: Manifest) -> None:
+def check_file_sizes(folder: Storage, found: Manifest) -> None:
     """Raise `DatasetError` unless every file is there with its size, and every index fits its tokens."""
     for name, what in wrong_structure(folder, found):
         raise DatasetError(f"{folder.at(name)} {what}", hint="run tokenmill repair")
 
 
-def enter(folder: Storage, setup: ResolvedBuild, *, restart: bool) -> None:
+def start_or_resume(folder: Storage, setup: ResolvedBuild, *, restart: bool) -> None:
     """Start a build of this plan in the folder, or resume the one that is there. The lock is held."""
     plan = setup.plan
     # A build that was killed before its first unit is replaced: a branch of the hub may have moved since.
-    if restart or (folder.exists(PLAN) and not is_stored(folder, plan) and not has_work(folder)):
+    if restart or (folder.exists(PLAN) and not is_stored(folder, plan) and not may_have_units(folder)):
         start_over(folder)
     if not folder.exists(PLAN):
         folder.remove(manifest.NODES)
@@ -235,7 +235,7 @@ def enter(folder: Storage, setup: ResolvedBuild, *, restart: bool) -> None:
 
 def check_begun(folder: Storage, plan: Plan) -> None:
     """Refuse an unfinished build of another plan, or of sources that changed since, of which a unit was begun."""
-    if not folder.exists(PLAN) or is_stored(folder, plan) or not has_work(folder):
+    if not folder.exists(PLAN) or is_stored(folder, plan) or not may_have_units(folder):
         return
     found = load_plan(folder)
     if found.fingerprint != plan.fingerprint:
@@ -247,7 +247,7 @@ def check_begun(folder: Storage, plan: Plan) -> None:
     _check_pins(found.sources, plan.sources, hint=_OTHER_SOURCES)
 
 
-def has_work(folder: Storage) -> bool:
+def may_have_units(folder: Storage) -> bool:
     """Whether a unit may have been begun. The job is written before the first of them."""
     return folder.exists(JOB) or any(folder.names(name) for name in (RECEIPTS, PACKS))
 
@@ -267,7 +267,7 @@ def start_over(folder: Storage, *, but: Sequence[str] = ()) -> None:
     splits = known_splits(folder)
     folder.check_no_links((*splits, "provenance"))
     if KEPT not in but:
-        forget_kept(folder)  # first: otherwise the update would be resumed
+        remove_kept(folder)  # first: otherwise the update would be resumed
     folder.remove(manifest.MANIFEST)
     folder.remove(manifest.NODES)
     folder.sync("")  # from here on it is not a dataset, whatever else is still there
@@ -294,11 +294,11 @@ def known_splits(folder: Storage) -> set[str]:
             splits |= set(manifest.load_manifest(folder).splits)
     if folder.exists(JOB):
         with contextlib.suppress(DatasetError):
-            splits |= set(load_job(folder).work.split_names)
+            splits |= set(load_build_record(folder).work.split_names)
     return splits
 
 
-def forget_kept(folder: Storage) -> None:
+def remove_kept(folder: Storage) -> None:
     """Remove what an update gathered: its decision first, which must not come back alone."""
     found = folder.stat(KEPT)
     if found is not None and found.is_folder:
@@ -314,11 +314,11 @@ def load_plan(folder: Storage) -> Plan:
     return plan
 
 
-def save_job(folder: Storage, job: BuildRecord) -> None:
+def save_build_record(folder: Storage, job: BuildRecord) -> None:
     folder.replace(JOB, records.seal(job))
 
 
-def load_job(folder: Storage) -> BuildRecord:
+def load_build_record(folder: Storage) -> BuildRecord:
     """The job of a build."""
     job = records.unseal(BuildRecord, folder.read(JOB), where=folder.at(JOB))
     for name in job.work.split_names:
@@ -327,12 +327,12 @@ def load_job(folder: Storage) -> BuildRecord:
     return replace(job, work=replace(job.work, scratch=None))
 
 
-def as_before(folder: Storage, recipe: Recipe) -> Recipe:
+def pin_hub_commits(folder: Storage, recipe: Recipe) -> Recipe:
     """The recipe with datasets of the hub at the commit that the build in this folder began with: branches move on."""
     if not folder.exists(JOB):
         return recipe
     try:
-        root = load_job(folder).work.root
+        root = load_build_record(folder).work.root
     except DatasetError:
         return recipe
     if not is_hub(root):
@@ -343,7 +343,7 @@ def as_before(folder: Storage, recipe: Recipe) -> Recipe:
     return replace(recipe, sources=sources, val_sources=val_sources)
 
 
-def as_begun(folder: Storage, setup: ResolvedBuild) -> ResolvedBuild:
+def match_stored_plan(folder: Storage, setup: ResolvedBuild) -> ResolvedBuild:
     """The build as it was cut when it began in this folder: version 0.1 put any number of small files into a unit."""
     if setup.formerly is None:
         return setup
@@ -384,7 +384,7 @@ def clean_units(folder: Storage, plan: Plan) -> list[int]:
     if not folder.exists(CLEAN):
         return []
     try:
-        clean = records.unseal(Clean, folder.read(CLEAN), where=CLEAN)
+        clean = records.unseal(CleanStop, folder.read(CLEAN), where=CLEAN)
     except DatasetError:
         return []
     if clean.fingerprint != plan.fingerprint:
@@ -403,14 +403,14 @@ def quarantined(folder: Storage) -> tuple[int, int]:
     return len({match[1] for match in found}), len(found)
 
 
-def note_clean_stop(folder: Storage, plan: Plan, known: Iterable[int]) -> None:
+def record_clean_stop(folder: Storage, plan: Plan, known: Iterable[int]) -> None:
     """Write down which units need no rehash at the next start."""
     if units := tuple(sorted(known)):
         with contextlib.suppress(StorageError):  # a full disk: the next start just rehashes
-            folder.replace(CLEAN, records.seal(Clean(fingerprint=plan.fingerprint, units=units)))
+            folder.replace(CLEAN, records.seal(CleanStop(fingerprint=plan.fingerprint, units=units)))
 
 
-def distrust(folder: Storage) -> None:
+def forget_clean_stop(folder: Storage) -> None:
     """Let the next start hash every unit again."""
     folder.remove(CLEAN)
 
@@ -433,12 +433,12 @@ def clean_up(folder: Storage, local: Storage | None) -> None:
         folder.remove_all([f"{PIECES}/{name}" for name in some])
     folder.remove_tree(PACKS)
     folder.remove_tree(CLEAN)
-    forget_kept(folder)
+    remove_kept(folder)
     if local is not None:
         remove_scratch_folder(local)
 
 
-def tidy(folder: Storage, splits: Iterable[str], local: Storage | None) -> None:
+def finish_clean_up(folder: Storage, splits: Iterable[str], local: Storage | None) -> None:
     """Do the rest of a build or repair that was stopped behind its manifest, unless another process works on it.
 
     The dataset is complete without it, so a folder that cannot be written to stays as it is.
@@ -473,7 +473,7 @@ def _differences(found: Manifest, plan: Plan) -> list[str]:
     return differences(old_plan, new_plan)
 
 
-def is_proven(folder: Storage, plan: Plan) -> bool:
+def matches_sources(folder: Storage, plan: Plan) -> bool:
     """Whether a finished dataset is known to be of these sources: by its plan, or because they were compared."""
     if folder.exists(PLAN):
         return True
@@ -484,7 +484,7 @@ def is_proven(folder: Storage, plan: Plan) -> bool:
     return before == _compared(folder, plan)
 
 
-def note_compared(folder: Storage, plan: Plan) -> None:
+def record_comparison(folder: Storage, plan: Plan) -> None:
     """Write down that the sources were compared by content, so that the next time their pins are enough."""
     with contextlib.suppress(LockedError, StorageError, OSError):  # a folder that cannot be written to stays as it is
         folder.make(".build")
@@ -525,7 +525,7 @@ def reopen(folder: Storage, filter: str | None) -> tuple[Plan, BuildRecord]:
             hint=_PREPARE_AGAIN,
         )
     try:
-        plan, job = load_plan(folder), load_job(folder)
+        plan, job = load_plan(folder), load_build_record(folder)
     except DatasetError as error:
         raise DatasetError(error.message, hint=_PREPARE_AGAIN) from None
     check_filter(plan.identity.get("filter"), filter, where=folder.path)
@@ -546,7 +546,7 @@ def find_receipt(folder: Storage, plan: Plan, key: Key) -> Receipt | None:
     return receipt if (receipt.key, receipt.fingerprint) == (key, plan.fingerprint) else None
 
 
-def whole_receipts(folder: Storage, plan: Plan) -> Iterator[Receipt | None]:
+def load_all_receipts(folder: Storage, plan: Plan) -> Iterator[Receipt | None]:
     """The receipt of every unit, in order, as long as they are asked for."""
     return folder.each(partial(find_receipt, folder, plan), ((unit, NO_LIMIT) for unit in range(len(plan.units))))
 
@@ -557,18 +557,18 @@ def dataset_receipts(folder: Storage, plan: Plan) -> Sequence[Receipt]:
     def found() -> Iterator[Receipt]:
         known: dict[int, int] = {}
         budget = Budget(plan.identity.get("max_tokens"), known)
-        for unit, receipt in enumerate(whole_receipts(folder, plan)):
-            known[unit] = there(receipt, unit).tokens
+        for unit, receipt in enumerate(load_all_receipts(folder, plan)):
+            known[unit] = require_receipt(receipt, unit).tokens
             if budget.is_spent():
                 cut = budget.cut(plan)
-                yield there(receipt if cut is None else find_receipt(folder, plan, key_of(cut)), unit)
+                yield require_receipt(receipt if cut is None else find_receipt(folder, plan, key_of(cut)), unit)
                 return
-            yield there(receipt, unit)
+            yield require_receipt(receipt, unit)
 
     return records.make_table(Receipt, found(), many=records.MANY_LARGE)
 
 
-def there(receipt: Receipt | None, unit: int) -> Receipt:
+def require_receipt(receipt: Receipt | None, unit: int) -> Receipt:
     """A receipt that a unit must have."""
     if receipt is None:
         raise DatasetError(f"the receipt of unit {unit} is missing or damaged", hint="run tokenmill repair")

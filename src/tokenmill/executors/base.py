@@ -67,7 +67,7 @@ class Executor(Prober, Protocol):
         """Stop at once. What units have published stays."""
 
 
-def judge(
+def retry_or_fail(
     task: UnitTask,
     error: errors.TokenmillError,
     tries: Counter[int],

@@ -244,15 +244,15 @@ class WorkerProcesses:
         """Send the workers, and those that will replace them, what they need for their units."""
         self._configuration = configuration
         for link in self._workers:
-            self.tell(link, configuration)
+            self.send(link, configuration)
 
-    def tell(self, link: Connection, message: Message) -> None:
+    def send(self, link: Connection, message: Message) -> None:
         with contextlib.suppress(OSError):  # a dead worker is noticed when it is heard
             send(link, message)
 
-    def hear(self) -> list[tuple[Connection, Message]]:
+    def receive(self) -> list[tuple[Connection, Message]]:
         """Wait for messages of the workers. The death of a worker is a message, too."""
-        return [(link, self.hear_from(link)) for link in _ready(self._workers)]
+        return [(link, self.receive_from(link)) for link in _ready(self._workers)]
 
     def links(self) -> list[Connection]:
         """The sockets of all workers, for a caller that waits for others as well."""
@@ -288,7 +288,7 @@ class WorkerProcesses:
             if not found:
                 return
 
-    def hear_from(self, link: Connection) -> Message:
+    def receive_from(self, link: Connection) -> Message:
         """A message of this worker, which has one or is dead."""
         try:
             return receive(link)
@@ -310,7 +310,7 @@ class WorkerProcesses:
         link = Connection(ours.detach())
         self._workers[link] = server, worker
         if self._configuration is not None:
-            self.tell(link, self._configuration)
+            self.send(link, self._configuration)
 
 
 def _cause(code: int | None) -> str:

@@ -20,7 +20,7 @@ from multiprocessing.connection import Connection
 import msgspec
 
 from tokenmill import errors, records
-from tokenmill.executors.base import MAX_TRIES, Listener, UnitFailure, judge
+from tokenmill.executors.base import MAX_TRIES, Listener, UnitFailure, retry_or_fail
 from tokenmill.executors.forkserver import Message, WorkerProcesses
 from tokenmill.storage.base import Storage
 from tokenmill.tokenizers.parity import Trial
@@ -59,16 +59,16 @@ class ProcessPool:
         while answer is None:
             if asked is None and self._idle:
                 asked = self._idle.pop()
-                self._processes.tell(asked, question)
-            for link, message in self._processes.hear():
+                self._processes.send(asked, question)
+            for link, message in self._processes.receive():
                 if link is not asked:
-                    self._welcome(link, message)
+                    self._on_idle(link, message)
                 elif message["kind"] == "answer":
                     self._idle.append(link)
                     answer = message["answer"]
                 elif message["kind"] == "died":
                     asked = None
-                    self._welcome(link, message)
+                    self._on_idle(link, message)
                 else:
                     raise errors.from_record(message["error"])
         return answer
@@ -80,10 +80,10 @@ class ProcessPool:
         failures: list[UnitFailure] = []
         exhausted = False
         while True:
-            exhausted = self._hand_out(tasks, again, begun) or exhausted
+            exhausted = self._assign_tasks(tasks, again, begun) or exhausted
             if exhausted and not again and not any(begun.values()):
                 return failures
-            for link, message in self._processes.hear():
+            for link, message in self._processes.receive():
                 kind = message["kind"]
                 if kind == "progress":
                     listener(message)
@@ -91,7 +91,7 @@ class ProcessPool:
                     del begun[link][message["unit"]]
                     listener({"kind": "done", "unit": message["unit"]})
                 elif kind == "free" or not begun.get(link):
-                    self._welcome(link, message)
+                    self._on_idle(link, message)
                 else:
                     # A worker has at most two units: one that it computes, and one that it writes to disk.
                     lost = begun.pop(link) if kind == "died" else {0: begun[link].pop(message["unit"])}
@@ -99,9 +99,9 @@ class ProcessPool:
                         self._idle.remove(link)
                     error = errors.from_record(message["error"])
                     for task in lost.values():
-                        judge(task, error, tries, again, failures, listener)
+                        retry_or_fail(task, error, tries, again, failures, listener)
 
-    def _hand_out(
+    def _assign_tasks(
         self, tasks: Iterator[UnitTask], again: list[UnitTask], begun: dict[Connection, dict[int, UnitTask]]
     ) -> bool:
         """Give a task to every idle worker. True if there were too few."""
@@ -111,7 +111,7 @@ class ProcessPool:
                 return True
             link = self._idle.pop()
             begun.setdefault(link, {})[task.unit.index] = task
-            self._processes.tell(link, msgspec.to_builtins(task))
+            self._processes.send(link, msgspec.to_builtins(task))
         return False
 
     def release(self) -> None:
@@ -120,7 +120,7 @@ class ProcessPool:
     def stop(self) -> None:
         self._processes.stop()
 
-    def _welcome(self, link: Connection, message: Message) -> None:
+    def _on_idle(self, link: Connection, message: Message) -> None:
         """Note an idle worker. Raise if workers could not start, or keep dying before their first unit."""
         if message["kind"] == "free":
             self._idle.append(link)

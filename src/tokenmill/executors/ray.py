@@ -31,7 +31,7 @@ from typing import Any
 
 from tokenmill import errors, records
 from tokenmill.errors import RecipeError
-from tokenmill.executors.base import MAX_TRIES, Listener, UnitFailure, judge
+from tokenmill.executors.base import MAX_TRIES, Listener, UnitFailure, retry_or_fail
 from tokenmill.executors.forkserver import WORKER_ENVIRONMENT, Message
 from tokenmill.executors.ray_cluster import (
     LOOK_SECONDS,
@@ -39,13 +39,13 @@ from tokenmill.executors.ray_cluster import (
     check_versions,
     connect,
     error_of,
-    hear,
-    hear_from,
     leave,
     num_cores,
     num_slots,
     own_version,
     ray,
+    receive_answer,
+    wait_for_answer,
 )
 from tokenmill.executors.worker import answer_to
 from tokenmill.resources import positive_from_environment, start_arrow
@@ -110,15 +110,15 @@ class RayExecutor:
     def _ask(self, question: Message) -> Message:
         """The answer of one actor. If the actor is lost, another one is asked, a few times."""
         for _ in range(MAX_TRIES):
-            while (actor := self._freest()) is None:
-                for _, answer in self._hear():
-                    self._welcome(answer)
-            answer = hear_from(actor.do.remote(json.dumps(question)))
+            while (actor := self._least_busy()) is None:
+                for _, answer in self._receive_answers():
+                    self._check_opened(answer)
+            answer = wait_for_answer(actor.do.remote(json.dumps(question)))
             if answer["kind"] == "answer":
                 return dict(answer["answer"])
             if answer["kind"] == "failed":
                 break
-            self._lose(actor, answer)
+            self._on_actor_death(actor, answer)
         raise error_of(answer)
 
     def run(self, tasks: Iterator[UnitTask], listener: Listener) -> list[UnitFailure]:
@@ -127,23 +127,23 @@ class RayExecutor:
         failures: list[UnitFailure] = []
         exhausted = False
         while True:
-            while (again or not exhausted) and (actor := self._freest()) is not None:
+            while (again or not exhausted) and (actor := self._least_busy()) is not None:
                 task = again.pop() if again else next(tasks, None)
                 if task is None:
                     exhausted = True
                     break
                 # A unit that kills its actor takes the other call down with it, so a second try runs alone.
-                self._give(actor, task, free_calls=CALLS if tries[task.unit.index] else 1)
+                self._submit(actor, task, free_calls=CALLS if tries[task.unit.index] else 1)
             if exhausted and not again and not any(call.task for call in self._calls.values()):
                 return failures
-            for task, answer in self._hear():
+            for task, answer in self._receive_answers():
                 if task is None:
-                    self._welcome(answer)
+                    self._check_opened(answer)
                 elif answer["kind"] == "done":
                     listener({"kind": "progress", "unit": task.unit.index, **answer["counts"]})
                     listener({"kind": "done", "unit": task.unit.index})
                 else:
-                    judge(task, error_of(answer), tries, again, failures, listener)
+                    retry_or_fail(task, error_of(answer), tries, again, failures, listener)
 
     def release(self) -> None:
         """Give the cluster its slots back before the commit."""
@@ -159,22 +159,22 @@ class RayExecutor:
         for actor in list(self._free_calls):
             self._kill_actor(actor)
 
-    def _freest(self) -> Any:
+    def _least_busy(self) -> Any:
         """The actor with the most free calls; None if there is no free call."""
         actor = max(self._free_calls, key=self._free_calls.__getitem__, default=None)
         return actor if actor is not None and self._free_calls[actor] > 0 else None
 
-    def _give(self, actor: Any, task: UnitTask, *, free_calls: int) -> None:
+    def _submit(self, actor: Any, task: UnitTask, *, free_calls: int) -> None:
         self._free_calls[actor] -= free_calls
         self._calls[actor.do.remote(json.dumps(asdict(task)))] = _Call(actor, task, free_calls)
 
-    def _hear(self) -> Iterator[tuple[UnitTask | None, Message]]:
+    def _receive_answers(self) -> Iterator[tuple[UnitTask | None, Message]]:
         """Wait for answers and give them with their tasks. Starts actors where some are missing."""
         self._start_actors()
         for ref in answered(list(self._calls)):
-            call, answer = self._calls.pop(ref), hear(partial(ray.get, ref))
+            call, answer = self._calls.pop(ref), receive_answer(partial(ray.get, ref))
             if answer["kind"] == "died":
-                self._lose(call.actor, answer)
+                self._on_actor_death(call.actor, answer)
             elif call.actor in self._free_calls:
                 self._free_calls[call.actor] += call.free_calls
                 self._hosts.setdefault(call.actor, answer.get("host", ""))  # its first answer: it has opened
@@ -189,7 +189,7 @@ class RayExecutor:
             self._free_calls[actor] = 0
             self._calls[actor.open.remote(self._configuration)] = _Call(actor, None, CALLS)
 
-    def _lose(self, actor: Any, answer: Message) -> None:
+    def _on_actor_death(self, actor: Any, answer: Message) -> None:
         """Note that an actor died, and on which host."""
         answer["host"] = self._hosts.get(actor, "")
         self._kill_actor(actor)
@@ -199,7 +199,7 @@ class RayExecutor:
         self._free_calls.pop(actor, None)
         ray.kill(actor)
 
-    def _welcome(self, answer: Message) -> None:
+    def _check_opened(self, answer: Message) -> None:
         """Raise if an actor could not open, and others would not either."""
         self._failed_starts = self._failed_starts + 1 if answer["kind"] == "died" else 0
         if answer["kind"] == "failed" or self._failed_starts > MAX_TRIES * self.workers:
@@ -231,15 +231,15 @@ class UnitActor:
 
     def do(self, message: str) -> str:
         """Do a unit, or answer what is asked before the config."""
-        told = json.loads(message)
-        return _answer(lambda: self._do(told) if "unit" in told else self._look(told))
+        request = json.loads(message)
+        return _answer(lambda: self._run_task(request) if "unit" in request else self._answer_question(request))
 
-    def _open(self, told: Message) -> Message:
+    def _open(self, request: Message) -> Message:
         start_arrow()
-        sys.path += [path for path in told["path"] if path not in sys.path]
+        sys.path += [path for path in request["path"] if path not in sys.path]
         self._computing = threading.Lock()
-        self._config = records.convert(BuildConfig, told["work"], where="work")
-        self._folder = from_record(told["output"])
+        self._config = records.convert(BuildConfig, request["work"], where="work")
+        self._folder = from_record(request["output"])
         if not self._folder.exists(receipts.PLAN):
             raise RecipeError(
                 f"{self._folder.path} is not there on {platform.node()}",
@@ -248,18 +248,18 @@ class UnitActor:
         self._folder.make()
         if self._config.scratch:
             Folder(self._config.scratch).make()
-        name = told["tokenizer"]["file"]
-        self._spec = from_dataset(told["tokenizer"], self._folder.read(name) if name else None)
-        check_versions(told["version"], told["tokenizer"], self._spec)
+        name = request["tokenizer"]["file"]
+        self._spec = from_dataset(request["tokenizer"], self._folder.read(name) if name else None)
+        check_versions(request["version"], request["tokenizer"], self._spec)
         self._engine = EngineHolder(self._spec, open_engine(self._spec))
         return {"kind": "free", "host": platform.node()}
 
-    def _look(self, question: Message) -> Message:
+    def _answer_question(self, question: Message) -> Message:
         with self._computing:
             return {"kind": "answer", "answer": answer_to(question, self._config, self._engine())}
 
-    def _do(self, told: Message) -> Message:
-        task = records.convert(UnitTask, told, where="task")
+    def _run_task(self, request: Message) -> Message:
+        task = records.convert(UnitTask, request, where="task")
         counts = Counter(documents=0, tokens=0, bytes=0, kept=0)
 
         def report(documents: int, tokens: int, planned_bytes: int, *, kept: bool = False) -> None:

@@ -75,7 +75,11 @@ def connect(address: str | None, workers: int | None) -> bool:
     else:
         options, secret = {"address": found}, user_environment() if _is_noted(address) else {}
     try:
-        with _own_signals(), environment(secret), _at_home() if found is None else contextlib.nullcontext():
+        with (
+            _own_signal_handlers(),
+            environment(secret),
+            _on_loopback() if found is None else contextlib.nullcontext(),
+        ):
             ray.init(**options, log_to_driver=False, logging_level="error")
     except BaseException as error:
         leave()
@@ -94,7 +98,7 @@ def leave() -> None:
 
 
 @contextlib.contextmanager
-def _at_home() -> Iterator[None]:
+def _on_loopback() -> Iterator[None]:
     """Make a Ray that starts meanwhile listen on 127.0.0.1 alone. Ray does so by itself only on systems without
     clusters; elsewhere it replaces that address, even if it is given, by one that other machines can reach."""
     constants = ray._private.ray_constants
@@ -149,7 +153,7 @@ def _cluster_here() -> str | None:
 
 
 @contextlib.contextmanager
-def _own_signals() -> Iterator[None]:
+def _own_signal_handlers() -> Iterator[None]:
     """Keep our signal handlers: Ray installs its own."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -202,20 +206,20 @@ def answered(refs: list[Any]) -> list[Any]:
     return ready
 
 
-def hear_from(ref: Any) -> Message:
+def wait_for_answer(ref: Any) -> Message:
     """Wait for the answer of a task, as long as the head of the cluster is up."""
     while not answered([ref]):
         num_cores()
-    return hear(partial(ray.get, ref))
+    return receive_answer(partial(ray.get, ref))
 
 
-def hear(get: Callable[[], str]) -> Message:
+def receive_answer(get: Callable[[], str]) -> Message:
     """The answer of a task, from `get`. The death of its worker is an answer, too."""
     try:
         answer: Message = json.loads(get())
         return answer
     except ray.exceptions.RayError as error:
-        cause = _never_began(error)
+        cause = _start_error(error)
         if cause is None:
             message = f"a worker was lost: {type(error).__name__}"
             return {"kind": "died", "error": errors.to_record(BuildError(message, hint="is there enough memory?"))}
@@ -241,7 +245,7 @@ def _node_of(error: Exception) -> str:
     return f"the node at {found[1]}" if found else "a node"
 
 
-def _never_began(error: Exception) -> str | None:
+def _start_error(error: Exception) -> str | None:
     """Why a call never reached our code, which raises nothing itself; None if it did and was lost."""
     if isinstance(error, ray.exceptions.RayTaskError):
         said = str(error.cause)

@@ -78,7 +78,7 @@ class TokenPool:
                 message, data = self._ask(position, first)
             except (EOFError, OSError):
                 losses += 1
-                self._lose_server(losses)
+                self._on_server_death(losses)
                 continue
             if message["kind"] == "failed":
                 raise errors.from_record(message["error"])
@@ -157,7 +157,7 @@ class TokenPool:
             dropped=message["dropped"],
         )
 
-    def _lose_server(self, losses: int) -> None:
+    def _on_server_death(self, losses: int) -> None:
         """The server has died, or it ended just now because all other clients had left."""
         self._drop_link()
         if losses >= _MAX_TRIES:

@@ -115,9 +115,9 @@ class TokenServer:
                 if ready is listener:
                     self._accept(listener)
                 elif isinstance(ready, Connection) and ready in self._clients:
-                    self._hear_client(self._clients[ready])
+                    self._receive_from_client(self._clients[ready])
                 elif isinstance(ready, Connection):
-                    self._hear_worker(ready)
+                    self._receive_from_worker(ready)
             if not self._clients and (listener is None or not self._accept(listener)):
                 if listener is not None:
                     listener.close()  # a client that comes too late starts a server of its own
@@ -146,7 +146,7 @@ class TokenServer:
         self._clients[link] = _Client(link)
         return True
 
-    def _hear_client(self, client: _Client) -> None:
+    def _receive_from_client(self, client: _Client) -> None:
         try:
             message = receive(client.link)
         except (EOFError, OSError):
@@ -178,8 +178,8 @@ class TokenServer:
         self._runs.append(run)
         return run
 
-    def _hear_worker(self, link: Connection) -> None:
-        message = self._processes.hear_from(link)
+    def _receive_from_worker(self, link: Connection) -> None:
+        message = self._processes.receive_from(link)
         kind, run = message["kind"], self._at_work.get(link)
         if kind == "free":
             self._at_work.pop(link, None)
@@ -228,7 +228,7 @@ class TokenServer:
         for client in self._clients.values():
             self._answer(client)
         needs = self._find_needs()
-        self._give_up_pieces(needs)
+        self._evict_pieces(needs)
         self._resume_paused(needs)
         self._start(needs)
 
@@ -260,7 +260,7 @@ class TokenServer:
                 need.is_waited_for |= client.is_waiting and position == client.position
         return needs
 
-    def _give_up_pieces(self, needs: dict[_Run, _Need]) -> None:
+    def _evict_pieces(self, needs: dict[_Run, _Need]) -> None:
         """Forget units that failed, and what nobody needs, as far as there is no room for it."""
         for run in list(self._runs):
             over, need = self._held > self._room, needs.get(run)
@@ -294,13 +294,13 @@ class TokenServer:
                 self._leave(run, link)
             elif self._held < self._room or need.is_waited_for:
                 run.is_paused = False
-                self._processes.tell(link, {"kind": "continue"})
+                self._processes.send(link, {"kind": "continue"})
 
     def _leave(self, run: _Run, link: Connection) -> None:
         """Take a paused worker away from its unit. It says that it is free in a moment."""
         run.is_paused, run.link = False, None
         del self._at_work[link]
-        self._processes.tell(link, {"kind": "leave"})
+        self._processes.send(link, {"kind": "leave"})
 
     def _start(self, needs: dict[_Run, _Need]) -> None:
         """Give units to idle workers: first those that a client waits for, then those that are wanted soonest."""
@@ -310,14 +310,14 @@ class TokenServer:
                 return
             if not self._idle:
                 if need.is_waited_for:
-                    self._free_one(needs)
+                    self._preempt_worker(needs)
                 return
             link = self._idle.pop()
             run.link = link
             self._at_work[link] = run
-            self._processes.tell(link, {**run.task, "first": run.end})
+            self._processes.send(link, {**run.task, "first": run.end})
 
-    def _free_one(self, needs: dict[_Run, _Need]) -> None:
+    def _preempt_worker(self, needs: dict[_Run, _Need]) -> None:
         """Take the paused worker of the unit that is wanted last, unless one will be free in a moment anyway."""
         paused = [(needs[run].position, link) for link, run in self._at_work.items() if run.is_paused]
         if paused and len(self._at_work) == self._workers:

@@ -67,7 +67,7 @@ def main(fd: int, prepared: PreparedTokenizer | None) -> None:
     start_arrow()
     code = 0
     try:
-        _serve(_Line(fd), prepared)
+        _serve(_ParentSocket(fd), prepared)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         pass  # the parent ended
     except SystemExit:
@@ -79,17 +79,17 @@ def main(fd: int, prepared: PreparedTokenizer | None) -> None:
     os._exit(code)
 
 
-class _Line:
+class _ParentSocket:
     """The socket to the parent, shared by two threads."""
 
     def __init__(self, fd: int) -> None:
         self._link = Connection(socket.socket(fileno=fd).detach())
         self._lock = threading.Lock()
 
-    def hear(self) -> Message:
+    def receive(self) -> Message:
         return receive(self._link)
 
-    def say(self, message: Message, arrays: Sequence[npt.NDArray[Any]] = ()) -> None:
+    def send(self, message: Message, arrays: Sequence[npt.NDArray[Any]] = ()) -> None:
         """Send a message, and behind it a descriptor of memory that holds the arrays, if there are any."""
         fd = write_anonymous(arrays) if arrays else None
         try:
@@ -110,12 +110,12 @@ class _Line:
         except BaseException as error:
             if not errors.is_failure(error):
                 raise
-            self.say({"kind": "failed", "unit": unit, "error": errors.to_record(error)})
+            self.send({"kind": "failed", "unit": unit, "error": errors.to_record(error)})
             return None
 
 
-def _serve(line: _Line, prepared: PreparedTokenizer | None) -> None:
-    configuration = line.hear()
+def _serve(line: _ParentSocket, prepared: PreparedTokenizer | None) -> None:
+    configuration = line.receive()
     sys.path[:] = configuration["path"]
     try:
         config = records.convert(BuildConfig, configuration["work"], where="work")
@@ -125,25 +125,25 @@ def _serve(line: _Line, prepared: PreparedTokenizer | None) -> None:
             stand_in()
         engine = EngineHolder(spec, prepared.engine if prepared and prepared.spec == spec else open_engine(spec))
     except errors.TokenmillError as error:
-        line.say({"kind": "failed", "unit": None, "error": errors.to_record(error)})
+        line.send({"kind": "failed", "unit": None, "error": errors.to_record(error)})
         return
 
     if folder is None:
         _serve_tokens(line, config, configuration["split"], engine)
 
     def begin(task: UnitTask) -> Callable[[], Receipt]:
-        with Reporter(line.say, task.unit.index) as report:
+        with Reporter(line.send, task.unit.index) as report:
             return begin_unit(folder, config, task, engine, report)
 
     with ThreadPoolExecutor(1) as disk:
         before = disk.submit(lambda: None)
-        line.say({"kind": "free"})
+        line.send({"kind": "free"})
         while True:
-            message = line.hear()
+            message = line.receive()
             if "unit" not in message:
                 answer = line.attempt(None, lambda: answer_to(message, config, engine()))  # noqa: B023 - called at once
                 if answer is not None:
-                    line.say({"kind": "answer", "answer": answer})
+                    line.send({"kind": "answer", "answer": answer})
                 continue
             task = records.convert(UnitTask, message, where="task")
             signal.signal(signal.SIGTERM, lambda *_: sys.exit(_STOPPED))  # from here on there is
@@ -151,7 +151,7 @@ def _serve(line: _Line, prepared: PreparedTokenizer | None) -> None:
             before.result()
             if finish is not None:
                 before = disk.submit(_publish, line, task.unit.index, finish)
-            line.say({"kind": "free"})
+            line.send({"kind": "free"})
 
 
 def _tokenizer(configuration: Message, folder: Storage | None) -> TokenizerSpec:
@@ -162,26 +162,26 @@ def _tokenizer(configuration: Message, folder: Storage | None) -> TokenizerSpec:
     return from_dataset(configuration["tokenizer"], base64.b64decode(configuration["content"]) if name else None)
 
 
-def _serve_tokens(line: _Line, config: BuildConfig, split: int, engine: Callable[[], Engine]) -> NoReturn:
+def _serve_tokens(line: _ParentSocket, config: BuildConfig, split: int, engine: Callable[[], Engine]) -> NoReturn:
     """Hand over the tokens of one split, unit after unit."""
     while True:
-        line.say({"kind": "free"})
-        message = line.hear()
+        line.send({"kind": "free"})
+        message = line.receive()
         first = message.pop("first")
         task = records.convert(UnitTask, message, where="task")
         with contextlib.closing(encode_unit(config, task, engine, split, first=first)) as pieces:
-            line.attempt(task.unit.index, lambda: _hand_over(line, pieces))
+            line.attempt(task.unit.index, lambda: _send_pieces(line, pieces))
 
 
-def _hand_over(line: _Line, pieces: Iterator[TokenPiece]) -> None:
+def _send_pieces(line: _ParentSocket, pieces: Iterator[TokenPiece]) -> None:
     for piece in pieces:
         counts = {"documents": len(piece.lengths), "tokens": len(piece.tokens), "all_tokens": piece.all_tokens}
         message = {"kind": "piece", "begin": piece.begin, "end": piece.end, "dropped": piece.dropped, **counts}
         # The lengths come first: they need the alignment.
-        line.say(message, [piece.lengths, piece.tokens] if len(piece.lengths) else [])
-        if line.hear()["kind"] != "continue":
+        line.send(message, [piece.lengths, piece.tokens] if len(piece.lengths) else [])
+        if line.receive()["kind"] != "continue":
             return
-    line.say({"kind": "end"})
+    line.send({"kind": "end"})
 
 
 def answer_to(question: Message, config: BuildConfig, engine: Engine) -> Message:
@@ -191,6 +191,6 @@ def answer_to(question: Message, config: BuildConfig, engine: Engine) -> Message
     return dataclasses.asdict(probe(records.convert(ProbeRequest, question["request"], where="request"), config))
 
 
-def _publish(line: _Line, unit: int, finish: Callable[[], Receipt]) -> None:
+def _publish(line: _ParentSocket, unit: int, finish: Callable[[], Receipt]) -> None:
     if line.attempt(unit, finish) is not None:
-        line.say({"kind": "done", "unit": unit})
+        line.send({"kind": "done", "unit": unit})

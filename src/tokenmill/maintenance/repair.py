@@ -23,9 +23,9 @@ from tokenmill.build.workspace import (
     dataset_receipts,
     find_receipt,
     key_of,
+    load_all_receipts,
     reopen,
-    there,
-    whole_receipts,
+    require_receipt,
 )
 from tokenmill.dataset import manifest
 from tokenmill.dataset.manifest import Manifest
@@ -91,7 +91,7 @@ def repair_folder(
         with locked(folder, tell=telling(watch)):
             _repair(folder, plan, job, found, problems, workers)
     elif found is not None:
-        workspace.tidy(folder, found.splits, None)
+        workspace.finish_clean_up(folder, found.splits, None)
     return problems
 
 
@@ -199,7 +199,7 @@ def _lost_receipts(folder: Storage) -> Iterator[Problem]:
     max_tokens = plan.identity.get("max_tokens")
     known: dict[int, int] = {}
     budget = Budget(max_tokens, known)
-    for unit, receipt in enumerate(whole_receipts(folder, plan)):
+    for unit, receipt in enumerate(load_all_receipts(folder, plan)):
         if receipt is None:
             yield Problem(receipt_name(unit, NO_LIMIT), "is missing or damaged")
         if receipt is None and max_tokens is not None:  # the units that follow depend on it
@@ -216,7 +216,7 @@ def _rerun_lost(folder: Storage, plan: Plan, executor: Executor) -> None:
     """Run the units again whose receipts are lost: what they contained is unknown."""
     max_tokens = plan.identity.get("max_tokens")
     if max_tokens is None:
-        missing = [unit for unit, found in enumerate(whole_receipts(folder, plan)) if found is None]
+        missing = [unit for unit, found in enumerate(load_all_receipts(folder, plan)) if found is None]
         run_tasks(executor, (make_task(plan, unit) for unit in missing))
         return
     known: dict[int, int] = {}
@@ -236,7 +236,7 @@ def _receipt_of(folder: Storage, plan: Plan, executor: Executor, task: UnitTask)
     if found is None:
         run_tasks(executor, [task])
         found = find_receipt(folder, plan, key_of(task))
-    return there(found, task.unit.index)
+    return require_receipt(found, task.unit.index)
 
 
 def _intact(

@@ -291,17 +291,20 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug("no fsync of receipts of a killed build", _no_sync_of(PIECES, REJECTS, RECEIPTS), "kills", "plain"),
     Bug(
-        "no fsync of a killed build's manifest", _inside(workspace, "tidy", _without(Folder, "sync")), "kills", "plain"
+        "no fsync of a killed build's manifest",
+        _inside(workspace, "finish_clean_up", _without(Folder, "sync")),
+        "kills",
+        "plain",
     ),
     Bug("no fsync of what an update keeps", _inside(update, "_gather", _without(Folder, "sync")), "cuts", "update"),
     Bug(
         "no fsync of what an update names", _inside(update, "finish_update", _without(Folder, "sync")), "cuts", "update"
     ),
-    Bug("no fsync of an update's end", _inside(workspace, "forget_kept", _without(Folder, "sync")), "cuts", "update"),
+    Bug("no fsync of an update's end", _inside(workspace, "remove_kept", _without(Folder, "sync")), "cuts", "update"),
     Bug("the receipt before its pieces", _receipt_first, "kills", "plain"),
     Bug("the pieces removed before the manifest", _instead(Folder, "write_parts", _clean_up_first), "kills", "plain"),
     Bug("no sweep of temp files", _without(Folder, "sweep"), "kills", "plain"),
-    Bug("no tidying behind the manifest", _without(workspace, "tidy"), "kills", "plain"),
+    Bug("no tidying behind the manifest", _without(workspace, "finish_clean_up"), "kills", "plain"),
     Bug("no look whether the lock's holder lives", _as(locks, "_break_if_dead", _locked_for_ever), "kills", "plain"),
     Bug(
         "cut pieces under the names of whole ones",
@@ -315,7 +318,7 @@ BUGS: tuple[Bug, ...] = (
     Bug("damaged files trusted, not quarantined", _as(receipts, "_damaged", lambda *_, **__: ()), "decays", "plain"),
     Bug("no question whose receipt it is", _as(receipts, "_owned", lambda found, *_: found), "decays", "plain"),
     Bug("no digest check when joining", _without(commit, "_check_bytes"), "decays", "splits"),
-    Bug("no new hashing after a damaged piece", _without(workspace, "distrust"), "decays", "splits"),
+    Bug("no new hashing after a damaged piece", _without(workspace, "forget_clean_stop"), "decays", "splits"),
     Bug(
         "no check of seals",
         _all_of(_as(records, "opened", _opened), _as(records, "unseal", _unsealed)),
