@@ -73,7 +73,7 @@ def test_a_worker_that_cannot_read_its_briefing_says_so(processes: WorkerProcess
     processes.configure({"path": sys.path, "work": {"root": 7}})
     ((_, message), *_) = processes.receive()
     assert message["kind"] == "failed"
-    assert message["error"]["message"].startswith("work: missing fields")
+    assert message["error"]["message"] == "work.root: expected str, got int"
 
 
 def test_a_dead_fork_server_is_replaced_when_a_worker_is_needed(processes: WorkerProcesses) -> None:

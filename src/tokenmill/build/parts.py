@@ -50,9 +50,7 @@ from tokenmill.units import receipts
 def deal(plan: Plan, count: int) -> list[Plan]:
     """Cut a plan into so many parts of about equal text, each with at least one unit. Pure, like the plan."""
     ends = list(_run_ends([unit.text_bytes for unit in plan.units], count))
-    return [
-        _cut_out(plan, number, begin, end, count) for number, (begin, end) in enumerate(itertools.pairwise(ends))
-    ]
+    return [_cut_out(plan, number, begin, end, count) for number, (begin, end) in enumerate(itertools.pairwise(ends))]
 
 
 def _run_ends(weights: Sequence[int], count: int) -> Iterator[int]:
