@@ -141,7 +141,7 @@ def test_an_engine_that_panics_for_good_is_said_with_the_beginning_of_its_batch(
     batch = next(iter(read_batches(work, task)))
     for lasts, place in ((False, "5: "), (True, "0, or behind it: ")):
         with pytest.raises(TokenizerError, match=rf"a\.txt at {place}tiktoken cannot encode a text"):
-            encode_batch(batch, work, task, PanickingEngine(lasts=lasts), keep=None, room=None)
+            encode_batch(batch, work, task, PanickingEngine(lasts=lasts), keep=None, tokens_left=None)
 
 
 def test_any_other_panic_fails_the_unit_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

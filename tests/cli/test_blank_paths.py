@@ -41,6 +41,8 @@ COMMANDS = {
     "repair path": ["repair", "BLANK"],
     "repair filter": ["repair", ".", "--filter", "BLANK"],
     "inspect path": ["inspect", "BLANK"],
+    "peek dataset": ["peek", "BLANK"],
+    "peek tokenizer": ["peek", ".", "--tokenizer", "BLANK"],
     "bench path": ["bench", "BLANK", "--seq-len", "4", "--batch-size", "1", "--seconds", "0.01"],
     "export dataset": ["export", "BLANK", "new", "--to", "nanogpt"],
     "export output": ["export", ".", "BLANK", "--to", "nanogpt"],

@@ -153,7 +153,9 @@ def prepare(
             besides["extra_bytes"] = partial(plan_layout_export(layout, wanted).bytes_needed, folder)
         start_executor: ExecutorFactory = partial(open_executor, count, processes)
         if executor == "ray":
-            start_executor = partial(_open_ray, ray_address, workers)
+            from tokenmill.executors.ray import RayExecutor  # without Ray, an error before anything is written
+
+            start_executor = partial(RayExecutor, address=ray_address, workers=workers)
         loading = time.monotonic() - begin
 
         def attempt(on_lock: Callable[[], None] = lambda: None) -> PrepareResult:
@@ -274,14 +276,6 @@ def check_executor(executor: str, ray_address: str | None = None, placement: str
         raise RecipeError("`placement='node-local'` is for the nodes of a cluster", hint="add `executor='ray'`")
     if ray_address is not None and executor != "ray":
         raise RecipeError("`ray_address` is given without Ray", hint="add `executor='ray'`")
-
-
-def _open_ray(
-    address: str | None, workers: int | None, folder: Storage, config: BuildConfig, spec: TokenizerSpec
-) -> Executor:
-    from tokenmill.executors.ray import RayExecutor
-
-    return RayExecutor(folder, config, spec, address=address, workers=workers)
 
 
 def open_executor(

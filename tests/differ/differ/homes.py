@@ -170,8 +170,10 @@ def make_stranger(folder: Path) -> None:
 
 def load_all() -> None:
     """Load what commands load by and by: somebody who is not root may not reach the modules."""
+    # No command needs the adapters for frameworks, which may not be installed.
+    adapters = tuple(f"tokenmill.{name}" for name in ("jax", "lightning", "torchtitan", "transformers", "build.ray"))
     for module in pkgutil.walk_packages(tokenmill.__path__, "tokenmill."):
-        if not module.name.startswith(("tokenmill.jax", "tokenmill.build.ray")) and "__main__" not in module.name:
+        if not module.name.startswith(adapters) and "__main__" not in module.name:
             importlib.import_module(module.name)
     for name in ("timeit", "pyarrow.parquet", "pyarrow.compute", "yaml", "obstore", "tiktoken", "tokenizers"):
         importlib.import_module(name)

@@ -29,7 +29,7 @@ from differ.oddities import NEW_NAMES, ODD_NAMES, ODDITIES, Oddity, odd_name
 from differ.seeding import Bug, all_of, replaced
 from lab_runner import Row
 from stores import bucket_server
-from tokenmill.formats import base as listing
+from tokenmill.formats import files as listing
 from tokenmill.storage import local
 from tokenmill.storage.filesystem import LocalFileSystem
 
