@@ -355,7 +355,7 @@ def test_an_iteration_is_one_pass_and_the_next_one_the_next_pass(corpus: Corpus,
 
 
 @pytest.mark.parametrize("drop_last", [True, False])
-@pytest.mark.parametrize("batch_size", [4, 7])
+@pytest.mark.parametrize("batch_size", [2, 4, 7])
 def test_a_pass_resumes_at_any_batch_and_the_next_one_follows(corpus: Corpus, drop_last: bool, batch_size: int) -> None:
     options: dict[str, Any] = {"epochs": 2, "drop_last": drop_last}
     whole = corpus.stream(30, batch_size, **options)
@@ -365,6 +365,12 @@ def test_a_pass_resumes_at_any_batch_and_the_next_one_follows(corpus: Corpus, dr
         stream = corpus.stream(30, batch_size, **options)
         begun = plain(stream, stop)
         state = json.loads(json.dumps(stream.state_dict()))
+        loader = corpus.loader(30, batch_size, **options)
+        assert plain(loader, stop) == begun
+        ours, its = (
+            {key: one.get(key) for key in ("samples_seen", "at_pass_end")} for one in (state, loader.state_dict())
+        )
+        assert ours == its
         for source in (state, {**state, "cursor": None}):  # the state of a loader has no cursor
             again = corpus.stream(30, batch_size, **options)
             again.load_state_dict(source)

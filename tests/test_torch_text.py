@@ -80,7 +80,7 @@ def test_a_state_is_behind_what_the_trainer_took(sources: str, workers: int) -> 
     assert take(stream, 7) == whole[13:]
 
 
-@pytest.mark.parametrize("options", [{}, {"persistent_workers": True}])
+@pytest.mark.parametrize("options", [{}, {"persistent_workers": True}, {"multiprocessing_context": "spawn"}])
 @pytest.mark.parametrize("drop_last", [True, False])
 def test_epochs_follow_each_other(sources: str, drop_last: bool, options: dict[str, Any]) -> None:
     sizes: dict[str, Any] = {"epochs": 1, "drop_last": drop_last, "shuffle": 20}
@@ -91,6 +91,45 @@ def test_epochs_follow_each_other(sources: str, drop_last: bool, options: dict[s
         assert take(loader) == take(alone)
         assert dataset.state_dict() == alone.state_dict()
     assert alone.state_dict()["cursor"]["epoch"] == 3
+
+
+def test_workers_may_be_as_far_ahead_as_the_trainer_wants(sources: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(adapters, "_STEPS", 2)
+    dataset = make(sources, batch_size=1)
+    loader = iter(through(dataset, 2, prefetch_factor=9))
+    whole = take(make(sources, batch_size=1), 40)
+    for number in range(1, 31):
+        assert take([next(loader)]) == [whole[number - 1]]
+        assert dataset.state_dict()["samples_seen"] == number
+    again = make(sources, batch_size=1)
+    again.load_state_dict(dataset.state_dict())
+    assert take(again, 10) == whole[30:]
+
+
+def test_a_position_that_workers_wrote_over_is_not_taken_for_another(sources: str) -> None:
+    positions, cursor = adapters._Positions(3), make(sources)._stream._cursor
+    for step in range(4):
+        positions.note(step, step + 1, cursor)
+    assert [positions.read(step)[0] for step in (1, 2, 3)] == [2, 3, 4]
+    for missing in (0, 4, None):
+        with pytest.raises(tokenmill.errors.StateError, match="workers have not noted how far they are"):
+            positions.read(missing)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("batch_size", [1, 7])
+def test_a_worker_that_resumes_at_the_end_of_its_pass_does_not_begin_the_next(
+    sources: str, workers: int, batch_size: int
+) -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader", reason="torchdata is installed by the test group")
+    options: dict[str, Any] = {"epochs": 1, "drop_last": False, "batch_size": batch_size}
+    alone = make(sources, **options)
+    passes = [take(alone), take(alone)]
+    first = stateful.StatefulDataLoader(make(sources, **options), batch_size=None, num_workers=workers)
+    assert take(first, len(passes[0])) == passes[0]
+    second = stateful.StatefulDataLoader(make(sources, **options), batch_size=None, num_workers=workers)
+    second.load_state_dict(first.state_dict())
+    assert [take(second), take(second)] == [[], passes[1]]
 
 
 @pytest.mark.parametrize("workers", [0, 2])

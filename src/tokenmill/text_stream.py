@@ -250,9 +250,11 @@ class TextStream:
     def move_to(self, seen: int, cursor: Cursor, *, is_over: bool) -> None:
         """Continue behind a batch, or with the next pass if the one before is over."""
         self.samples_seen, self._cursor, self._is_located = seen, cursor, True
-        # Only behind a last step that is incomplete, the cursor is in the next pass already.
-        is_end = not is_over and self.epochs is not None and seen == cursor.samples_before
-        self._open_end = seen if is_end and seen else None
+        self._open_end = seen if not is_over and self._is_end(seen, cursor) else None
+
+    def _is_end(self, seen: int, cursor: Cursor) -> bool:
+        """Whether this is the position behind the last step of a pass: only there, the cursor is in the next one."""
+        return self.epochs is not None and 0 < seen == cursor.samples_before
 
     def set_epoch(self, epoch: int) -> None:
         """Move to the start of pass number `epoch`, which counts from 0, unless the position is inside of it.
@@ -347,9 +349,10 @@ class TextStream:
         """
         step = self.batch_size * self.world_size
         seen, cursor, is_located = self.samples_seen, self._cursor, self._is_located
+        end = self._pass_end(cursor.epoch, seen if is_located else -1)
         if position is not None:
             seen, cursor, is_located = *position, True
-        end = self._pass_end(cursor.epoch, seen if is_located else -1)
+            end = cursor.epoch if self._is_end(seen, cursor) else self._pass_end(cursor.epoch, -1)
         epoch = Epoch(self._texts, cursor, encoder, self.dropped)
         for number in count():
             taken: list[tuple[TokenBuffer, Numbers]] = []
@@ -366,6 +369,9 @@ class TextStream:
                     epoch = Epoch(self._texts, cursor, encoder, self.dropped)
             if missing and (self.drop_last or missing == step):
                 break
+            if not missing and self._is_last(epoch, cursor, seen, end):
+                cursor = self._next_epoch(epoch, cursor, seen)
+                epoch = Epoch(self._texts, cursor, encoder, self.dropped)
             token = self._first_needed(seen - cursor.samples_before)
             cursor = dataclasses.replace(cursor, mark=epoch.mark_at(token))
             if number % workers == worker and (batch := self._make_batch(taken)):
@@ -373,6 +379,13 @@ class TextStream:
             if missing:
                 break
         yield cursor.samples_before, cursor, None
+
+    def _is_last(self, epoch: Epoch, cursor: Cursor, seen: int, end: int) -> bool:
+        """Whether a whole step ends exactly with its pass. The position behind it is then the start of the next one."""
+        if self.epochs is None or cursor.epoch + 1 != end:
+            return False
+        place = seen - cursor.samples_before
+        return epoch.is_over(self._first_needed(place), (place + 1) * self.seq_len + 1)
 
     def _take(self, epoch: Epoch, cursor: Cursor, first: int, num_samples: int) -> Numbers:
         """Up to `num_samples` samples of an epoch, from position `first` in it on. The epoch buffers their tokens."""
@@ -485,9 +498,20 @@ class Epoch:
         )
         self._pieces = read_split(texts, cursor, encoder, dropped)
         self._marks = [mark]
+        self._failure: Exception | None = None
+
+    def is_over(self, begin: int, end: int) -> bool:
+        """Whether the text ends before token `end`. An error of the text comes in its turn, with the next `fill`."""
+        try:
+            return not self.fill(begin, end)
+        except Exception as error:
+            self._failure = error
+            return False
 
     def fill(self, begin: int, end: int) -> bool:
         """Read until the buffer has exactly the tokens from `begin` to `end` or more. False if the text ends before."""
+        if self._failure is not None:
+            raise self._failure
         self.buffer = self.buffer.since(begin)
         have, pending = self.buffer.end, []
         while have < end and (found := next(self._pieces, None)):

@@ -483,8 +483,8 @@ class TextDataset(torch_data.IterableDataset):  # type: ignore[misc]  # torch is
             dtype=dtype,
             **options,
         )
-        # Where workers are: a row for each of the last steps, and one for the end of the pass.
-        self._positions = torch.zeros((_STEPS + 1, 8), dtype=torch.int64).share_memory_()
+        # Where workers are.
+        self._positions = _Positions(_STEPS)
         self._watched: _WatchedText | None = None
         # In a worker: how many batches it has given, and the position behind the last one.
         self._taken = 0
@@ -519,7 +519,7 @@ class TextDataset(torch_data.IterableDataset):  # type: ignore[misc]  # torch is
         self._has_begun, self._has_ended = True, False
         step = self._taken * workers + worker
         for seen, cursor, batch in self._stream.share(first, workers, self._reached):
-            _note_position(self._positions[_STEPS if batch is None else step % _STEPS], seen, cursor)
+            self._positions.note(None if batch is None else step, seen, cursor)
             if batch is None:
                 self._stream.move_to(seen, cursor, is_over=True)
                 self._taken, self._reached, self._has_ended = 0, None, True
@@ -577,6 +577,10 @@ class TextDataset(torch_data.IterableDataset):  # type: ignore[misc]  # torch is
         self._settle()
         if state is not None:
             self._stream.load_state_dict(state)
+        # Workers may make so many steps ahead. The last one taken has to be kept, too.
+        steps = iterator._num_workers * (iterator._prefetch_factor + 1) + 1
+        if steps > self._positions.steps:
+            self._positions = _Positions(steps)
         self._watched = _WatchedText(self._stream, iterator, self._positions)
         if iterator._persistent_workers:
             iterator._reset = functools.partial(_reset, weakref.ref(iterator), weakref.ref(self), self._watched)
@@ -588,20 +592,58 @@ class TextDataset(torch_data.IterableDataset):  # type: ignore[misc]  # torch is
         self._watched = watched.begin_at(self._stream)
 
 
-# Steps whose positions are kept: more than torch's workers are ever ahead of the trainer.
-_STEPS = 1024
+# Steps whose positions are kept, unless torch's workers may be further ahead of the trainer.
+_STEPS = 64
+
+
+class _Positions:
+    """Where workers are, in shared memory: a row for each of the last steps, and one for the end of the pass.
+
+    A row has the number of its step, from 1 on, so that another step is never taken for it; that of the end has -1.
+    Through numpy, since torch would start threads for a large tensor, and forked workers could wait for them.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self.steps = steps
+        self._rows = torch.from_numpy(np.zeros((steps + 1, 8), np.int64)).share_memory_()
+
+    def clear(self) -> None:
+        self._rows.numpy()[:] = 0
+
+    def note(self, step: int | None, seen: int, cursor: Cursor) -> None:
+        """Write the position behind a step, which counts from 0, or with None behind the pass."""
+        mark, row, number = cursor.mark, *self._find(step)
+        values = (seen, cursor.epoch, cursor.samples_before, mark.unit, mark.tokens, mark.documents, mark.all_tokens)
+        self._rows.numpy()[row] = (*values, number)
+
+    def read(self, step: int | None) -> tuple[int, Cursor]:
+        from tokenmill.text_stream import Cursor, Mark
+
+        row, number = self._find(step)
+        seen, epoch, samples_before, unit, tokens, documents, all_tokens, found = self._rows.numpy()[row].tolist()
+        if found != number:
+            raise StateError(
+                "workers have not noted how far they are, so the number of batches taken is unknown",
+                hint="give this dataset to torch's DataLoader itself",
+            )
+        mark = Mark(unit=unit, tokens=tokens, documents=documents, all_tokens=all_tokens)
+        return seen, Cursor(epoch=epoch, samples_before=samples_before, mark=mark)
+
+    def _find(self, step: int | None) -> tuple[int, int]:
+        """The row of a step, and the number that is written there."""
+        return (self.steps, -1) if step is None else (step % self.steps, step + 1)
 
 
 class _WatchedText:
     """An iteration of a `TextDataset` by torch's workers, seen from the main process."""
 
-    def __init__(self, stream: TextStream, iterator: Any, positions: torch.Tensor) -> None:
+    def __init__(self, stream: TextStream, iterator: Any, positions: _Positions) -> None:
         self._attributes, self._positions = vars(iterator), positions
         self.begin_at(stream)
 
     def begin_at(self, stream: TextStream) -> _WatchedText:
         self._begin, self._is_endless = stream.samples_seen, stream.epochs is None
-        self._positions.zero_()
+        self._positions.clear()
         return self
 
     def is_of(self, iterator: Any) -> bool:
@@ -613,28 +655,7 @@ class _WatchedText:
         # As long as a worker has not ended, torch waits for more of its batches than it has received.
         is_over = not self._is_endless and self._attributes["_rcvd_idx"] >= self._attributes["_send_idx"]
         if taken or is_over:
-            row = self._positions[_STEPS if is_over else (taken - 1) % _STEPS]
-            stream.move_to(*_read_position(row), is_over=is_over)
-
-
-def _note_position(row: torch.Tensor, seen: int, cursor: Cursor) -> None:
-    """Write a position into shared memory."""
-    mark = cursor.mark
-    values = (seen, cursor.epoch, cursor.samples_before, mark.unit, mark.tokens, mark.documents, mark.all_tokens, 1)
-    row.copy_(torch.tensor(values))
-
-
-def _read_position(row: torch.Tensor) -> tuple[int, Cursor]:
-    from tokenmill.text_stream import Cursor, Mark
-
-    seen, epoch, samples_before, unit, tokens, documents, all_tokens, is_written = row.tolist()
-    if not is_written:
-        raise StateError(
-            "workers have not noted how far they are, so the number of batches taken is unknown",
-            hint="give this dataset to torch's DataLoader itself",
-        )
-    mark = Mark(unit=unit, tokens=tokens, documents=documents, all_tokens=all_tokens)
-    return seen, Cursor(epoch=epoch, samples_before=samples_before, mark=mark)
+            stream.move_to(*self._positions.read(None if is_over else taken - 1), is_over=is_over)
 
 
 def make_get_batch(

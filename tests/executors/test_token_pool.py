@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -75,8 +76,8 @@ def test_servers_that_die_one_after_the_other_are_an_error(
 ) -> None:
     start = token_pool.start_python
 
-    def start_and_kill(*arguments: Any) -> Any:
-        process = start(*arguments)
+    def start_and_kill(*arguments: Any, **options: Any) -> Any:
+        process = start(*arguments, **options)
         process.send_signal(signal.SIGKILL)
         return process
 
@@ -85,3 +86,12 @@ def test_servers_that_die_one_after_the_other_are_an_error(
         read(pools[0], stream, 0)
     monkeypatch.undo()
     assert read(pools[0], stream, 0)
+
+
+def test_processes_that_cannot_be_started_are_an_error_that_names_what_needs_none(
+    stream: TextStream, pools: list[TokenPool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    with pytest.raises(BuildError, match="workers cannot be started") as caught:
+        read(pools[0], stream, 0)
+    assert "`workers=0` needs none" in caught.value.hint

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 import tokenmill as library
-from tokenmill.errors import BuildError
+from tokenmill.errors import BuildError, SourceError
 from tokenmill.resources import free_memory
 from tokenmill.tokenizers.engine import open_engine
 from tokenmill.tokenizers.spec import resolve
@@ -44,6 +44,16 @@ def test_a_document_that_there_is_no_memory_for_is_an_error_and_not_a_kill(
     with pytest.raises(BuildError, match=r"run\.txt at 0: a document of 8\.00 MB takes about 224 MB") as caught:
         library.prepare(tmp_path / "run.txt", tmp_path / "out", tokenizer="gpt2", documents="files", workers=1)
     assert "`max_document_bytes`" in caught.value.hint
+
+
+def test_a_stream_asks_for_memory_as_a_build_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "run.txt").write_text("ab " * (memory.LARGE_BYTES // 2))
+    stream = library.stream(str(tmp_path / "run.txt"), "byte", 64, 2, documents="files", prefetch=0)
+    monkeypatch.setattr(memory, "free_memory", lambda: 1e6)
+    with pytest.raises(SourceError, match=r"run\.txt at 0: a document of 12\.0 MB takes about"):
+        next(iter(stream))
+    monkeypatch.undo()
+    assert len(next(iter(stream))["input_ids"]) == 2
 
 
 GIGA = 1 << 30

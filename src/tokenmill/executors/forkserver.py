@@ -60,13 +60,14 @@ _unused: list[ForkServer] = []
 class ForkServer:
     """The fork server as its parent sees it. Workers are numbered 0, 1, 2, ... in the order of their start."""
 
-    def __init__(self, tokenizer: str = "") -> None:
+    def __init__(self, tokenizer: str = "", *, alone: str = "workers=1") -> None:
         self._line, theirs = socket.socketpair()
         self._is_heard = True
         self._workers = 0
         with theirs:
             try:
-                self._process = start_python(_PROGRAM.format(fd=theirs.fileno(), tokenizer=tokenizer), theirs.fileno())
+                program = _PROGRAM.format(fd=theirs.fileno(), tokenizer=tokenizer)
+                self._process = start_python(program, theirs.fileno(), alone=alone)
             except BaseException:
                 self._line.close()
                 raise
@@ -111,8 +112,11 @@ class ForkServer:
             self._process.wait()
 
 
-def start_python(program: str, *fds: int) -> subprocess.Popen[bytes]:
-    """Start a program of ours in a process and a session of its own, with these descriptors."""
+def start_python(program: str, *fds: int, alone: str = "workers=1") -> subprocess.Popen[bytes]:
+    """Start a program of ours in a process and a session of its own, with these descriptors.
+
+    An error tells the option with which the caller works `alone`.
+    """
     try:
         return subprocess.Popen(
             [sys.executable, "-P", "-c", program],
@@ -123,7 +127,7 @@ def start_python(program: str, *fds: int) -> subprocess.Popen[bytes]:
         )
     except OSError as error:
         hint = hint_for(error, "raise the limits of processes and memory (ulimit -u, ulimit -v)")
-        raise BuildError(f"workers cannot be started: {error}", hint=f"{hint}; `workers=1` needs none") from None
+        raise BuildError(f"workers cannot be started: {error}", hint=f"{hint}; `{alone}` needs none") from None
 
 
 def start_early(tokenizer: str = "") -> None:
@@ -135,9 +139,9 @@ def start_early(tokenizer: str = "") -> None:
         _unused.append(ForkServer(tokenizer))
 
 
-def take_fork_server() -> ForkServer:
+def take_fork_server(*, alone: str = "workers=1") -> ForkServer:
     """The fork server that was started early, if it is still unused, or a new one."""
-    return _unused.pop() if _unused else ForkServer()
+    return _unused.pop() if _unused else ForkServer(alone=alone)
 
 
 def stop_unused() -> None:
@@ -232,10 +236,11 @@ def needs_processes(workers: int, folder: Storage) -> bool:
 class WorkerProcesses:
     """The worker processes of a build, each at the other end of a socket."""
 
-    def __init__(self, workers: int) -> None:
+    def __init__(self, workers: int, *, alone: str = "workers=1") -> None:
         self.workers = workers
+        self._alone = alone
         self._configuration: Message | None = None
-        self._servers = [take_fork_server()]
+        self._servers = [take_fork_server(alone=alone)]
         self._workers: dict[Connection, tuple[ForkServer, int]] = {}
         for _ in range(workers):
             self._start_worker()
@@ -302,7 +307,7 @@ class WorkerProcesses:
 
     def _start_worker(self) -> None:
         if not self._servers[-1].is_alive:
-            self._servers.append(take_fork_server())
+            self._servers.append(take_fork_server(alone=self._alone))
         server = self._servers[-1]
         ours, theirs = socket.socketpair()
         with theirs:

@@ -29,7 +29,7 @@ from tokenmill import errors
 from tokenmill.dataset.bin_idx import numpy_dtype
 from tokenmill.errors import BuildError, StateError
 from tokenmill.executors.forkserver import Message, receive, receive_fd, send, start_python
-from tokenmill.executors.token_server import peer_user
+from tokenmill.executors.token_server import ALONE, peer_user
 from tokenmill.storage.memory_maps import map_anonymous
 from tokenmill.units.encode import TokenPiece
 from tokenmill.units.receipts import NO_LIMIT
@@ -187,7 +187,7 @@ class TokenPool:
         link = Connection(ours.detach())
         fds = [theirs.fileno()] if listener is None else [theirs.fileno(), listener.fileno()]
         with theirs:
-            process = start_python(_PROGRAM.format(fds=fds), *fds)
+            process = start_python(_PROGRAM.format(fds=fds), *fds, alone=ALONE)
         # It may serve others when this process has ended, which is not worth the warning that Popen would give.
         process.returncode = 0
         _started.add(process.pid)

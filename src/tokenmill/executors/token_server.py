@@ -33,6 +33,8 @@ _BYTES_PER_WORKER = 64 << 20
 # Each piece takes a descriptor: small ones count as this many bytes, so that there are not too many.
 _LEAST_BYTES = 1 << 20
 _MAX_TRIES = 3
+# The option of a stream with which it needs no other process.
+ALONE = "workers=0"
 
 
 @dataclass(eq=False, slots=True)
@@ -90,7 +92,7 @@ class TokenServer:
     """Clients, workers, and what is between them."""
 
     def __init__(self, workers: int, configuration: Message) -> None:
-        self._processes = WorkerProcesses(workers)
+        self._processes = WorkerProcesses(workers, alone=ALONE)
         self._processes.configure(configuration)
         self._workers = workers
         self._room = _BYTES_PER_WORKER * (workers + 1)

@@ -8,6 +8,7 @@ A build and a text stream both use these functions, so a trainer gets the same t
 from __future__ import annotations
 
 import itertools
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
@@ -32,7 +33,9 @@ from tokenmill.recipe import load_filter
 from tokenmill.sources.base import Batch, Skip, text_buffers
 from tokenmill.sources.files import bring
 from tokenmill.sources.reader import read_unit
+from tokenmill.storage.base import local_folder
 from tokenmill.tokenizers.base import Encoded, Engine
+from tokenmill.units.memory import reserve_memory
 from tokenmill.units.receipts import NO_LIMIT
 from tokenmill.units.task import BuildConfig, UnitTask
 
@@ -95,7 +98,7 @@ def encode_unit(
     """The tokens of one split of a unit, piece by piece, from document `first` on, where a piece begins."""
     keep = load_filter(config.filter) if config.filter else None
     tokens_left = None if task.token_limit == NO_LIMIT else task.token_limit
-    end = 0
+    folder, end = local_folder(tempfile.gettempdir()), 0
     for batch in read_batches(config, task):
         begin, end = end, end + batch.num_read
         if end <= first:
@@ -107,7 +110,8 @@ def encode_unit(
             )
         if tokens_left == 0:
             return
-        found = encode_batch(batch, config, task, engine(), keep=keep, tokens_left=tokens_left)
+        with reserve_memory(batch.text, engine(), folder, where=first_document(batch, task)):
+            found = encode_batch(batch, config, task, engine(), keep=keep, tokens_left=tokens_left)
         all_tokens = len(found.encoded.ids) + num_eot(config) * len(found.encoded.lengths)
         if tokens_left is not None:
             tokens_left -= all_tokens
@@ -200,6 +204,11 @@ def check_bad(skips: tuple[Skip, ...], config: BuildConfig, task: UnitTask) -> N
 def name_of(skip: Skip, task: UnitTask) -> str:
     """The name of the source of a skipped document."""
     return _name(skip.source, task)
+
+
+def first_document(batch: Batch, task: UnitTask) -> str:
+    """Source and position of the first document of a batch."""
+    return f"{_name(int(batch.sources[0]), task)} at {batch.positions[0]}" if len(batch.text) else ""
 
 
 def _name(source: int, task: UnitTask) -> str:

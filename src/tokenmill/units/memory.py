@@ -3,7 +3,8 @@
     a document of many words       a few times its size
     one run without a space        24 times its size: the engine merges all of it as one word
 
-Documents of more than `LARGE_BYTES` are encoded by one worker at a time, and only if enough memory is free.
+Documents of more than `LARGE_BYTES` are encoded by one worker at a time, and only if enough memory is free. The workers
+of a build take turns with a lock of its folder, and those of text streams with one of the machine's temporary folder.
 """
 
 from __future__ import annotations
@@ -31,11 +32,12 @@ _SPACES[list(b" \t\n\v\f\r")] = True
 @contextlib.contextmanager
 def reserve_memory(text: pa.Array, engine: Engine, folder: Storage, *, where: str) -> Iterator[None]:
     """A context in which to encode a batch. Raises `SourceError` if it has a document that would not fit in memory."""
-    need = bytes_needed(text, engine)
+    # If the whole batch is small, each document is.
+    need = 0 if text.nbytes < LARGE_BYTES else bytes_needed(text, engine)
     if not need:
         yield
         return
-    with folder.alone():  # no other worker of this build has a large document now
+    with folder.alone():  # no other worker has a large document now
         free = free_memory()
         if need > free:
             size = format_bytes(len(text_buffers(text)[1]))

@@ -10,7 +10,6 @@ build's own process, in a pool and on a cluster.
 
 from __future__ import annotations
 
-import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -33,8 +32,16 @@ from tokenmill.storage.local import Folder
 from tokenmill.storage.output import Output
 from tokenmill.storage.scratch import ScratchOutput
 from tokenmill.tokenizers.base import Engine
-from tokenmill.units.encode import Documents, encode_batch, name_of, num_eot, read_batches, tokens_of_split
-from tokenmill.units.memory import LARGE_BYTES, reserve_memory
+from tokenmill.units.encode import (
+    Documents,
+    encode_batch,
+    first_document,
+    name_of,
+    num_eot,
+    read_batches,
+    tokens_of_split,
+)
+from tokenmill.units.memory import reserve_memory
 from tokenmill.units.receipts import (
     NO_LIMIT,
     PIECES,
@@ -144,7 +151,7 @@ def begin_unit(
     try:
         with naming_what_needs_memory(lambda: where):
             for batch in read_batches(config, task):
-                where = run.first_document(batch) or where
+                where = first_document(batch, task) or where
                 tokens = run.add(batch, engine())
                 before, done_bytes = done_bytes, _planned_bytes_read(task, batch, done_bytes)
                 report(batch.num_read, tokens, done_bytes - before)
@@ -197,9 +204,7 @@ class UnitRun:
         """Encode a batch and write it to the pieces. Returns its number of tokens."""
         before = sum(writer.tokens for writer in self.pieces.values())
         tokens_left = None if self.task.token_limit == NO_LIMIT else self.task.token_limit - before
-        is_small = batch.text.nbytes < LARGE_BYTES  # and with it each document
-        where = self.first_document(batch)
-        with contextlib.nullcontext() if is_small else reserve_memory(batch.text, engine, self.folder, where=where):
+        with reserve_memory(batch.text, engine, self.folder, where=first_document(batch, self.task)):
             documents = encode_batch(batch, self.config, self.task, engine, keep=self.keep, tokens_left=tokens_left)
         total = 0
         for split, writer in enumerate(self.pieces.values()):
@@ -210,12 +215,6 @@ class UnitRun:
                 total += len(part.tokens)
         self._record(batch, documents)
         return total
-
-    def first_document(self, batch: Batch) -> str:
-        """Source and position of the first document of a batch."""
-        if not len(batch.text):
-            return ""
-        return f"{self.task.sources[int(batch.sources[0]) - self.task.unit.source].name} at {batch.positions[0]}"
 
     def finish(self) -> Receipt:
         """Publish everything, then the receipt."""
