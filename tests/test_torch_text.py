@@ -16,8 +16,8 @@ import tokenmill.torch as adapters
 from conftest import make_texts, write_jsonl, write_parquet
 
 FIELDS = ("sample_index",)
-# torch warns of more workers than cores, which is what these tests want.
-pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+# torch warns of more workers than cores, which is what these tests want; torchdata calls what is deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create", "ignore:'set_vital' is deprecated")
 
 
 @pytest.fixture(scope="module")
