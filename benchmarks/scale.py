@@ -229,7 +229,7 @@ def make_built(work: Path, units: int) -> dict[str, Any]:
         _copy_unit(folder, receipt, contents, unit, setup.plan.fingerprint, source)
     for number in range(units // PACK_UNITS):
         write_pack(folder, number)
-    workspace.note_clean_stop(folder, setup.plan, range(units))
+    workspace.record_clean_stop(folder, setup.plan, range(units))
     return {"units": len(setup.plan.units)}
 
 

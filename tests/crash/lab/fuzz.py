@@ -27,7 +27,7 @@ from lab.world import make_world
 from lab_runner import Row
 from tokenmill import records
 from tokenmill.build.plan import Plan
-from tokenmill.build.workspace import BuildRecord, Clean
+from tokenmill.build.workspace import BuildRecord, CleanStop
 from tokenmill.dataset import manifest
 from tokenmill.dataset.bin_idx import check_index, dtype_for, index_bytes, numpy_dtype, parse_header, parse_index
 from tokenmill.dataset.manifest import Manifest, Shard
@@ -85,7 +85,7 @@ def sealed_files(path: Path) -> dict[str, bytes]:
         "plan": (out / ".build/plan.json").read_bytes(),
         "job": (out / ".build/job.json").read_bytes(),
         "receipt": receipts[-1].read_bytes(),
-        "clean": records.seal(Clean(fingerprint="f" * 64, units=(0, 1, 2))),
+        "clean": records.seal(CleanStop(fingerprint="f" * 64, units=(0, 1, 2))),
         "holder": records.seal(Holder(machine="m" * 16, process=4711, started="123", token="t" * 16)),
     }
 
@@ -251,7 +251,7 @@ SEALED: dict[str, Callable[[bytes], object]] = {
     "plan": lambda data: records.unseal(Plan, data, where="plan.json"),
     "job": lambda data: records.unseal(BuildRecord, data, where="job.json"),
     "receipt": lambda data: records.unseal(Receipt, data, where="receipt"),
-    "clean": lambda data: records.unseal(Clean, data, where="clean.json"),
+    "clean": lambda data: records.unseal(CleanStop, data, where="clean.json"),
     "holder": lambda data: records.unseal(Holder, data, where="lock"),
 }
 READERS: dict[str, Callable[[Path], Try]] = {
