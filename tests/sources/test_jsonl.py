@@ -239,6 +239,52 @@ def test_a_bad_line_is_given_to_one_parser(
     assert (set(asked), len(asked)) == (parsers, 9)
 
 
+OPEN, CLOSED = b"[" * 600, b"[" * 300 + b"]" * 300
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        (rb'{"text": "\ud800", "x": ' + OPEN + b"}", "invalid_json"),
+        (rb'{"text": "\ud800", "x": ' + CLOSED + b"}", "lone_surrogate"),
+        (rb'{"x": "\ud800", "text": "a", "y": ' + CLOSED + b"}", "lone_surrogate"),
+        (rb'{"x": ["\ud800", ' + CLOSED + b'], "text": "a"}', "lone_surrogate"),
+        (rb'{"x": "\ud800", "x" : ' + CLOSED + b', "text": 1}', "invalid_json"),
+        (rb'{"text": "\ud800", "x": ' + CLOSED[:-1] + b"x]}", "invalid_json"),
+        (b'{"text": "\\n\xff", "x": ' + OPEN + b"}", "invalid_utf8"),
+        (b'{"text": "\\n\xff", "x": ' + CLOSED + b"}", "invalid_utf8"),
+        (b'{"text": "\\n", "y": "\xff", "x": ' + CLOSED + b"}", ""),
+        (b'{"text": "a", "y": NaN, "x": ' + CLOSED + b"}", ""),
+        (b'{"text": "a", "y": NaN, "x": ' + OPEN + b"}", "invalid_json"),
+        (b'{"text": "a", "y": NaN, "x": ' + CLOSED[:-1] + b"x]}", "invalid_json"),
+        (b'{"text": "a", "x": ' + b"[" * 3000 + b"}", "invalid_json"),
+        (b'{"text": "a", "x": "\\ud800", "y": ' + b"[" * 3000 + b"}", "invalid_json"),
+    ],
+)
+def test_pythons_parser_is_not_given_lines_of_many_brackets(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: bytes, reason: str
+) -> None:
+    """It takes hundreds of times as long as a good line, and gives the same reason."""
+    write(tmp_path / "f.jsonl", [line])
+
+    def found() -> list[str]:
+        return [why for _, why in read(tmp_path / "f.jsonl")[1]]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(jsonl, "_has_many_brackets", lambda line: False)
+        assert found() == [reason] * bool(reason)
+    if b'"x" :' not in line:  # which of two fields is kept is left to Python's parser
+        monkeypatch.setattr(jsonl, "_parse_object", None)
+    monkeypatch.setattr(jsonl, "_parse_any_number", None)
+    assert found() == [reason] * bool(reason)
+
+
+def test_a_string_left_open_is_searched_once() -> None:
+    """From each of its quotes on, 100,000 of them take minutes."""
+    searched = jsonl._STRING.findall(b'{"x": [[, "' + b'\\"' * 100_000)
+    assert [len(string) for string in searched] == [3, 200_001]
+
+
 def test_a_run_of_good_lines_is_parsed_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jsonl, "_judge_lines", None)
     for text in ("good", "漢字"):

@@ -54,10 +54,19 @@ _HALF_ESCAPE = re.compile(
     rb"|(?<!\\u[dD][89abAB][0-9a-fA-F]{2}\\u[dD])[c-fC-F][0-9a-fA-F]{2})"
 )
 # Numbers that msgspec may refuse as out of range, or ignore in a field that is not requested.
-_EXTREME_NUMBER = re.compile(rb"\d[eE]\+?\d{2}|\d{200}")
+_EXTREME_NUMBER = re.compile(rb"\d(?:[eE]\+?\d{2}|\d{199})")
 # Numbers that Arrow accepts and msgspec does not; Python's parser does not know all of them either.
 _OTHER_NUMBER = re.compile(rb"([:\[,]\s*)-?(?:Inf(?:inity)?|NaN)")
-_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*"')
+# One that is not closed ends with the line, so that no other match begins inside of it.
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)')
+# From so many brackets on, they are counted before Python's parser takes them, one inside the other.
+_MANY_BRACKETS = 50
+# With no more than these, no parser reaches its limit of depth.
+_SAFE_BRACKETS = 900
+_KEY = re.compile(rb"(" + _STRING.pattern + rb")\s*:")
+_SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
+# What stands for half of a pair where a parser refuses it: no text has this character.
+_MARK, _MARK_ESCAPE, _MARK_BYTES = "\uffff", b"\\uffff", b"\xef\xbf\xbf"
 
 
 class JsonLinesFormat(LineFormat):
@@ -280,7 +289,8 @@ def _unparsed(line: bytes, column: str) -> tuple[str, bool]:
     """Why msgspec refuses a line of UTF-8, and whether Arrow may accept it."""
     if _has_lone_surrogate(line):
         return "lone_surrogate", False
-    return "invalid_json", _OTHER_NUMBER.search(line) is not None and _arrow_may_accept(line, column)
+    is_other_number = (b"Inf" in line or b"NaN" in line) and _OTHER_NUMBER.search(line) is not None
+    return "invalid_json", is_other_number and _arrow_may_accept(line, column)
 
 
 def _any_text(line: bytes, rule: Rule) -> tuple[str, str]:
@@ -299,6 +309,11 @@ def _arrow_may_accept(line: bytes, column: str) -> bool:
 
     A call to Arrow takes a hundred times as long as parsing a line, so Python's own parser rules out most bad lines.
     """
+    if _has_many_brackets(line):
+        if not _is_balanced(line):
+            return False
+        if not _SURROGATE_ESCAPE.search(line) and not _has_extreme_number(line):
+            return _may_be_text_of(line, column)
     try:
         row, _ = _parse_any_number(_OTHER_NUMBER.sub(rb"\g<1>0", line).decode(errors="replace"))
     except RecursionError:
@@ -308,6 +323,28 @@ def _arrow_may_accept(line: bytes, column: str) -> bool:
     if not isinstance(row, dict) or not isinstance(row.get(column), str):
         return False
     return b"\\u" not in line or not _has_surrogate(row)
+
+
+def _may_be_text_of(line: bytes, column: str) -> bool:
+    """The same for an object with many brackets, by msgspec: it takes a level in a tenth of the time."""
+    if b"Inf" in line or b"NaN" in line:
+        line = _OTHER_NUMBER.sub(rb"\g<1>0", line)
+    try:
+        row = _fields_decoder().decode(line.decode(errors="replace"))
+    except RecursionError:
+        return True
+    except ValueError:
+        return False
+    return bytes(row.get(column, b"")).startswith(b'"')
+
+
+def _has_extreme_number(line: bytes) -> bool:
+    """Whether a number may be extreme; brackets, at each of which a search would begin anew, are taken out before."""
+    return _EXTREME_NUMBER.search(line.translate(None, b"[]{}")) is not None
+
+
+def _has_many_brackets(line: bytes) -> bool:
+    return line.count(b"[") + line.count(b"{") > _MANY_BRACKETS
 
 
 def _is_balanced(line: bytes) -> bool:
@@ -341,12 +378,44 @@ def _has_lone_surrogate(line: bytes) -> bool:
         return False
     try:
         if line.startswith(b"{") and line[1:2] != b"\x00":  # as `loads` parses it, in half the time
+            found = _surrogate_between_brackets(line) if _has_many_brackets(line) else None
+            if found is not None:
+                return found
             text = line.decode(errors="surrogatepass")
             value, end = _parse_object(text)
             return not text[end:].strip(_WHITE_SPACE) and _has_surrogate(value)
         return _has_surrogate(json.loads(line))
     except (ValueError, RecursionError):
         return False
+
+
+def _surrogate_between_brackets(line: bytes) -> bool | None:
+    """The same for an object with many brackets, without Python's parser; None where only that knows.
+
+    Python's parser takes hundreds of times as long as a good line, most of it for nothing: to find that the last
+    bracket is missing, or to reach text that is at the top.
+    """
+    if not _is_balanced(line):
+        return False
+    is_plain = not any(odd in line for odd in (b"NaN", b"Inf", _MARK_ESCAPE, _MARK_BYTES))
+    is_safe = line.count(b"[") + line.count(b"{") <= _SAFE_BRACKETS
+    if not (is_plain and is_safe and _is_utf8(line)) or _has_extreme_number(line):
+        return None
+    marked = _HALF_ESCAPE.sub(rb"\\uffff", line)
+    try:
+        row = _fields_decoder().decode(marked)
+    except ValueError:
+        return None if _SURROGATE_ESCAPE.search(marked) else False
+    if any(map(_is_marked, (bytes(value) for value in row.values()))):
+        return True
+    keys = _KEY.findall(marked)
+    is_each_kept = len(set(keys)) == len(keys) and not any(b"\\" in key for key in keys)
+    return True if is_each_kept and any(map(_is_marked, _STRING.findall(marked))) else None
+
+
+def _is_marked(value: bytes) -> bool:
+    """Whether a value is a string with half of a pair, not with the letters of its escape behind a backslash."""
+    return value.startswith(b'"') and _MARK_ESCAPE in value and _MARK in msgspec.json.decode(value)
 
 
 def _has_surrogate(value: Any) -> bool:

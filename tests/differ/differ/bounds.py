@@ -16,7 +16,8 @@ import subprocess
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -242,6 +243,18 @@ BAD_LINES = {
     "infinity, not quoted": '{"x": Inf, "text": a %d}',
     "an open string": '{"text": "a %d}',
 }
+# The same with brackets inside of brackets: what is before and after, and one bracket that opens and one that closes.
+DEEP_LINES = {
+    "brackets left open": ('{"text": "%d", "x": ', "[", "", "}"),
+    "objects left open": ('{"text": "%d", "x": ', '{"a":', "", "}"),
+    "escapes, not UTF-8, brackets left open": ('{"text": "\\n\xff %d", "x": ', "[", "", "}"),
+    "lone surrogates, brackets left open": ('{"text": "\\ud800 %d", "x": ', "[", "", "}"),
+    "NaN, brackets left open": ('{"text": "%d", "y": NaN, "x": ', "[", "", "}"),
+    "lone surrogates, brackets": ('{"text": "\\ud800 %d", "x": ', "[", "]", "}"),
+    "escapes, not UTF-8, brackets": ('{"text": "\\n\xff %d", "x": ', "[", "]", "}"),
+    "brackets that do not match": ('{"text": "%d", "x": ', "[", "}", "}"),
+    "open strings of quotes": ('{"x": ' + "[" * 1500 + ', "%d', '\\"', "", "}"),
+}
 LINE_BYTES = (24, 100, 1000)  # of a bad line, and of the good lines that it is compared with
 LARGE_DOCUMENTS: dict[str, Callable[[int], str]] = {
     "of words": lambda size: "the mill turns raw text " * (size // 24),
@@ -260,25 +273,45 @@ def _numbers(code: str, *arguments: object) -> list[float]:
     return [float(word) for word in done.stdout.splitlines()[-1].split()]
 
 
-def bad_lines(num_lines: int, kinds: Sequence[str] = tuple(BAD_LINES), line_bytes: Sequence[int] = LINE_BYTES) -> Row:
+def _long_line(line: str, size: int) -> str:
+    """Letters where the number was are all that makes a line longer."""
+    return line[:-3] + "a" * (size - len(line)) + line[-3:]
+
+
+def _deep_line(kind: str, number: int, size: int) -> str:
+    before, opens, closes, after = DEEP_LINES[kind]
+    depth = max(1, (size - len(before) - len(after)) // len(opens + closes))
+    return before % number + opens * depth + closes * depth + after
+
+
+def bad_lines(
+    num_lines: int,
+    kinds: Sequence[str] = (*BAD_LINES, *DEEP_LINES),
+    line_bytes: Sequence[int] = LINE_BYTES,
+) -> Row:
     """The time of lines that are not right JSON, against the time of as many good ones as long: at most ten times."""
     wrong = []
     with tempfile.TemporaryDirectory() as place:
 
-        def seconds(name: str, line: str, count: int, size: int) -> float:
+        def seconds(name: str, size: int, lines: Iterable[str]) -> float:
             source = Path(place, f"{name}-{size}.jsonl")
-            lines = [f"{GOOD_LINE}\n" % number for number in range(100)]
-            made = (line % number for number in range(count))
-            # Letters where the number was are all that makes a line longer.
-            lines += [one[:-3] + "a" * (size - len(one)) + one[-3:] + "\n" for one in made]
-            source.write_bytes("".join(lines).encode("latin-1"))
+            made = chain((GOOD_LINE % number for number in range(100)), lines)
+            source.write_bytes("".join(f"{line}\n" for line in made).encode("latin-1"))
             return _numbers(_BUILD, source, f"{place}/{name}-{size}")[0]
 
-        start = seconds("none", GOOD_LINE, 0, 0)
+        def seconds_of(kind: str, size: int) -> float:
+            if kind in DEEP_LINES:
+                made = (_deep_line(kind, number, size) for number in range(num_lines))
+            else:
+                made = (_long_line(BAD_LINES[kind] % number, size) for number in range(num_lines))
+            return seconds(kind.replace(" ", "-"), size, made)
+
+        start = seconds("none", 0, ())
         for size in line_bytes:
-            good = max(0.02, seconds("good", '{"text": "%d "}', num_lines, size) - start)
+            good = seconds("good", size, (_long_line(f'{{"text": "{number} "}}', size) for number in range(num_lines)))
+            good = max(0.02, good - start)
             for kind in kinds:
-                times = (seconds(kind.replace(" ", "-"), BAD_LINES[kind], num_lines, size) - start) / good
+                times = (seconds_of(kind, size) - start) / good
                 if times > 10:
                     wrong.append(f"{num_lines} lines of {size} bytes, {kind}: {times:.0f} times the time of good ones")
     return Row(fault="time of bad JSON lines", tried=len(kinds) * len(line_bytes), wrong=tuple(wrong))
