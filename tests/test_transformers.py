@@ -91,6 +91,14 @@ def test_labels_are_the_inputs(dataset: OpenDataset) -> None:
         assert mine["labels"][1:].tolist() == theirs["labels"][:-1].tolist()
 
 
+def test_samples_do_not_share_memory(dataset: OpenDataset) -> None:
+    """They are rows of one batch, which a collator may write to."""
+    first, second = Dataset(dataset, 32).__getitems__([0, 1])
+    expected = first["labels"].tolist(), second["input_ids"].tolist()
+    first["input_ids"].fill_(-1)
+    assert (first["labels"].tolist(), second["input_ids"].tolist()) == expected
+
+
 @pytest.mark.parametrize("packing", ["concat", "best_fit", "padded"])
 def test_masked_labels_are_those_of_shifted_ones(dataset: OpenDataset, packing: Any) -> None:
     options: dict[str, Any] = {"packing": packing, "mask_boundaries": True}

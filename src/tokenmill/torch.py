@@ -432,7 +432,8 @@ class Dataset(torch_data.Dataset):  # type: ignore[misc]  # torch is not type-ch
         """Several samples at once, which torch prefers and which is faster."""
         check_caller(self._labels)
         batch = as_tensors(self._stream.batch(self._stream.locate(self._positions(indices))))
-        return [{name: rows[row] for name, rows in batch.items()} for row in range(len(indices))]
+        rows = zip(*(values.unbind() for values in batch.values()), strict=True)
+        return [dict(zip(batch, row, strict=True)) for row in rows]
 
     def __getstate__(self) -> Any:
         check_caller(self._labels)

@@ -230,8 +230,11 @@ def lay_out(
     numbers = [field for field in _TOKEN_FIELDS if field in run_fields]
     targets = slice(1, None) if labels == "shifted" else slice(-1)
     if not masked and not numbers:
+        if labels == "aligned":
+            cast = rows[:, :-1].astype(dtype, copy=False)
+            return {"input_ids": cast, "labels": cast[:]}
         cast = rows.astype(dtype, copy=False)
-        return {"input_ids": cast[:, :-1], "labels": cast[:, targets]}
+        return {"input_ids": cast[:, :-1], "labels": cast[:, 1:]}
     shape = (len(rows), rows.shape[1] - 1)
     planes = np.empty((2 + (len(numbers) if dtype == np.int64 else 0), *shape), dtype)
     planes[0], planes[1] = rows[:, :-1], rows[:, targets]
