@@ -43,7 +43,7 @@ bench-revisions: $(VENV)/.bench
 bench-layouts: $(VENV)/.bench
 	$(BIN)/python benchmarks/layouts.py $(ARGS)
 
-bench-loader: $(VENV)/.bench .venv-peers/.done
+bench-loader: $(VENV)/.bench $(VENV)/.loaders .venv-peers/.done
 	$(BIN)/python benchmarks/loader.py $(ARGS)
 
 crash: $(VENV)/.test

@@ -7,7 +7,8 @@ Rows of 64 x 1024 inputs and targets as int64, shuffled, from a warm page cache.
 of about half a second within each repeat, so that the noise of the machine hits all; the table shows
 medians. The default dataset is made of pieces of Python's own standard library, one token a byte.
 litData and Mosaic streaming run in an environment of their own: `make bench-loader` makes it. They
-are slow to write, so they and a loader of ours get the first tokens alone (--peer-tokens). Bars
+are slow to write, so they and a loader of ours get the first tokens alone (--peer-tokens). The modules
+for trainers, beside what is used in their place, are in loader_frameworks.py. Bars
 are printed, never enforced: a slow machine is not a failure.
 """
 
@@ -27,6 +28,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -35,19 +37,19 @@ import loader_memory
 import measure
 import numpy as np
 import torch
+from loader_frameworks import ROWS, SEED, WIDTH, Batches, Framework, Tokens, find_frameworks
 from measure import Row
 
 import tokenmill
 from tokenmill.sizes import format_count, parse_size
 
 HERE = Path(__file__).parent
-ROWS, WIDTH = 64, 1024
-SEED = 1
 PEERS = ("litdata", "mosaic")
 BESIDE_PEERS = "ours, tokens of the peers"
 PATIENCE_SECONDS = 60.0
-
-Batches = Iterator[Any]
+Turn = Callable[[float], float | None]
+# Of the modules for trainers beside what is used in their place.
+TRAINER_BAR = 5.0
 
 
 def ours(dataset: tokenmill.Dataset, **options: Any) -> Batches:
@@ -74,27 +76,6 @@ def nanogpt(flat: Path, dtype: str) -> Batches:
         x = torch.stack([torch.from_numpy(data[i : i + WIDTH].astype(np.int64)) for i in ix])
         y = torch.stack([torch.from_numpy(data[i + 1 : i + 1 + WIDTH].astype(np.int64)) for i in ix])
         yield x, y
-
-
-class MappedWindows(torch.utils.data.Dataset[tuple[torch.Tensor, torch.Tensor]]):
-    """What most people write for torch's DataLoader."""
-
-    def __init__(self, flat: Path, dtype: str) -> None:
-        self.tokens = np.memmap(flat, dtype, mode="r")
-
-    def __len__(self) -> int:
-        return (len(self.tokens) - 1) // WIDTH
-
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        row = torch.from_numpy(self.tokens[index * WIDTH : index * WIDTH + WIDTH + 1].astype(np.int64))
-        return row[:-1], row[1:]
-
-
-def torch_loader(flat: Path, dtype: str, workers: int) -> Batches:
-    loader = torch.utils.data.DataLoader(
-        MappedWindows(flat, dtype), batch_size=ROWS, shuffle=True, drop_last=True, num_workers=workers
-    )
-    return itertools.chain.from_iterable(itertools.repeat(loader))
 
 
 class Peer:
@@ -174,8 +155,8 @@ def rows(rates: dict[str, list[float]]) -> Iterator[Row]:
     bars = {
         "bare gather": 0.7,
         "nanoGPT get_batch": 25.0,
-        "torch DataLoader, 0 workers": 5.0,
-        "torch DataLoader, 2 workers": 5.0,
+        "torch DataLoader, 0 workers": TRAINER_BAR,
+        "torch DataLoader, 2 workers": TRAINER_BAR,
     }
     for peer, bar in bars.items():
         if peer in rates:
@@ -187,6 +168,16 @@ def rows(rates: dict[str, list[float]]) -> Iterator[Row]:
     for peer in (f"{name}, {workers} workers" for name in PEERS for workers in (0, 2)):
         if peer in rates:
             yield _compare(BESIDE_PEERS, peer, rates, 1.0)
+
+
+def framework_rows(frameworks: dict[str, Framework], rates: dict[str, list[float]]) -> Iterator[Row]:
+    """Each of our loaders for a trainer against each of those that it replaces; the better one of ours is judged."""
+    for framework in frameworks.values():
+        ours = [name for name in framework.ours if name in rates]
+        best = max(ours, key=lambda name: median(rates[name]), default=None)
+        for name, peer in itertools.product(ours, framework.theirs):
+            if peer in rates:
+                yield _compare(name, peer, rates, TRAINER_BAR, judged=name == best)
 
 
 def _compare(name: str, peer: str, rates: dict[str, list[float]], bar: float, *, judged: bool = True) -> Row:
@@ -224,8 +215,10 @@ def make_dataset(folder: Path, num_tokens: int) -> Path:
     return folder / "dataset"
 
 
-def measure_all(dataset: tokenmill.Dataset, work: Path, options: argparse.Namespace) -> dict[str, list[float]]:
-    """Batches a second of every contender, one figure a repeat."""
+def measure_all(
+    dataset: tokenmill.Dataset, work: Path, options: argparse.Namespace
+) -> tuple[dict[str, Framework], dict[str, list[float]]]:
+    """The frameworks that are installed, and batches a second of every contender, one figure a repeat."""
     split = dataset["train"]
     flat, dtype = work / "flat.bin", split.dtype
     split.tokens(0, split.num_tokens).tofile(flat)
@@ -237,27 +230,32 @@ def measure_all(dataset: tokenmill.Dataset, work: Path, options: argparse.Namesp
         "ours, best fit": ours(dataset, prefetch=0, packing="best_fit"),
         "bare gather": bare_gather(flat, dtype),
         "nanoGPT get_batch": nanogpt(flat, dtype),
-        "torch DataLoader, 0 workers": torch_loader(flat, dtype, 0),
-        "torch DataLoader, 2 workers": torch_loader(flat, dtype, 2),
     }
-    turns: dict[str, Callable[[float], float | None]] = {
-        name: lambda seconds, batches=batches: turn(batches, seconds) for name, batches in contenders.items()
-    }
+    frameworks = find_frameworks(Tokens(dataset, flat, dtype, options.peer_tokens, work))
+    for framework in frameworks.values():
+        contenders |= framework.make()
+    turns = {name: partial(turn, batches) for name, batches in contenders.items()}
     peers = start_peers(flat, dtype, work, options)
     if peers:
         few = ours(tokenmill.open(work / "few.bin", layout="nanogpt", dtype=dtype, eot_id=split.eot_id))
-        turns[BESIDE_PEERS] = lambda seconds: turn(few, seconds)
+        turns[BESIDE_PEERS] = partial(turn, few)
         turns |= {name: peer.turn for name, peer in peers.items()}
-    rates: dict[str, list[float]] = {name: [] for name in turns}
-    for repeat in range(-1, options.repeats):
-        # The first time is for the page tables; a single pass over all the tokens takes some of them longer.
-        for name, take in turns.items():
-            rate = take(options.seconds if repeat >= 0 else 10 * options.seconds)
-            if repeat >= 0 and rate is not None:
-                rates[name].append(rate)
+    rates = take_turns(turns, options.seconds, options.repeats)
     for peer in peers.values():
         peer.end()
-    return {name: found for name, found in rates.items() if len(found) == options.repeats}
+    return frameworks, rates
+
+
+def take_turns(turns: dict[str, Turn], seconds: float, repeats: int) -> dict[str, list[float]]:
+    """Batches a second of those that do not fail, one figure a repeat."""
+    rates: dict[str, list[float]] = {name: [] for name in turns}
+    for repeat in range(-1, repeats):
+        # The first time is for the page tables; a single pass over all the tokens takes some of them longer.
+        for name, take in turns.items():
+            rate = take(seconds if repeat >= 0 else 10 * seconds)
+            if repeat >= 0 and rate is not None:
+                rates[name].append(rate)
+    return {name: found for name, found in rates.items() if len(found) == repeats}
 
 
 def read_afresh(files: Iterable[Path]) -> None:
@@ -305,9 +303,9 @@ def compare(options: argparse.Namespace, folder: Path) -> list[Row]:
         flush=True,
     )
     before = measure.OtherLoad.now()
-    rates = measure_all(dataset, folder, options)
+    frameworks, rates = measure_all(dataset, folder, options)
     measure.OTHER_LOAD.add(before, measure.OtherLoad.now())
-    return [*rows(rates), first_batch(str(path), options.repeats)]
+    return [*rows(rates), *framework_rows(frameworks, rates), first_batch(str(path), options.repeats)]
 
 
 def main() -> None:

@@ -1,11 +1,12 @@
-"""Streams from text: tokens a second with no, one and two processes that tokenize ahead.
+"""Streams from text: tokens a second with no, one and two processes that tokenize ahead, and of torch with tiktoken.
 
 python benchmarks/text_stream.py [--corpus FILE ...] [--size 450MB] [--repeats 3] [--rows 64]
 
 Batches of 64 x 1024 inputs and labels as int64, from parquet files and with GPT-2's tokenizer. Contenders take turns
 within each repeat, and the table shows medians. The time begins with the first batch, since processes load their
 libraries before it. Beside it are the seconds that cores were had for, by this process and by the pool: others that
-use this machine disturb those less. The bar is for two cores that are otherwise idle.
+use this machine disturb those less. The bars are for two cores that are otherwise idle. What most people write to
+tokenize as they train, tiktoken in an `IterableDataset` of torch, is slower and stopped after some seconds.
 """
 
 from __future__ import annotations
@@ -15,16 +16,37 @@ import sys
 import tempfile
 import time
 from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
-from measure import OTHER_LOAD, Row, core_seconds, corpus_parser, descendants, format_table, machine_line, make_corpus
+import pyarrow.parquet as pq
+import tiktoken
+import torch
+from measure import (
+    OTHER_LOAD,
+    RANKS,
+    Row,
+    core_seconds,
+    corpus_parser,
+    descendants,
+    format_table,
+    machine_line,
+    make_corpus,
+)
+from tiktoken.load import load_tiktoken_bpe
+from torch.utils import data as torch_data
 
 import tokenmill
+from tokenmill.tokenizers.parity import PATTERNS
 
 SEQ_LEN = 1024
 CONTENDERS = (0, 1, 2)
+PEER_WORKERS = (0, 2)
+PEER_SECONDS = 10.0
+END_OF_TEXT = 50256
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +75,42 @@ def stream_once(files: list[str], workers: int, rows: int) -> Turn:
     return Turn((last - seen) * SEQ_LEN / seconds, time.process_time() - own, pool)
 
 
+class Text(torch_data.IterableDataset[Any]):
+    """Rows of tokens from files, which the workers divide."""
+
+    def __init__(self, files: list[str]) -> None:
+        self._files = files
+
+    def __iter__(self) -> Iterator[Any]:
+        info = torch_data.get_worker_info()
+        ranks = load_tiktoken_bpe(RANKS)
+        special = {"<|endoftext|>": END_OF_TEXT}
+        encoding = tiktoken.Encoding("gpt2", pat_str=PATTERNS["gpt2"], mergeable_ranks=ranks, special_tokens=special)
+        buffer: list[int] = []
+        for file in self._files[info.id :: info.num_workers] if info else self._files:
+            for group in pq.ParquetFile(file).iter_batches(columns=["text"]):
+                for text in group["text"].to_pylist():
+                    buffer += [*encoding.encode_ordinary(text), END_OF_TEXT]
+                    count = (len(buffer) - 1) // SEQ_LEN
+                    for begin in range(0, count * SEQ_LEN, SEQ_LEN):
+                        row = torch.tensor(buffer[begin : begin + SEQ_LEN + 1])
+                        yield row[:-1], row[1:]
+                    del buffer[: count * SEQ_LEN]
+
+
+def peer_once(files: list[str], workers: int, rows: int) -> float:
+    """Tokens a second of torch's DataLoader with tiktoken, from the first batch on."""
+    batches = iter(torch_data.DataLoader(Text(files), batch_size=rows, num_workers=workers, drop_last=True))
+    next(batches)
+    begin = time.perf_counter()
+    count = 0
+    for _ in batches:
+        count += 1
+        if time.perf_counter() > begin + PEER_SECONDS:
+            break
+    return count * rows * SEQ_LEN / (time.perf_counter() - begin)
+
+
 def _pool_seconds() -> float:
     return sum(core_seconds(process) for process in descendants(os.getpid()) if process != os.getpid())
 
@@ -63,11 +121,14 @@ def main() -> None:
     given = parser.parse_args()
     sys.stdout.write(f"{machine_line()}\n")
     turns: dict[int, list[Turn]] = defaultdict(list)
+    peers: dict[int, list[float]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as place:
         corpus = make_corpus(Path(place), given.size, given.corpus)
         for _ in range(given.repeats):
             for workers in CONTENDERS:
                 turns[workers].append(stream_once(corpus.parquet, workers, given.rows))
+            for workers in PEER_WORKERS:
+                peers[workers].append(peer_once(corpus.parquet, workers, given.rows))
     rates = {workers: median(turn.tokens_per_second for turn in found) for workers, found in turns.items()}
     for workers, found in turns.items():
         own, pool = median(turn.own for turn in found), median(turn.pool for turn in found)
@@ -86,7 +147,20 @@ def main() -> None:
         at_least=True,
         raw={str(workers): [asdict(turn) for turn in found] for workers, found in turns.items()},
     )
-    sys.stdout.write(f"{format_table([row])}\n")
+    beside = [
+        Row(
+            name=f"{workers} workers",
+            what=f"tokens a second beside tiktoken in torch, {workers} workers",
+            ours=f"{rates[workers] / 1e6:.1f} M/s",
+            peer=f"{median(found) / 1e6:.1f} M/s",
+            figure=rates[workers] / median(found),
+            bar=5,
+            at_least=True,
+            raw={"peer": found},
+        )
+        for workers, found in peers.items()
+    ]
+    sys.stdout.write(f"{format_table([row, *beside])}\n")
 
 
 if __name__ == "__main__":
