@@ -230,7 +230,7 @@ def lay_out(
     numbers = [field for field in _TOKEN_FIELDS if field in run_fields]
     targets = slice(1, None) if labels == "shifted" else slice(-1)
     if not masked and not numbers:
-        if labels == "aligned":
+        if labels == "aligned":  # without the last column, rows are contiguous as they are widened
             cast = rows[:, :-1].astype(dtype, copy=False)
             return {"input_ids": cast, "labels": cast[:]}
         cast = rows.astype(dtype, copy=False)
