@@ -118,7 +118,27 @@ def test_of_many_sources_the_changed_one_is_named(tmp_path: Path) -> None:
     assert prepare(folder, output).already_complete
     shutil.rmtree(output / ".build")
     change(folder / "4.jsonl", write_lines, [texts[249], *texts[201:249], texts[200]])
-    with pytest.raises(SourceChangedError, match=r"than there is now: .*4\.jsonl"):
+    with pytest.raises(SourceChangedError, match=r"than there is now: 4\.jsonl changed"):
+        prepare(folder, output)
+
+
+@pytest.mark.parametrize(
+    ("texts", "named"),
+    [
+        (["aaaa", "bbbb", "xxxx"], r"2\.jsonl"),  # other tokens
+        (["aaa", "bbbbb", "cccc"], r"2\.jsonl"),  # other positions
+        (["aaaabbbb" + "x" * 13, "cccc"], r"2\.jsonl, 3\.jsonl"),  # one less, so that all that follow are a row earlier
+    ],
+)
+def test_of_the_sources_of_a_batch_those_that_differ_are_named(texts: list[str], named: str, tmp_path: Path) -> None:
+    folder, output = tmp_path / "corpus", tmp_path / "out"
+    folder.mkdir()
+    for number in range(1, 4):
+        write_lines(folder / f"{number}.jsonl", ["aaaa", "bbbb", "cccc"])
+    prepare(folder, output)
+    shutil.rmtree(output / ".build")
+    change(folder / "2.jsonl", write_lines, texts)
+    with pytest.raises(SourceChangedError, match=rf"than there is now: {named} changed"):
         prepare(folder, output)
 
 

@@ -9,7 +9,7 @@ Names, sizes and times of sources cannot prove that. While the plan is there, it
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -103,8 +103,14 @@ class _Comparison:
         order = _order(batch)
         rows = self._rows.take(batch.num_read)
         positions = np.concatenate((batch.positions, np.array([skip.position for skip in batch.skips], np.int64)))
-        if rows is None or not np.array_equal(rows.positions, positions[order]):
-            raise self._changed(self._name(batch))
+        sources = _sources(batch)[order]
+        if rows is None:
+            raise self._changed(self._names(sources))
+        is_moved = rows.positions != positions[order]
+        if is_moved.any():
+            # A source that lost its last documents is the one before.
+            first = int(np.argmax(is_moved))
+            raise self._changed(self._names([*sources[max(0, first - 1) : first], *sources[is_moved]]))
         places = np.argsort(order)[: len(batch.text)]  # the row of each document
         is_kept = rows.splits[places] >= 0
         np.add.at(self._source_sums, batch.sources[is_kept], hashes[is_kept])
@@ -133,15 +139,20 @@ class _Comparison:
             lengths = rows.tokens[rows.splits == number]
             if part is None and not len(lengths):
                 continue
-            if part is None or not np.array_equal(part.lengths, lengths):
-                raise self._changed(self._name(batch))
-            start = int(self._offsets[number])
-            if not np.array_equal(part.tokens, self._dataset[name].tokens(start, start + len(part.tokens))):
-                raise self._changed(self._name(batch))
+            sources = _sources(batch)[_order(batch)][rows.splits == number]
+            if part is None or len(part.lengths) != len(lengths):
+                raise self._changed(self._names(sources))
+            is_other = part.lengths != lengths
+            if not is_other.any():
+                start = int(self._offsets[number])
+                stored = self._dataset[name].tokens(start, start + len(part.tokens))
+                ends = np.cumsum(lengths)
+                is_other[np.searchsorted(ends, np.flatnonzero(part.tokens != stored), side="right")] = True
+            if is_other.any():
+                raise self._changed(self._names(sources[is_other]))
 
-    def _name(self, batch: Batch) -> str:
-        numbers = sorted({*batch.sources.tolist(), *(skip.source for skip in batch.skips)})
-        return few([self._plan.sources[number].name for number in numbers], ", ")
+    def _names(self, sources: Iterable[int]) -> str:
+        return few([self._plan.sources[number].name for number in sorted(set(sources))], ", ")
 
     def _changed(self, names: str) -> SourceChangedError:
         return SourceChangedError(
@@ -149,9 +160,14 @@ class _Comparison:
         )
 
 
+def _sources(batch: Batch) -> npt.NDArray[np.int32]:
+    """The source of each document, and then of each skip."""
+    return np.concatenate((batch.sources, np.array([skip.source for skip in batch.skips], np.int32)))
+
+
 def _order(batch: Batch) -> npt.NDArray[np.intp]:
     """Documents and skips of a batch in the order of the provenance."""
-    sources = np.concatenate((batch.sources, np.array([skip.source for skip in batch.skips], np.int32)))
+    sources = _sources(batch)
     positions = np.concatenate((batch.positions, np.array([skip.position for skip in batch.skips], np.int64)))
     return np.lexsort((positions, sources))
 
