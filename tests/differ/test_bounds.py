@@ -9,13 +9,18 @@ import pytest
 
 sys.path.append(str(Path(__file__).parent))
 
-from differ.bounds import BUGS, few_descriptors, few_locks, forked
+from differ.bounds import BUGS, commands_with_few_descriptors, few_descriptors, few_locks, forked
 from differ.seeding import Bug, is_caught
 
 
 def test_more_shards_than_open_files() -> None:
     row = few_descriptors(60, 100)
     assert row.tried >= 7 and not row.wrong
+
+
+def test_every_command_takes_more_shards_than_open_files() -> None:
+    row = commands_with_few_descriptors(100, 70)
+    assert row.tried >= 16 and not row.wrong
 
 
 def test_more_shards_of_a_url_than_locks() -> None:

@@ -36,6 +36,21 @@ from tokenmill.loader import loader as prefetching
 from tokenmill.storage import shard_cache
 
 DOCUMENTS_A_SHARD = 3
+EOT = 256  # of the byte tokenizer
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "catid": {},
+    "datatrove": {},
+    "huggingface": {},
+    "litdata": {},
+    "llmc": {"shard_size": 1024},
+    "mds": {},
+    "megatron": {},
+    "nanogpt": {},
+    "olmo": {},
+    "templar": {"seq_len": 16, "shard_size": 1024},
+}
+# Layouts that hold every token in its order, for an import that is compared with the whole dataset.
+READ_AS_THEY_ARE = ("datatrove", "megatron")
 PACKINGS = ("concat", "best_fit", "padded")
 
 
@@ -99,6 +114,57 @@ def few_descriptors(num_shards: int, limit: int) -> Row:
         check("parts of a mixture", lambda: _share_of_parts(path) > 0.9, True)
         check("verify", lambda: tokenmill.verify(path).ok, True)
     return Row(fault=f"{num_shards:,} shards, {limit} open files", tried=tried, wrong=tuple(wrong))
+
+
+def commands_with_few_descriptors(num_shards: int, limit: int, layouts: Sequence[str] = tuple(LAYOUTS)) -> Row:
+    """Every command that takes or gives a dataset, with fewer files than shards."""
+    wrong: list[str] = []
+    tried = 0
+
+    def check(what: str, run: Callable[[], Any], is_right: Callable[[], bool]) -> None:
+        nonlocal tried
+        tried += 1
+        about = f"{what} of {num_shards} shards with {limit} open files"
+        try:
+            run()
+            if not is_right():
+                wrong.append(f"{about}: the files differ")
+        except (TokenmillError, OSError) as error:
+            wrong.append(f"{about}: {error}")
+
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as name, bucket_server("s3") as make_bucket:
+        place = Path(name)
+        path = build(place, num_shards)
+        expected = stored(path)
+        bucket = make_bucket(f"b-{uuid.uuid4().hex[:12]}")
+        far = f"{bucket.url}/ds"
+        with environment(bucket.environment), open_files(limit):
+            for layout in layouts:
+                there, back = place / f"{layout}-there", place / f"{layout}-back"
+                check(
+                    f"export to {layout}",
+                    lambda there=there, layout=layout: tokenmill.export(path, there, to=layout, **LAYOUTS[layout]),
+                    lambda there=there: any(there.iterdir()),
+                )
+                if layout in READ_AS_THEY_ARE:
+                    check(
+                        f"import of {layout}",
+                        lambda there=there, back=back, layout=layout: tokenmill.import_(
+                            there, back, layout=layout, eot_id=EOT
+                        ),
+                        lambda back=back: np.array_equal(stored(back), expected),
+                    )
+            check("push", lambda: tokenmill.push(path, far), lambda: tokenmill.verify(far).ok)
+            check(
+                "pull",
+                lambda: tokenmill.pull(far, place / "back"),
+                lambda: np.array_equal(stored(place / "back"), expected),
+            )
+            for file in sorted((path / "train").glob("*.bin"))[::2]:
+                file.unlink()
+            check("verify", lambda: None, lambda: len(tokenmill.verify(path).problems) >= num_shards // 4)
+            check("repair", lambda: tokenmill.repair(path), lambda: np.array_equal(stored(path), expected))
+    return Row(fault=f"commands, {num_shards:,} shards, {limit} open files", tried=tried, wrong=tuple(wrong))
 
 
 def _rows_of(path: Path, order: Any) -> Any:
@@ -352,6 +418,7 @@ jsonl._parsed_by_arrow = lambda lines, column: [real([line], column)[0] for line
 """
 EXPERIMENTS: list[tuple[str, Callable[[], Row]]] = [
     ("bounds: descriptors", lambda: few_descriptors(10_000, 256)),
+    ("bounds: commands", lambda: commands_with_few_descriptors(1_000, 128)),
     ("bounds: locks", lambda: few_locks(300, 8)),
     ("bounds: forks", lambda: forked(200)),
     ("bounds: bad lines", lambda: bad_lines(200_000)),
@@ -363,6 +430,13 @@ BUGS: list[Bug] = [
         plant=_python_maps,
         trial=lambda: few_descriptors(60, 100),
         says="documents one by one over 60 shards with 100 open files: ",
+    ),
+    Bug(
+        name="an export keeps every file open",
+        plant=_python_maps,
+        trial=lambda: commands_with_few_descriptors(100, 70, ("datatrove",)),
+        says="export to datatrove of 100 shards with 70 open files: ",
+        is_quick=False,
     ),
     Bug(
         name="an iterator does not know its process",
