@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import shutil
 import signal
 import subprocess
 import threading
@@ -15,7 +16,7 @@ from ray_lab import RECIPE, halting_command, wait_for
 
 import tokenmill as library
 from nodes import add_node, unit_processes
-from tokenmill.errors import BuildError, RecipeError
+from tokenmill.errors import BuildError, RecipeError, SourceChangedError
 
 pytest.importorskip("ray")
 pytestmark = [
@@ -65,6 +66,30 @@ def test_every_node_keeps_a_part_and_one_that_was_lost_goes_on_with_its_own(
     assert len({(place / "nodes.json").read_bytes() for place in (*parts, tmp_path / "driver/out")}) == 1
     last = [event for event in events if event["kind"] == "progress"][-1]
     assert (last["units"], last["bytes"]) == (last["total_units"], last["total_bytes"])
+
+
+def test_parts_of_other_text_of_the_same_size_are_refused(
+    cluster: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NODE", "driver")
+    source, parts = tmp_path / "a.jsonl", [tmp_path / f"node{n}/out" for n in range(2)]
+
+    def prepare(word: str) -> Any:
+        source.write_text("".join(f'{{"text": "{word} {number % 200:03}"}}\n' for number in range(400)))
+        options = {**LOCAL, "tokenizer": "byte", "unit_bytes": 2000}
+        return library.prepare(str(source), f"{tmp_path}/$NODE/out", ray_address=cluster.address, **options)
+
+    prepare("aaa")
+    with pytest.raises(SourceChangedError, match="2 of 2 parts failed"):
+        prepare("bbb")
+    shutil.rmtree(parts[1])
+    with pytest.raises(SourceChangedError, match="1 of 2 parts failed"):
+        prepare("bbb")
+    shutil.rmtree(parts[0] / ".build")
+    with pytest.raises(
+        SourceChangedError, match=r"node0/out was made of other text than there is now: a\.jsonl changed"
+    ):
+        prepare("bbb")
 
 
 @pytest.mark.parametrize(
