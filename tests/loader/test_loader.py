@@ -332,6 +332,28 @@ def test_a_consumer_that_leaves_ends_the_thread() -> None:
     assert not set(threading.enumerate()) - before
 
 
+def test_a_loader_that_is_left_until_the_interpreter_ends_says_nothing(dataset: Dataset, tmp_path: Path) -> None:
+    """It outlives the names of the modules that it needs."""
+    import subprocess
+    import sys
+
+    code = f"""
+import tokenmill
+from tokenmill.loader import loader as loaders
+from tokenmill.storage import memory_maps
+loader = tokenmill.DataLoader({dataset.path!r}, 32, 4)
+batches = iter(loader)
+next(batches)
+loaders.kept = loaders, batches
+memory_maps.kept = memory_maps, tokenmill.DataLoader({dataset.path!r}, 32, 4, prefetch=0)
+next(iter(memory_maps.kept[1]))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path, timeout=100
+    )
+    assert (done.stdout, done.stderr) == ("", "")
+
+
 def test_a_trainer_loads_numpy_and_nothing_heavier(dataset: Dataset, tmp_path: Path) -> None:
     import subprocess
     import sys

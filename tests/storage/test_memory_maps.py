@@ -9,6 +9,8 @@ import mmap
 import os
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -121,6 +123,14 @@ def test_a_map_is_read_only_and_ends_with_its_last_array(tmp_path: Path) -> None
     assert (Map.num_live, part.tobytes()) == (before + 1, b"bc")
     del part
     assert Map.num_live == before
+
+
+def test_a_map_that_is_left_until_the_interpreter_ends_says_nothing(tmp_path: Path) -> None:
+    """It is unmapped when the names of the module are gone."""
+    (tmp_path / "file").write_bytes(b"abc")
+    code = "from tokenmill.storage import memory_maps; memory_maps.kept = memory_maps, memory_maps.map_file('file', 'u1')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
+    assert (done.stdout, done.stderr) == ("", "")
 
 
 def test_anonymous_memory_is_freed_with_its_last_descriptor_and_map() -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import queue
+import sys
 import threading
 import warnings
 from collections.abc import Callable, Collection, Generator, Iterator
@@ -519,9 +520,11 @@ def run_ahead(  # noqa: C901  a thread and its consumer
     thread = threading.Thread(target=work, daemon=True, name="tokenmill-ahead")
     thread.start()
     process = os.getpid()
+    # An iterator that is left until the interpreter ends is closed after the names of this module are gone.
+    find_process, is_ending = os.getpid, sys.is_finalizing
     try:
         while True:
-            if os.getpid() != process:
+            if find_process() != process:
                 raise StateError(
                     "this iterator was started in another process, and the thread that makes its items was not forked",
                     hint="call iter() again in this process: it continues where the other one was at the fork",
@@ -536,6 +539,7 @@ def run_ahead(  # noqa: C901  a thread and its consumer
     finally:
         wanted = False
         room.put(None)
-        if os.getpid() == process:
-            stop()
-        thread.join()
+        if not is_ending():  # then threads have stopped without a word, and a join would wait for ever
+            if find_process() == process:
+                stop()
+            thread.join()

@@ -41,6 +41,7 @@ class Map:
 
     def __init__(self, address: int, size: int) -> None:
         self._address, self._size = address, size
+        self._unmap = _libc().munmap  # when the interpreter ends, the names of this module are gone before the last map
         Map.num_live += 1
         self.__array_interface__ = {"version": 3, "shape": (size,), "typestr": "|u1", "data": (address, True)}
 
@@ -49,9 +50,8 @@ class Map:
         _libc().madvise(self._address, self._size, advice)
 
     def __del__(self) -> None:
-        with contextlib.suppress(TypeError):  # at interpreter shutdown; the pages go with the process
-            _libc().munmap(self._address, self._size)
-            Map.num_live -= 1
+        self._unmap(self._address, self._size)
+        type(self).num_live -= 1
 
 
 def map_file(path: str, dtype: npt.DTypeLike, *, offset: int = 0, count: int | None = None) -> npt.NDArray[Any]:
