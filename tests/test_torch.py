@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import inspect
 import itertools
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import types
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -336,6 +339,39 @@ def test_a_state_is_refused_if_nothing_tells_what_was_taken(dataset: Dataset, co
         stream.state_dict()
     stream.set_epoch(1)
     assert stream.state_dict()["samples_seen"] == DataLoader(dataset, 32, 4).num_samples
+
+
+def torch_without(name: str, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
+    """torch's own module of the DataLoader, as another version might have it: with another name."""
+    source, others = re.subn(rf"\b{name}\b", f"{name}_of_later", inspect.getsource(torch_data.dataloader))
+    assert others
+    module = types.ModuleType("torch_without")
+    exec(source, vars(module))
+    monkeypatch.setattr(adapters, "BaseDataLoaderIter", module._BaseDataLoaderIter)
+    return module
+
+
+PRIVATE = ("_num_yielded", "_rcvd_idx", "_send_idx", "_reset", "_persistent_workers", "_dataset")
+
+
+@FEW_CORES
+@pytest.mark.parametrize("name", PRIVATE)
+def test_a_torch_without_a_private_name_is_refused_a_state(
+    dataset: Dataset, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    without = torch_without(name, monkeypatch)
+    stream = adapters.IterableDataset(dataset, 32, 4, epochs=1, fields=FIELDS)
+    persist = name == "_reset"
+    loader = without.DataLoader(stream, batch_size=None, num_workers=2, persistent_workers=persist)
+    whole = take(adapters.DataLoader(dataset, 32, 4, epochs=1, fields=FIELDS))
+    batches = iter(loader)
+    assert take(batches, 3) == whole[:3], "an epoch needs none of the names"
+    said = "the number of batches taken is unknown" if name == "_dataset" else f"has no {name}, so"
+    with pytest.raises(StateError, match=said):
+        stream.state_dict()
+    if name not in ("_reset", "_dataset"):
+        with pytest.raises(StateError, match=said):
+            next(iter(loader))
 
 
 def test_the_iterator_of_torch_ends_with_its_loop(dataset: Dataset) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from torch.utils import data as torch_data
 import tokenmill
 import tokenmill.torch as adapters
 from conftest import make_texts, write_jsonl, write_parquet
+from tokenmill.errors import StateError
 
 FIELDS = ("sample_index",)
 # torch warns of more workers than cores, which is what these tests want; torchdata calls what is deprecated.
@@ -142,6 +144,26 @@ def test_stateful_data_loaders_save_and_load_the_position(sources: str, workers:
     second.load_state_dict(first.state_dict())
     assert take(second, 7) == whole[5:12]
     assert second.dataset.state_dict()["samples_seen"] == 12 * 7
+
+
+class Around(torch_data.IterableDataset):
+    def __init__(self, inner: adapters.TextDataset) -> None:
+        self.inner = inner
+
+    def __iter__(self) -> Iterator[Any]:
+        yield from self.inner
+
+
+@pytest.mark.parametrize("around", [True, False])
+def test_a_state_is_refused_if_nothing_tells_what_was_taken(sources: str, around: bool) -> None:
+    dataset = make(sources)
+    loader = torch_data.DataLoader(Around(dataset) if around else dataset, batch_size=None, num_workers=1)
+    batches = iter(loader)
+    take(batches, 2)
+    if not around:
+        del vars(batches)["_rcvd_idx"]  # as in a torch that has another name for it
+    with pytest.raises(StateError, match="the number of batches taken is unknown"):
+        dataset.state_dict()
 
 
 def test_workers_that_are_spawned_read_the_sources_themselves(sources: str) -> None:

@@ -170,6 +170,8 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]  # torc
         # Workers that the main process has not noticed say so in shared memory.
         self._is_noticed = False
         self._unnoticed = torch.zeros((), dtype=torch.bool).share_memory_()
+        # Why a worker must not begin. Before a fork, nothing can be raised.
+        self._refusal: StateError | None = None
         _watched_at_forks().add(self)
 
     def __repr__(self) -> str:
@@ -198,6 +200,8 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]  # torc
         if info is None:
             self._settle()
             return iter(self._loader)
+        if self._refusal is not None:
+            raise self._refusal
         if not self._is_noticed:
             self._unnoticed.fill_(True)
         if self._share is None:
@@ -216,10 +220,7 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]  # torc
         if self._share is not None:
             return self._share.state_dict()
         if self._unnoticed:
-            raise StateError(
-                "workers iterate over a dataset around this one, so the number of batches taken is unknown",
-                hint="iterate without workers, or give this dataset to torch's DataLoader itself",
-            )
+            raise _unnoticed_error()
         loader = copy.copy(self._loader)
         if self._watched is not None:
             self._watched.move(loader)
@@ -246,18 +247,20 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]  # torc
 
     def _notice_workers(self) -> None:
         """Called before each worker starts, to find the iterator of torch that starts it."""
-        self._is_noticed = False
+        self._is_noticed, self._refusal = False, None
         iterator, state = _find_iterator(self)
         if iterator is None:
             return
         if self._watched is None or not self._watched.is_of(iterator):
-            self._settle()
+            try:
+                self._settle()
+            except StateError as error:
+                self._refusal = error
+                return
             if state is not None:
                 self._loader.load_state_dict(state)
             self._watched = WatchedIteration(self._loader, iterator)
-            if iterator._persistent_workers:
-                references = weakref.ref(iterator), weakref.ref(self), self._watched
-                iterator._reset = functools.partial(_reset, *references)
+            _notice_resets(iterator, self, self._watched)
         self._is_noticed = True
 
     def _begin_again(self, watched: WatchedIteration) -> None:
@@ -282,6 +285,7 @@ class WatchedIteration:
 
     def __init__(self, loader: DataLoader, iterator: Any) -> None:
         self._attributes = vars(iterator)
+        self.missing: list[str] = []
         self.end = loader._enter_pass()
         self.begin = loader.samples_seen
 
@@ -290,10 +294,10 @@ class WatchedIteration:
 
     def move(self, loader: DataLoader) -> None:
         """Move the loader behind the last batch that was taken."""
-        seen = loader.seen_after(self.begin, self._attributes["_num_yielded"])
+        taken, has_all = _read_counts(self._attributes, self.missing)
+        seen = loader.seen_after(self.begin, taken)
         loader.samples_seen, loader._open_end = seen if self.end is None else min(seen, self.end), self.end
-        # As long as a worker has not ended, torch waits for more of its batches than it has received.
-        if self.end is not None and self._attributes["_rcvd_idx"] >= self._attributes["_send_idx"]:
+        if self.end is not None and has_all:
             loader.samples_seen, loader._open_end = self.end, None
 
 
@@ -377,11 +381,48 @@ def _find_iterator(dataset: IterableDataset | TextDataset) -> tuple[Any, dict[st
     )  # not this one: its own locals would be a cycle that keeps the iterator
     while frame is not None:
         owner = frame.f_locals.get("self") if frame.f_code.co_name == "__init__" else None
-        if isinstance(owner, BaseDataLoaderIter) and owner._dataset is dataset:
-            given = frame.f_locals.get("next_iter_state")  # torchdata's
+        if isinstance(owner, BaseDataLoaderIter) and getattr(owner, "_dataset", None) is dataset:
+            is_torchdata = type(owner).__module__.partition(".")[0] == "torchdata"
+            if is_torchdata and "next_iter_state" not in frame.f_locals:
+                return None, None  # it may have been given a state, but not one that is known here
+            given = frame.f_locals.get("next_iter_state")
             return owner, given and given["_snapshot"]["_worker_snapshots"]["worker_0"]["dataset_state"]
         frame = frame.f_back
     return None, None
+
+
+def _notice_resets(
+    iterator: Any, dataset: IterableDataset | TextDataset, watched: WatchedIteration | _WatchedText
+) -> None:
+    """Be called when workers that persist begin again."""
+    if getattr(iterator, "_persistent_workers", True):
+        watched.missing = [name for name in ("_persistent_workers", "_reset") if not hasattr(iterator, name)]
+        iterator._reset = functools.partial(_reset, weakref.ref(iterator), weakref.ref(dataset), watched)
+
+
+def _read_counts(attributes: dict[str, Any], missing: list[str]) -> tuple[int, bool]:
+    """How many batches the trainer took from torch's iterator, and whether those were all.
+
+    The names are private, so another torch may lack them. Then nothing tells what was taken.
+    """
+    names = ("_num_yielded", "_rcvd_idx", "_send_idx")
+    missing = [*missing, *(name for name in names if name not in attributes)]
+    if missing:
+        raise StateError(
+            f"the iterator of torch {torch.__version__} has no {', '.join(missing)}, so the number of batches taken "
+            "is unknown",
+            hint="iterate without workers (`num_workers=0`), or use another version of torch",
+        )
+    taken, received, sent = (attributes[name] for name in names)
+    # As long as a worker has not ended, torch waits for more of its batches than it has received.
+    return taken, received >= sent
+
+
+def _unnoticed_error() -> StateError:
+    return StateError(
+        "workers iterate over this dataset in a way that is not known here, so the number of batches taken is unknown",
+        hint="iterate without workers, or give this dataset to torch's DataLoader itself",
+    )
 
 
 def _reset(
@@ -487,6 +528,11 @@ class TextDataset(torch_data.IterableDataset):  # type: ignore[misc]  # torch is
         # Where workers are.
         self._positions = _Positions(_STEPS)
         self._watched: _WatchedText | None = None
+        # Workers that the main process has not noticed say so in shared memory.
+        self._is_noticed = False
+        self._unnoticed = torch.zeros((), dtype=torch.bool).share_memory_()
+        # Why a worker must not begin. Before a fork, nothing can be raised.
+        self._refusal: StateError | None = None
         # In a worker: how many batches it has given, and the position behind the last one.
         self._taken = 0
         self._reached: tuple[int, Cursor] | None = None
@@ -507,6 +553,10 @@ class TextDataset(torch_data.IterableDataset):  # type: ignore[misc]  # torch is
         if info is None:
             self._settle()
             return map(as_tensors, self._stream)
+        if self._refusal is not None:
+            raise self._refusal
+        if not self._is_noticed:
+            self._unnoticed.fill_(True)
         return self._share(info.id, info.num_workers)
 
     def _share(self, worker: int, workers: int) -> Iterator[Tensors]:
@@ -530,6 +580,7 @@ class TextDataset(torch_data.IterableDataset):  # type: ignore[misc]  # torch is
 
     def set_epoch(self, epoch: int) -> None:
         """Move to the start of pass number `epoch`, unless the position is inside of it, as with `stream`."""
+        self._unnoticed.fill_(False)
         self._settle()
         self._stream.set_epoch(epoch)
 
@@ -541,6 +592,8 @@ class TextDataset(torch_data.IterableDataset):  # type: ignore[misc]  # torch is
             if self._reached is not None:
                 share |= {"seen": self._reached[0], "cursor": dataclasses.asdict(self._reached[1])}
             return {**self._stream.state_dict(), "share": share}
+        if self._unnoticed:
+            raise _unnoticed_error()
         stream = copy.copy(self._stream)
         if self._watched is not None:
             self._watched.move(stream)
@@ -559,6 +612,7 @@ class TextDataset(torch_data.IterableDataset):  # type: ignore[misc]  # torch is
             )
         self._stream.load_state_dict(state)
         self._watched = None
+        self._unnoticed.fill_(False)
         if share is not None:
             self._taken = share["taken"]
             if self._taken:
@@ -572,19 +626,25 @@ class TextDataset(torch_data.IterableDataset):  # type: ignore[misc]  # torch is
 
     def _notice_workers(self) -> None:
         """Called before each worker starts, to find the iterator of torch that starts it."""
+        self._is_noticed, self._refusal = False, None
         iterator, state = _find_iterator(self)
-        if iterator is None or (self._watched is not None and self._watched.is_of(iterator)):
+        if iterator is None:
             return
-        self._settle()
-        if state is not None:
-            self._stream.load_state_dict(state)
-        # Workers may make so many steps ahead. The last one taken has to be kept, too.
-        steps = iterator._num_workers * (iterator._prefetch_factor + 1) + 1
-        if steps > self._positions.steps:
-            self._positions = _Positions(steps)
-        self._watched = _WatchedText(self._stream, iterator, self._positions)
-        if iterator._persistent_workers:
-            iterator._reset = functools.partial(_reset, weakref.ref(iterator), weakref.ref(self), self._watched)
+        if self._watched is None or not self._watched.is_of(iterator):
+            try:
+                self._settle()
+            except StateError as error:
+                self._refusal = error
+                return
+            if state is not None:
+                self._stream.load_state_dict(state)
+            # Workers may make so many steps ahead. The last one taken has to be kept, too.
+            steps = iterator._num_workers * (iterator._prefetch_factor + 1) + 1
+            if steps > self._positions.steps:
+                self._positions = _Positions(steps)
+            self._watched = _WatchedText(self._stream, iterator, self._positions)
+            _notice_resets(iterator, self, self._watched)
+        self._is_noticed = True
 
     def _begin_again(self, watched: _WatchedText) -> None:
         """Workers that persist begin the pass after their last one."""
@@ -640,6 +700,7 @@ class _WatchedText:
 
     def __init__(self, stream: TextStream, iterator: Any, positions: _Positions) -> None:
         self._attributes, self._positions = vars(iterator), positions
+        self.missing: list[str] = []
         self.begin_at(stream)
 
     def begin_at(self, stream: TextStream) -> _WatchedText:
@@ -652,9 +713,8 @@ class _WatchedText:
 
     def move(self, stream: TextStream) -> None:
         """Move the stream behind the last batch that was taken."""
-        taken = self._attributes["_num_yielded"]
-        # As long as a worker has not ended, torch waits for more of its batches than it has received.
-        is_over = not self._is_endless and self._attributes["_rcvd_idx"] >= self._attributes["_send_idx"]
+        taken, has_all = _read_counts(self._attributes, self.missing)
+        is_over = has_all and not self._is_endless
         if taken or is_over:
             stream.move_to(*self._positions.read(None if is_over else taken - 1), is_over=is_over)
 

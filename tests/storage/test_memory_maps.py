@@ -128,7 +128,9 @@ def test_a_map_is_read_only_and_ends_with_its_last_array(tmp_path: Path) -> None
 def test_a_map_that_is_left_until_the_interpreter_ends_says_nothing(tmp_path: Path) -> None:
     """It is unmapped when the names of the module are gone."""
     (tmp_path / "file").write_bytes(b"abc")
-    code = "from tokenmill.storage import memory_maps; memory_maps.kept = memory_maps, memory_maps.map_file('file', 'u1')"
+    code = (
+        "from tokenmill.storage import memory_maps; memory_maps.kept = memory_maps, memory_maps.map_file('file', 'u1')"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=tmp_path)
     assert (done.stdout, done.stderr) == ("", "")
 
