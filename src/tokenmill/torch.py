@@ -411,7 +411,7 @@ def _read_counts(attributes: dict[str, Any], missing: list[str]) -> tuple[int, b
         raise StateError(
             f"the iterator of torch {torch.__version__} has no {', '.join(missing)}, so the number of batches taken "
             "is unknown",
-            hint="iterate without workers (`num_workers=0`), or use another version of torch",
+            hint="iterate without workers, or use another version of torch",
         )
     taken, received, sent = (attributes[name] for name in names)
     # As long as a worker has not ended, torch waits for more of its batches than it has received.
