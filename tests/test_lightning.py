@@ -71,7 +71,8 @@ trainer = lightning.Trainer(
     max_epochs=options["max_epochs"], accelerator="cpu", devices=world_size, logger=False, callbacks=callbacks,
     strategy="ddp" if world_size > 1 else "auto", enable_progress_bar=False, enable_model_summary=False,
 )
-data = tokenmill.lightning.DataModule(path, 32, 12 // world_size, fields=("sample_index",), **options.get("data", {}))
+batch_size = options.get("batch_size", 12 // world_size)
+data = tokenmill.lightning.DataModule(path, 32, batch_size, fields=("sample_index",), **options.get("data", {}))
 trainer.fit(model, datamodule=data, ckpt_path=options.get("resume"))
 """
 
@@ -175,6 +176,22 @@ def test_two_ranks_are_killed_and_resumed_on_another_number(dataset: Dataset, tm
     assert trained(resumed) == whole[kill_at - 1 :]
     val = [i for kind, epoch, samples, *_ in resumed if (kind, epoch) == ("val", 2) for i in samples]
     assert sorted(val) == list(range(tokenmill.DataLoader(dataset, SEQ_LEN, 1, split="val").num_samples))
+
+
+def test_a_run_is_resumed_behind_the_last_step_of_an_epoch_with_other_steps(dataset: Dataset, tmp_path: Path) -> None:
+    """What is left over for no step of the old ranks is left out, as in a run that is not interrupted."""
+    batch_size = 8
+    num_samples = tokenmill.DataLoader(dataset, SEQ_LEN, 1).num_samples
+    last, left_over = divmod(num_samples, 2 * batch_size)
+    assert left_over > 3, "a step of fewer ranks"
+    data = {"val_split": None}
+    fit(dataset, tmp_path, "two", ranks=2, batch_size=batch_size, max_epochs=1, data=data)
+    for ranks, size in ((3, 8), (1, 3)):
+        name = f"{ranks}-of-{size}"
+        resume = str(tmp_path / f"two.ckpt/step={last}.ckpt")
+        resumed = fit(dataset, tmp_path, name, ranks=ranks, batch_size=size, resume=resume, data=data)
+        expected = [step for step in undisturbed(dataset, batch_size=ranks * size) if step[0] > 0]
+        assert trained(resumed) == expected, name
 
 
 def test_a_dataset_without_validation_needs_no_setting(dataset: Dataset, tmp_path: Path) -> None:

@@ -58,6 +58,8 @@ class DataModule(LightningDataModule):  # type: ignore[misc]  # lightning is not
         super().__init__()
         self._dataset, self._sizes, self._val_split = dataset, (seq_len, batch_size), val_split
         self._options: TorchOptions = {"epochs": 1, **options}
+        self._train: EpochLoader | None = None
+        self._loaded_step: int | None = None  # samples of a step in the checkpoint that is resumed
 
     def __repr__(self) -> str:
         seq_len, batch_size = self._sizes
@@ -65,7 +67,18 @@ class DataModule(LightningDataModule):  # type: ignore[misc]  # lightning is not
 
     def train_dataloader(self) -> EpochLoader:
         """Lightning calls this on every rank, when the process group has started."""
-        return EpochLoader(self._open(), *self._sizes, module=self, **self._options)
+        self._train = EpochLoader(self._open(), *self._sizes, module=self, **self._options)
+        # Lightning takes the length before it loads the state of the loader.
+        if self._loaded_step is not None:
+            self._train.forget_length(self._loaded_step)
+            self._loaded_step = None
+        return self._train
+
+    def state_dict(self) -> dict[str, Any]:
+        return {} if self._train is None else {"step_samples": self._train.state_dict()["step_samples"]}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._loaded_step = state_dict.get("step_samples")
 
     def val_dataloader(self) -> EvaluationLoader | list[Any]:
         opened = self._open()
@@ -90,7 +103,7 @@ class EpochLoader(adapters.DataLoader):
         self._module = module
         self._has_length = self.epochs is not None
         self._held: Any = None  # the position before the batch that Lightning holds
-        self._mixed_end = 0  # of a pass that was begun with other ranks or another batch size
+        self._mixed_end = -1  # of a pass that was begun with other ranks or another batch size
 
     def __len__(self) -> int:
         if not self._has_length:
@@ -112,16 +125,28 @@ class EpochLoader(adapters.DataLoader):
         if self._held is not None and not self._gives_iterator():
             position.samples_seen, position._open_end = self._held
         state = super(EpochLoader, position).state_dict()
-        is_mixed = position.samples_seen < self._mixed_end
+        is_mixed = position.samples_seen <= self._mixed_end
         return {**state, "step_samples": 0 if is_mixed else self.batch_size * self.world_size}
 
     def load_state_dict(self, state: dict[str, Any], *, ignore: Collection[str] = ()) -> None:
         super().load_state_dict(state, ignore=ignore)
         self._loaded = self._held = None  # Lightning itself ends the epoch that the state was saved in
-        begins = self.samples_seen % self._pass_samples == 0
-        if not begins and state.get("step_samples") != self.batch_size * self.world_size:
-            # Lightning adds the batches of the old ranks to those of the new ones, and would stop at a wrong number.
-            self._has_length, self._mixed_end = False, (self._current_pass() + 1) * self._pass_samples
+        end, step = self._pass_end(), state.get("step_samples")
+        if step and end is not None and self.drop_last and self.num_given(self.samples_seen, end) < step:
+            # Saved behind the last step of an epoch. Lightning does not return to it: what is left over stays dropped.
+            self.samples_seen = self._open_end = end
+        if step != self.batch_size * self.world_size:
+            self.forget_length(step)
+            self._mixed_end = (self.samples_seen // self._pass_samples + 1) * self._pass_samples
+
+    def forget_length(self, step: int | None) -> None:
+        """Have no length, if the state to load is of steps of so many samples, and those of this loader are others.
+
+        Lightning adds the batches of the old ranks to those of the new ones, and would stop at a wrong number: behind
+        the last step of an epoch, even in the next one.
+        """
+        if step != self.batch_size * self.world_size:
+            self._has_length = False
 
     def _gives_iterator(self) -> bool:
         """Whether the model takes batches itself, so that Lightning holds none."""
