@@ -164,7 +164,7 @@ def test_results_are_shown_in_one_line(tmp_path: Path) -> None:
     assert repr(planned).startswith("PlanResult(1 file, 1 of 1 unit left: about ")
     done = tokenmill.prepare(source, tmp_path / "out", **options)
     totals = f"{done.tokens:,} tokens, {done.documents:,} documents in train, val"
-    assert repr(done) == f"PrepareResult('{tmp_path}/out': {totals}; done in 0s)"
+    assert repr(done).startswith(f"PrepareResult('{tmp_path}/out': {totals}; done in ")
     assert repr(tokenmill.prepare(source, tmp_path / "out", **options)).endswith("; complete already)")
     assert repr(tokenmill.verify(tmp_path / "out", quick=True)).endswith(" files; ok)")
     (tmp_path / "out/train/00000.bin").write_bytes(b"")
