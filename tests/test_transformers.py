@@ -192,4 +192,7 @@ def test_accelerate_leaves_our_loader_as_it_is_and_cannot_skip_its_batches(datas
 def test_a_killed_run_resumes_on_three_ranks_with_every_sample_once(tmp_path: Path) -> None:
     """A short form of `make trainers`, which does the same in the environments of all frameworks."""
     pytest.importorskip("accelerate", reason=INSTALLED)
+    transformers = pytest.importorskip("transformers", reason=INSTALLED)
+    if tuple(int(part) for part in transformers.__version__.split(".")[:2]) < (5, 19):
+        pytest.skip("before transformers 5.19, the Trainer does not resume on another number of processes on CPUs")
     prove("train_transformers.py", make_dataset(tmp_path), tmp_path, tail="repeats", stop_at=18, resume_on=(3,))
