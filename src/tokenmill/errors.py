@@ -65,7 +65,7 @@ class TokenizerError(RecipeError):
 
 
 class UnknownSplitError(RecipeError, KeyError):
-    """A dataset is a mapping of splits, and whoever looks one up may expect a `KeyError`."""
+    """A dataset is a mapping of splits, so a missing one is a `KeyError`, too."""
 
     __str__ = Exception.__str__  # KeyError shows its message in quotes
 

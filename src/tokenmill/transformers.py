@@ -25,7 +25,7 @@ class Dataset(adapters.Dataset):
     """Samples for `transformers.Trainer(train_dataset=...)`, or for a torch DataLoader that Accelerate prepares.
 
     Labels are the inputs: models of transformers shift them, so the loss is that of token t + 1. The first token of a
-    row is nobody's target. The Trainer's default collator takes the samples as they are, with no tokenizer.
+    row is not a target. The Trainer's default collator takes the samples as they are, with no tokenizer.
 
     The Trainer shuffles with its own seed, by a list of all indices. With `order="shuffled"`, the samples themselves
     are in the order of `tokenmill.DataLoader`, and `TrainingArguments(train_sampling_strategy="sequential")` takes

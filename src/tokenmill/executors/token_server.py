@@ -263,7 +263,7 @@ class TokenServer:
         return needs
 
     def _evict_pieces(self, needs: dict[_Run, _Need]) -> None:
-        """Forget units that failed, and what nobody needs, as far as there is no room for it."""
+        """Forget failed units, and tokens that no client needs once the memory for them is full."""
         for run in list(self._runs):
             over, need = self._held > self._room, needs.get(run)
             if need is None and run.link is None and (over or not run.can_serve or not run.pieces):
@@ -287,7 +287,7 @@ class TokenServer:
             os.close(piece.fd)
 
     def _resume_paused(self, needs: dict[_Run, _Need]) -> None:
-        """Let workers continue, unless nobody wants their unit, or there is no room and nobody waits for it."""
+        """Let workers continue, unless no client wants their unit, or memory is full and no client waits for it."""
         for link, run in list(self._at_work.items()):
             need = needs.get(run)
             if not run.is_paused:

@@ -103,7 +103,7 @@ class WholeText(SourceFormat):
                 if len(data) > limit:
                     yield make_batch(index, _strings([]), position[:0], [Skip(index, 0, "too_large")])
                     return
-        # The unit finds invalid UTF-8 in any text, so here it is no reason to skip the file.
+        # The unit finds invalid UTF-8 in any text, so the file is not skipped for it here.
         if recognise(bytes(data[:HEAD_BYTES])) is not None and _valid(_strings([data])):
             yield make_batch(index, _strings([]), position[:0], [Skip(index, 0, "not_text")])
             return
