@@ -80,6 +80,15 @@ def test_files_of_a_layout_can_be_shown(tmp_path: Path) -> None:
     assert excerpt.text.startswith(TEXTS[1])
 
 
+def test_a_tokenizer_tells_where_the_documents_of_raw_tokens_end(tmp_path: Path) -> None:
+    path = prepare(tmp_path, tokenizer="gpt2")
+    split = api.open(path)["train"]
+    (tmp_path / "raw").mkdir()
+    split.tokens(0, split.num_tokens).tofile(tmp_path / "raw/train.bin")
+    found = peek(tmp_path / "raw/train.bin", tokenizer="gpt2", count=9)
+    assert [excerpt.text for excerpt in found] == TEXTS
+
+
 def test_what_does_not_exist_is_refused(tmp_path: Path) -> None:
     path = prepare(tmp_path, tokenizer="byte")
     with pytest.raises(RecipeError, match="document 3 of 3 documents"):

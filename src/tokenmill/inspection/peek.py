@@ -12,6 +12,7 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from random import Random
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -21,6 +22,9 @@ from tokenmill.dataset.dataset import Dataset, TokenSplit
 from tokenmill.errors import DatasetError, RecipeError
 from tokenmill.formats.open import open as open_dataset
 from tokenmill.sizes import counted
+
+if TYPE_CHECKING:
+    from tokenmill.tokenizers.spec import TokenizerSpec
 
 # A character of UTF-8 has at most four bytes, so at most four tokens; emoji sequences are several characters.
 _MAX_PIECE_TOKENS = 8
@@ -85,7 +89,9 @@ def peek(
     Sample i has the tokens from i * seq_len on, as in a loader without packing. `split` is train if there is one.
     Files of other trainers do not say what their tokenizer is: without `tokenizer`, their pieces have ids and no text.
     """
-    opened = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
+    spec = _find_tokenizer(arguments.text_or_none("tokenizer", tokenizer))
+    eot_id = None if spec is None else spec.eot_id  # for files that do not record it
+    opened = dataset if isinstance(dataset, Dataset) else open_dataset(dataset, eot_id=eot_id)
     name = _choose_split(opened, split)
     tokens = opened[name]
     if document is not None and sample is not None:
@@ -98,7 +104,7 @@ def peek(
     first = arguments.whole("sample", sample) if of_samples else arguments.whole("document", document or 0)
     chance = Random(arguments.seed_number(seed)) if arguments.flag("random", random) else None
     numbers = _choose(first, count, total, chance, what="sample" if of_samples else "document")
-    show = _Decoding(_find_decoder(opened, arguments.text_or_none("tokenizer", tokenizer)), tokens, name, max_tokens)
+    show = _Decoding(_find_decoder(opened, spec), tokens, name, max_tokens)
     return [show.sample(number, seq_len) if of_samples else show.document(number) for number in numbers]
 
 
@@ -118,19 +124,23 @@ def _choose(first: int, count: int, total: int, chance: Random | None, *, what: 
     return range(first, min(first + count, total))
 
 
-def _find_decoder(dataset: Dataset, tokenizer: str | None) -> Decode | None:
-    if tokenizer is None:
-        return None if dataset.manifest.tokenizer["kind"] == "unknown" else dataset.decode
-    from tokenmill.tokenizers.engine import open_engine
+def _find_tokenizer(name: str | None) -> TokenizerSpec | None:
     from tokenmill.tokenizers.spec import resolve
 
-    spec = resolve(tokenizer)
+    return None if name is None else resolve(name)
+
+
+def _find_decoder(dataset: Dataset, spec: TokenizerSpec | None) -> Decode | None:
+    if spec is None:
+        return None if dataset.manifest.tokenizer["kind"] == "unknown" else dataset.decode
+    from tokenmill.tokenizers.engine import open_engine
+
     engine = open_engine(spec)
 
     def decode(ids: Sequence[int]) -> str:
         if max(ids) >= spec.vocab_size:
-            hint = f"{tokenizer} is not the tokenizer of these files, or pass their dtype to `tokenmill.open`"
-            raise RecipeError(f"id {max(ids)}, but {tokenizer} has 0 to {spec.vocab_size - 1}", hint=hint)
+            hint = f"{spec.name} is not the tokenizer of these files, or pass their dtype to `tokenmill.open`"
+            raise RecipeError(f"id {max(ids)}, but {spec.name} has 0 to {spec.vocab_size - 1}", hint=hint)
         return engine.decode(np.array([token for token in ids if token != spec.eot_id], np.uint32))
 
     return decode
