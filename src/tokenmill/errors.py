@@ -20,7 +20,8 @@
     ├── BuildError                1    units failed, or the totals do not agree
     │   └── DamagedPieceError     1    a finished unit's file changed before the commit
     ├── DatasetError              4    not a dataset, or a damaged one
-    │   └── MissingFileError      4    a file of it is not there
+    │   ├── MissingFileError      4    a file of it is not there
+    │   └── NotADatasetError      2    a folder or URL that never was a dataset, or is not there
     ├── StateError                1    a loader's state that belongs to another stream
     ├── LockedError               5    another build works on this output
     └── Interrupted             130    stopped by the user
@@ -136,6 +137,10 @@ class DatasetError(TokenmillError):
 
 class MissingFileError(DatasetError):
     pass
+
+
+class NotADatasetError(DatasetError):
+    exit_code = 2
 
 
 class StateError(TokenmillError):

@@ -59,7 +59,7 @@ def resolve_workers(workers: int | None) -> int:
     workers = arguments.workers_or_none(workers)
     if workers is None:
         fitting = min(_memory(), allowed_memory()) / MEMORY_BUDGET
-        workers = positive_from_environment("DATASET_NUM_PROC") or max(1, int(min(cores, fitting)))
+        workers = positive_from_environment(NUM_WORKERS) or max(1, int(min(cores, fitting)))
     most = max(ALWAYS_FEW, MANY_A_CORE * cores)
     if workers > most:
         raise RecipeError(
@@ -91,6 +91,27 @@ def positive_from_environment(name: str) -> int | None:
     if not text.isdecimal() or int(text) == 0:
         raise RecipeError(f"{name}={text!r} is not a positive number", hint="unset it or correct it")
     return int(text)
+
+
+NUM_WORKERS, BATCH_DOCUMENTS = "DATASET_NUM_PROC", ("DATASET_BATCH_SIZE", "DATASET_WRITER_BATCH_SIZE")
+
+
+def max_batch_documents() -> int | None:
+    """A bound on the documents of a batch, for those whose scripts set one. The result does not depend on it."""
+    bounds = [positive_from_environment(name) for name in BATCH_DOCUMENTS]
+    return min((bound for bound in bounds if bound), default=None)
+
+
+def acting_variables(workers: int | None) -> list[str]:
+    """The variables of the environment that decide something for a build, and what they do."""
+    found = []
+    if workers is None and (number := positive_from_environment(NUM_WORKERS)):
+        found.append(f"{NUM_WORKERS}={number} sets the number of workers")
+    bound = max_batch_documents()
+    for name in BATCH_DOCUMENTS:
+        if (number := positive_from_environment(name)) is not None and number == bound:
+            found.append(f"{name}={number} limits the documents in a batch; the dataset does not depend on it")
+    return found
 
 
 GROUPS = Path("/sys/fs/cgroup")

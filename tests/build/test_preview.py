@@ -190,12 +190,12 @@ def test_the_time_is_told_for_all_workers_and_for_one(tokenmill: Command, source
     assert "for 2 workers" in told
     alone = tokenmill("plan", *sources, "--tokenizer", "byte", "-j", 1).stdout
     assert re.search(r"time +about \d+s with 1 worker: an estimate", alone)
-    assert "for 1 worker\n" in alone
+    assert "for 1 worker, " in alone
 
 
-def test_the_uncertainty_of_the_tokens_is_told_in_words(tokenmill: Command, sources: list[Path]) -> None:
+def test_the_uncertainty_of_the_tokens_is_an_interval_of_95_percent(tokenmill: Command, sources: list[Path]) -> None:
     told = tokenmill("plan", *sources, "--tokenizer", "byte").stdout
-    assert re.search(r"tokens +about \S+, and in 19 of 20 cases no more than \S+ off\n", told)
+    assert re.search(r"tokens +about \S+ \u00b1 \S+ \(95 %\)\n", told)
 
 
 def test_a_layout_is_checked_before_the_work(tokenmill: Command, sources: list[Path]) -> None:

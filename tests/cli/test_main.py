@@ -30,7 +30,7 @@ def test_the_version_is_told_without_loading_the_parser() -> None:
     [
         (("nothing",), 2, "No such command"),
         (("prepare", "--nothing"), 2, "No such option"),
-        (("verify", "here"), 4, "error: "),
+        (("verify", "here"), 2, "error: "),
         (("prepare", "a.jsonl"), 2, "hint: give the folder or URL of the dataset with --output OUT"),
     ],
 )

@@ -54,7 +54,7 @@ def prepare_runs(monkeypatch: pytest.MonkeyPatch) -> None:
             "`tokenmill.export('my data', 'out', to='mds', seq_len=8)`",
             "tokenmill export 'my data' out --to mds --seq-len 8",
         ),
-        ("`tokenmill.import_('a', 'b', layout='mds')`", "tokenmill import a b --from mds"),
+        ("`tokenmill.import_('a', 'b', layout='mds')`", "tokenmill import a -o b --from mds"),
         ("the help of `tokenmill.prepare`", "the help of tokenmill prepare"),
     ],
 )

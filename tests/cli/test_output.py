@@ -84,7 +84,7 @@ def test_one_of_something_is_not_many(tokenmill: Command, tmp_path: Path) -> Non
     done = tokenmill("prepare", "a.jsonl", "-o", "out", "--tokenizer", "byte", "--eot", "none")
     assert re.search(r"train +1 token  +1 document  +1 shard\n", done.stdout)
     inspected = tokenmill("inspect", "out").stdout
-    assert "1 token, 1 document, 1 shard\n" in inspected
+    assert "1 token  1 document  1 shard\n" in inspected
     assert "1, 1 document read" in inspected
     assert "1 unit tokenised again" in tokenmill("verify", "out", "--source", "all").stdout
     (tmp_path / "b.txt.gz").write_bytes(b"no gzip")

@@ -279,4 +279,4 @@ def test_the_commands_tell_what_they_did(dataset: Path, bucket: Bucket, tokenmil
     assert "all there" in tokenmill("push", dataset, url, "--split", "val").stdout
     assert "is complete" in tokenmill("pull", url, "back", "--split", "val", "--shards", "0").stdout
     assert "ok: " in tokenmill("verify", "back").stdout
-    assert "not a dataset" in tokenmill("pull", f"{bucket.url}/nothing", "x", code=4).stderr
+    assert "there is no dataset" in tokenmill("pull", f"{bucket.url}/nothing", "x", code=2).stderr

@@ -295,6 +295,7 @@ def test_a_damaged_dataset_without_its_build_folder_is_an_error_with_a_hint(data
     before = dataset_files(dataset)
     with pytest.raises(DatasetError, match=r"\.build folder is gone") as caught:
         tokenmill.repair(dataset, workers=1)
+    assert "tokenmill pull" in caught.value.hint
     assert "prepare it again" in caught.value.hint
     assert dataset_files(dataset) == before
 

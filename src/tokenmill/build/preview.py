@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from statistics import fmean
-from typing import Unpack
+from typing import Any, Unpack
 
 import numpy as np
 
@@ -31,8 +32,9 @@ from tokenmill.build.resolve import ResolvedBuild, make_config, resolve_build
 from tokenmill.build.update import num_kept
 from tokenmill.errors import DatasetError, OutputError, SourceChangedError, TokenmillError
 from tokenmill.executors.in_process import InProcessProber
+from tokenmill.formats.nanogpt import TEST_SIZE
 from tokenmill.recipe import make_recipe
-from tokenmill.resources import MEMORY_BUDGET, num_cores, resolve_workers
+from tokenmill.resources import MEMORY_BUDGET, free_memory, num_cores, resolve_workers
 from tokenmill.sizes import counted, format_bytes, format_count, format_seconds
 from tokenmill.sources.base import Batch, text_array, text_buffers
 from tokenmill.storage.base import MARGIN_BYTES, Storage, is_url, local_folder, open_folder
@@ -45,6 +47,8 @@ from tokenmill.units.encode import read_batches
 from tokenmill.units.run import UnitRun
 from tokenmill.units.task import BuildConfig, ProbeRequest, UnitTask
 
+# When a job of Slurm ends, in seconds since 1970.
+JOB_END = "SLURM_JOB_END_TIME"
 # Places to look at, text that is encoded, and read to get there. An object store is asked for less.
 POSITIONS = 64
 ENCODE_BYTES = 512_000
@@ -56,6 +60,9 @@ STORE_READ_BYTES = 4_000_000
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanResult:
     """What a build would read, write and take.
+
+    `split` has the share of the documents that each split holds out, `parity` what was compared with the reference, and
+    `warnings` say what does not fit: memory, or the time that a job may take.
 
     `seconds` are an estimate for all workers, `seconds_alone` for a single one. They are those of encoding alone, the
     least that it takes, unless some of the work `was_rehearsed`.
@@ -76,10 +83,14 @@ class PlanResult:
     disk_free: int | None
     scratch_free: int | None
     memory: int
+    memory_free: int | None
     fingerprint: str
     finished: bool
     conflict: tuple[str, ...]
     notes: tuple[str, ...]
+    split: dict[str, float]
+    parity: dict[str, Any]
+    warnings: tuple[str, ...]
 
     def __repr__(self) -> str:
         tokens = f"about {format_count(self.estimate.tokens)} tokens (± {format_count(self.estimate.error)})"
@@ -134,7 +145,8 @@ def plan(
         notes.append("the cluster is not asked for its workers: memory and time are for as many as fit here")
     work = make_config(setup, scratch=None, only_look=True)
     engine = open_engine(setup.spec)
-    expected = check_parity_of_plan(_make_request(setup), work, setup.spec, InProcessProber(work, engine)).estimate
+    found = check_parity_of_plan(_make_request(setup), work, setup.spec, InProcessProber(work, engine))
+    expected = found.estimate
     share = expected.share(wanted.max_tokens)
     standing = (0, False, ()) if folder is None or restart else _build_status(folder, setup.plan, update=update)
     done, finished, conflict = standing
@@ -149,6 +161,9 @@ def plan(
     seconds = expected.encode_seconds if cost is None else expected.text_bytes * cost
     longest = seconds * max(unit.text_bytes for unit in setup.plan.units) / max(1, setup.plan.text_bytes())
     left = seconds * max(0.0, share - done / len(setup.plan.units))
+    took = elapsed(left, longest, at_once)
+    is_local = executor == "local"
+    memory, memory_free = count * MEMORY_BUDGET, free_memory() if is_local else math.inf
     return PlanResult(
         files=len(setup.listing.sources),
         source_bytes=sum(source.bytes for source in setup.listing.sources),
@@ -156,7 +171,7 @@ def plan(
         units_done=done,
         workers=count,
         estimate=expected,
-        seconds=elapsed(left, longest, at_once),
+        seconds=took,
         seconds_alone=elapsed(left, longest, 1),
         was_rehearsed=cost is not None,
         max_tokens=wanted.max_tokens,
@@ -164,18 +179,37 @@ def plan(
         disk_layout=of_layout,
         disk_free=folder.free_bytes() if folder is not None else None,
         scratch_free=local_folder(scratch).free_bytes() if scratch is not None else None,
-        memory=count * MEMORY_BUDGET,
+        memory=memory,
+        memory_free=None if math.isinf(memory_free) else int(memory_free),
         fingerprint=setup.plan.fingerprint,
         finished=finished,
         conflict=conflict,
         notes=(*setup.notes, *notes),
+        split={"val": TEST_SIZE} if wanted.split == "nanogpt" else dict(wanted.split),
+        parity=found.parity,
+        warnings=tuple(_warnings(took, memory, memory_free)) if left else (),
     )
+
+
+def _warnings(seconds: float, memory: int, memory_free: float) -> Iterator[str]:
+    """What does not fit: the memory of all workers, and the time of a batch job."""
+    if memory > memory_free:
+        fitting = max(1, int(memory_free // MEMORY_BUDGET))
+        missing = format_bytes(memory - int(memory_free))
+        yield f"memory: the workers may need {missing} more than is free; `workers={fitting}` would fit"
+    end = os.environ.get(JOB_END, "")
+    if end.isdecimal() and (allowed := int(end) - time.time()) < seconds:
+        yield (
+            f"time: the job ends in {format_seconds(max(0.0, allowed))} ({JOB_END}), before the build; "
+            "the same command in the next job resumes it"
+        )
 
 
 def _num_workers(workers: int | None, executor: str) -> tuple[int, int]:
     """How many workers there are, and how many of them have a core."""
     if executor == "ray":
-        count = workers if workers is not None and workers > 0 else num_cores()
+        cores = num_cores()
+        count = cores if workers is None else workers if workers > 0 else max(1, cores * 3 // 4)
         return count, count
     count = resolve_workers(workers)
     return count, min(count, num_cores())

@@ -19,7 +19,7 @@ from tokenmill.dataset.bin_idx import dtype_for
 from tokenmill.errors import RecipeError, SourceError, TokenizerError
 from tokenmill.formats.nanogpt import num_validation, original_permutation
 from tokenmill.recipe import Recipe
-from tokenmill.resources import positive_from_environment
+from tokenmill.resources import max_batch_documents
 from tokenmill.sizes import counted
 from tokenmill.sources.base import Source, Unit, naming_what_needs_memory
 from tokenmill.sources.discover import Listing, list_sources
@@ -131,7 +131,7 @@ def make_config(setup: ResolvedBuild, *, scratch: str | None, only_look: bool = 
         max_document_bytes=recipe.max_document_bytes,
         filter=recipe.filter,
         on_bad=recipe.on_bad,
-        max_documents=_max_documents(),
+        max_documents=max_batch_documents(),
         keep_empty=as_nanogpt,
         held_out=_held_out(setup) if as_nanogpt and not only_look else None,
     )
@@ -141,12 +141,6 @@ def _held_out(setup: ResolvedBuild) -> dict[str, tuple[int, ...]]:
 
     recipe = setup.recipe
     return held_out(setup.plan, setup.listing.root, documents=recipe.documents, limit=recipe.max_document_bytes)
-
-
-def _max_documents() -> int | None:
-    """A bound on the documents of a batch, for those whose scripts set one. The result does not depend on it."""
-    bounds = [positive_from_environment(f"DATASET_{name}BATCH_SIZE") for name in ("", "WRITER_")]
-    return min((bound for bound in bounds if bound), default=None)
 
 
 def _characters(plan: Plan, root: str, recipe: Recipe) -> str:

@@ -508,6 +508,7 @@ def _check_pins(before: Sequence[Source], now: Sequence[Source], *, hint: str) -
 
 # A finished dataset is not updated: what a build says of a source that changed would be no help.
 SOURCE_CHANGED = "put the old file back, with its time, or prepare the dataset again, with `restart=True` or elsewhere"
+_PULL_AGAIN = "if it was pulled, run the same tokenmill pull command again: it copies what is damaged"
 _PREPARE_AGAIN = "prepare it again, with `restart=True` here or into another folder, and compare the two manifests"
 
 
@@ -519,10 +520,11 @@ def reopen(folder: Storage, filter: str | None) -> tuple[Plan, BuildRecord]:
             hint="run the same tokenmill import command again: it writes what is damaged, and keeps the rest",
         )
     if lost := [name for name in (receipts.PLAN, JOB) if not folder.exists(name)]:
-        what = lost[0] if folder.exists(".build") else "its .build folder"
+        has_build = folder.exists(".build")
+        what = lost[0] if has_build else "its .build folder"
         raise DatasetError(
             f"{folder.path} does not say where its sources are: {what} is gone",
-            hint=_PREPARE_AGAIN,
+            hint=_PREPARE_AGAIN if has_build else f"{_PULL_AGAIN}; otherwise {_PREPARE_AGAIN}",
         )
     try:
         plan, job = load_plan(folder), load_build_record(folder)

@@ -63,6 +63,11 @@ Examples:
   tokenmill prepare s3://bucket/corpus -o s3://bucket/owt
 
 \b
+Environment: DATASET_NUM_PROC is the number of workers where -j is not given;
+DATASET_BATCH_SIZE and DATASET_WRITER_BATCH_SIZE limit the documents in a
+batch. -v says which of them act.
+
+\b
 Exit codes: 0 done, 1 failed, 2 usage or recipe, 3 done with quarantined
 documents, 4 verification failed, 5 locked by another build, 130 interrupted.
 """
@@ -76,6 +81,7 @@ def prepare(options: dict[str, Any]) -> int:
         from tokenmill.resources import start_arrow
 
         start_arrow()  # this process may be the worker
+    _tell_variables(options)
     # Ray prints failures in the cluster to standard output; the progress display reports them as well.
     hushed = contextlib.redirect_stdout(io.StringIO()) if options["executor"] == "ray" else contextlib.nullcontext()
     with ProgressDisplay.of(options, "encoding") as watcher, hushed:
@@ -91,6 +97,15 @@ def prepare(options: dict[str, Any]) -> int:
         if export is not None:
             show.exported(export)
     return 3 if result.manifest.quarantined else 0
+
+
+def _tell_variables(options: dict[str, Any]) -> None:
+    """With --verbose, name the variables of the environment that decide something."""
+    if options["verbose"] and not options["quiet"]:
+        from tokenmill.resources import acting_variables
+
+        for line in acting_variables(options["workers"]):
+            typer.echo(line, err=True)
 
 
 _PLAN = """
@@ -110,6 +125,7 @@ or a folder that prepare would refuse.
 def plan(options: dict[str, Any]) -> int:
     from tokenmill.build.preview import plan
 
+    _tell_variables(options)
     preview = plan(**library_arguments(options))
     if options["json"]:
         show.as_json(dataclasses.asdict(preview) | {"disk_missing": preview.disk_missing})

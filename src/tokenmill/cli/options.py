@@ -77,6 +77,7 @@ def _flag(group: str, help: str, *names: str) -> Option:
 
 
 def _workers(help: str) -> Option:
+    help = f"{help}; 0 or less: three quarters of the cores"
     return Option(RUN, "N", help, ("-j", "--workers"), kind=int)
 
 
@@ -165,7 +166,7 @@ OPTIONS: dict[str, Option] = {
     "eot_token": _recipe_field(
         "eot_token", TOKENIZER, "TOKEN", "the token that ends a text; added as a new token to a custom .tiktoken file"
     ),
-    "workers": _workers("by default as many as cores and memory allow; 0 or less: three quarters of the cores"),
+    "workers": _workers("by default as many as cores and memory allow"),
     "unit_bytes": _recipe_field("unit_bytes", RUN, "SIZE", "text in one unit of work, like 256MB"),
     "scratch": Option(RUN, "DIR", "write here first, if OUT is a slow network drive or a URL"),
     "executor": Option(
@@ -287,7 +288,7 @@ CONSOLIDATE_OPTIONS = {
 _TRANSFER = {
     "split": Option(RUN, "NAME", "only this split; may be repeated", kind=SEVERAL),
     "shards": Option(RUN, "NUMBERS", "only these shards of each split, like 0-9 or 0,3,5-7"),
-    "workers": _workers("files at once (4)"),
+    "workers": Option(RUN, "N", "files at once, 1 or more (4)", ("-j", "--workers"), kind=int),
     **PRINTED,
 }
 _URL = _argument("URL", "s3://, gs:// or az://")
@@ -420,7 +421,10 @@ def _translated(code: str, names: Mapping[str, str]) -> str:
 
 def _command_line(command: str, values: list[ast.expr], keywords: list[ast.keyword]) -> str:
     names = shell_names(_commands()[command].name)
-    words = ["tokenmill", command, *(_quoted(ast.literal_eval(value)) for value in values)]
+    arguments = [param for param in _commands()[command].params if param.param_type_name == "argument"]
+    words = ["tokenmill", command, *(_quoted(ast.literal_eval(value)) for value in values[: len(arguments)])]
+    if len(values) > len(arguments):  # the output is an option of some commands
+        words += _option_words("-o", ast.literal_eval(values[-1]))
     for keyword in keywords:
         words += _option_words(names[str(keyword.arg)], ast.literal_eval(keyword.value))
     return " ".join(words)

@@ -8,23 +8,30 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 import re
+import shlex
+import shutil
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+import textwrap
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from tokenmill.cli.options import for_shell
-from tokenmill.errors import RecipeError
-from tokenmill.sizes import counted, format_bytes, format_count, format_seconds
+from tokenmill.errors import DatasetError, RecipeError
+from tokenmill.sizes import counted, few, format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
     from tokenmill.build.api import PrepareResult
     from tokenmill.build.preview import PlanResult
+    from tokenmill.dataset.dataset import Dataset
     from tokenmill.dataset.manifest import Nodes
+    from tokenmill.formats.base import DetectedFiles
     from tokenmill.formats.results import ExportResult, ImportResult
     from tokenmill.inspection.peek import Excerpt
     from tokenmill.maintenance.push_pull import TransferResult
     from tokenmill.maintenance.verify import Problem, VerifyReport
+    from tokenmill.storage.base import Storage
 
 
 T = TypeVar("T")
@@ -83,15 +90,63 @@ def result(result: PrepareResult | ImportResult, *, tokens_per_second: int = 0) 
     else:
         rate = f", {format_count(tokens_per_second)} tokens/s" if tokens_per_second else ""
         _print(f"{result.output} is done in {format_seconds(result.seconds)}{rate}")
-    for name, split in _train_first(manifest.splits):
-        tokens, documents = counted(split.tokens, "token"), counted(split.documents, "document")
-        _print(f"  {name:<6} {tokens:>23}  {documents:>22}  {counted(len(split.shards), 'shard'):>12}")
+    for line in _split_lines(
+        {
+            name: (("token", split.tokens), ("document", split.documents), ("shard", len(split.shards)))
+            for name, split in manifest.splits.items()
+        }
+    ):
+        _print(line)
     if manifest.dropped:
         dropped = ", ".join(f"{count:,} {reason.replace('_', ' ')}" for reason, count in manifest.dropped.items())
-        _print(f"  dropped {dropped}")
+        _wrapped("dropped", dropped)
+    if imported := manifest.identity.get("imported"):
+        _wrapped("imported", _origin(imported))
+    if manifest.parity.get("documents") and not result.already_complete:
+        _wrapped("parity", _parity_of(manifest.parity))
     if manifest.quarantined:
         bad = counted(manifest.quarantined, "bad document")
         _print(f"  {bad}, listed in {result.output}/.build/rejects")
+
+
+def _split_lines(splits: Mapping[str, Sequence[tuple[str, int]]]) -> Iterator[str]:
+    """A line for each split, in columns as wide as what they have; totals that do not fit have a line of their own."""
+    rows = [[name, *(counted(count, what) for what, count in totals)] for name, totals in _train_first(splits)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)] if rows else []
+    for name, *totals in rows:
+        columns = [f"{text:>{width}}" for text, width in zip(totals, widths[1:], strict=True)]
+        line = f"  {name:<{widths[0]}}  {'  '.join(columns)}"
+        yield line if len(line) <= _width() else f"  {name}\n    {', '.join(totals)}"
+
+
+def _origin(imported: Mapping[str, Any]) -> str:
+    """Which files a dataset was imported from."""
+    files = few([f"{name} ({counted(tokens, 'token')})" for name, tokens in imported.get("files", {}).items()])
+    return f"from {imported['layout']}" + (f": {files}" if files else "")
+
+
+def _parity_of(parity: Mapping[str, Any]) -> str:
+    sampled = f"{counted(parity['documents'], 'document')} ({format_bytes(parity['bytes'])}) of the sources"
+    return f"{sampled} have the same tokens with {parity['reference']}"
+
+
+def _width(otherwise: int = 10**6) -> int:
+    """Columns of the terminal, or COLUMNS. Where there is neither, programs read lines as they are."""
+    is_known = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()
+    return max(_LEAST_COLUMNS, shutil.get_terminal_size().columns) if is_known else otherwise
+
+
+def _wrapped(name: str, text: str) -> None:
+    """A row of a name and a text, which continues below itself."""
+    name = f"  {name:<10} "
+    for number, line in enumerate(_lines(text, _width() - len(name))):
+        _print(f"{name if not number else ' ' * len(name)}{line}")
+
+
+def _lines(text: str, width: int) -> list[str]:
+    """A text in lines of this width; lines of its own stay."""
+    found = [textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False) for line in text.splitlines()]
+    return [line for lines in found for line in lines or [""]] or [""]
 
 
 def nodes_record(nodes: Nodes | None) -> dict[str, Any]:
@@ -143,19 +198,24 @@ def preview(preview: PlanResult) -> None:
         (
             "tokens",
             f"about {format_count(total)}"
-            + (f", {_within(estimate.error)}" if total == estimate.tokens else " (--max-tokens)"),
+            + (f" \u00b1 {format_count(estimate.error)} (95 %)" if total == estimate.tokens else " (--max-tokens)"),
         ),
         ("documents", f"about {format_count(estimate.documents)} in all"),
+        *(("split", f"{name}: {share * 100:.4g} % of documents") for name, share in preview.split.items()),
         ("disk", _disk(preview)),
-        ("memory", f"at most {format_bytes(preview.memory)} for {counted(preview.workers, 'worker')}"),
+        ("memory", _memory(preview)),
         ("time", _time(preview)),
     ]
+    if preview.parity.get("documents"):
+        rows.append(("parity", _parity_of(preview.parity)))
     if preview.scratch_free is not None:
         rows.append(("scratch", f"{format_bytes(preview.scratch_free)} free"))
     for name, text in rows:
-        _print(f"  {name:<10} {text}")
-    for note in (*preview.notes, *preview.conflict):
-        _print(f"  note: {for_shell(note)}")
+        _wrapped(name, text)
+    for what, texts in (("warning", preview.warnings), ("note", (*preview.notes, *preview.conflict))):
+        for text in texts:
+            for number, line in enumerate(_lines(f"{what}: {for_shell(text)}", _width() - 4)):
+                _print(f"  {'  ' if number else ''}{line}")
     if preview.finished:
         _print("  the dataset is complete already")
     if preview.disk_missing:
@@ -163,9 +223,9 @@ def preview(preview: PlanResult) -> None:
         error(missing, "free some space, choose another output, or limit the work with --max-tokens or --sample")
 
 
-def _within(error: int) -> str:
-    """What an interval of 95 % means."""
-    return f"and in 19 of 20 cases no more than {format_count(error)} off"
+def _memory(preview: PlanResult) -> str:
+    free = "" if preview.memory_free is None else f", {format_bytes(preview.memory_free)} free"
+    return f"at most {format_bytes(preview.memory)} for {counted(preview.workers, 'worker')}{free}"
 
 
 def _time(preview: PlanResult) -> str:
@@ -190,15 +250,12 @@ def report(report: VerifyReport) -> None:
     if report.ok:
         hashed = f", {format_bytes(report.bytes_hashed)} hashed" if report.bytes_hashed else ""
         units = f", {counted(report.units_checked, 'unit')} tokenised again" if report.units_checked else ""
-        _print(f"ok: {counted(report.files, 'file')}{hashed}{units} in {report.seconds:.1f} s")
+        of = f" of {report.what}" if report.what else ""
+        _print(f"ok: {counted(report.files, 'file')}{of}{hashed}{units} in {report.seconds:.1f} s")
     else:
         for problem in report.problems:
             _print(f"bad: {problem.file}: {problem.what}")
-        from tokenmill.storage.base import open_folder
-
-        can_repair = open_folder(report.path).exists(".build")
-        hint = "tokenmill repair restores the files" if can_repair else "prepare it again with --restart"
-        error(f"{counted(len(report.problems), 'problem')} in {report.path}", hint)
+        error(f"{counted(len(report.problems), 'problem')} in {report.path}", for_shell(report.hint))
 
 
 def repaired(problems: tuple[Problem, ...], after: VerifyReport) -> None:
@@ -210,26 +267,47 @@ def repaired(problems: tuple[Problem, ...], after: VerifyReport) -> None:
         report(after)
 
 
-def dataset(record: dict[str, Any], split: str, texts: list[str]) -> None:
+def dataset(record: dict[str, Any], split: str, texts: list[str] | None) -> None:
     if "tokens" not in record:
         _print(f"{record['path']}: no part of the dataset is on this machine")
         nodes(record)
         return
     tokenizer = record["tokenizer"]
     _print(f"{record['path']}: {format_count(record['tokens'])} tokens, {format_bytes(record['bytes'])}")
-    _print(f"  tokenizer  {tokenizer['name']} (vocabulary {tokenizer['vocab_size']:,}), stored as {record['dtype']}")
-    for name, totals in _train_first(record["splits"]):
-        parts = [counted(totals[f"{what}s"], what) for what in ("token", "document", "shard")]
-        _print(f"  {name:<10} {', '.join(parts)}")
-    _print(f"  sources    {record['sources']:,}, {counted(record['documents_read'], 'document')} read")
+    _wrapped("kind", record["kind"])
+    named = "not recorded" if tokenizer is None else f"{tokenizer['name']} (vocabulary {tokenizer['vocab_size']:,})"
+    _wrapped("tokenizer", f"{named}, stored as {record['dtype']}")
+    if record["parity"].get("documents"):
+        _wrapped("parity", _parity_of(record["parity"]))
+    splits = {
+        name: [(what, totals[f"{what}s"]) for what in ("token", "document", "shard", "file") if f"{what}s" in totals]
+        for name, totals in record["splits"].items()
+    }
+    for line in _split_lines(splits):
+        _print(line)
+    if record["imported"]:
+        _wrapped("imported", _origin(record["imported"]))
+    elif record["sources"]:
+        _wrapped("sources", f"{record['sources']:,}, {counted(record['documents_read'], 'document')} read")
     for reason, count in record["dropped"].items():
-        _print(f"  dropped    {count:,} {reason.replace('_', ' ')}")
+        _wrapped("dropped", f"{count:,} {reason.replace('_', ' ')}")
     nodes(record)
-    for index, text in enumerate(texts):
-        lines = printable(text[:2000]).strip().splitlines()
+    if texts is None:
+        _print("\nThe files do not record where documents end. tokenmill peek shows them with --tokenizer NAME.")
+    for index, text in enumerate(texts or ()):
         _print(f"\n{split} document {index}:")
-        for line in lines[:8]:
-            _print(f"  | {line[:110]}")
+        _excerpt_of_text(text, index, split, record["path"])
+
+
+def _excerpt_of_text(text: str, index: int, split: str, path: str) -> None:
+    """The first lines of a text. Marks lines that are cut, and says where the rest is shown."""
+    lines = printable(text).strip().splitlines()
+    room = _width(otherwise=_PIPED_COLUMNS) - len("  | ")
+    for line in lines[:_SHOWN_LINES]:
+        _print(f"  | {line if len(line) <= room else f'{line[: room - len(_CUT)]}{_CUT}'}")
+    if len(lines) > _SHOWN_LINES:
+        more = counted(len(lines) - _SHOWN_LINES, "more line")
+        _print(f"  [{more}: tokenmill peek {shlex.quote(path)} --split {split} --document {index}]")
 
 
 def excerpt_record(excerpt: Excerpt) -> dict[str, Any]:
@@ -250,6 +328,8 @@ def excerpts(found: Iterable[Excerpt], *, with_ids: bool) -> None:
         console.print(f"{excerpt.split} {what}: {size} from token {excerpt.offset:,}{inside}")
         for line in _id_lines(excerpt) if with_ids else _text_lines(excerpt, console):
             console.print(line)
+        if any(piece.ids and not piece.text and not piece.ends_document for piece in excerpt.pieces[1:]):
+            console.print("  [ids, because the files do not name their tokenizer: --tokenizer NAME decodes them]")
         if excerpt.num_cut:
             console.print(f"  [{counted(excerpt.num_cut, 'more token')}: --max-tokens {excerpt.num_tokens} shows all]")
 
@@ -310,10 +390,15 @@ def _print(text: str) -> None:
 
 
 SHOWN_IDS = 20
+_SHOWN_LINES = 8
+_LEAST_COLUMNS = 40
+_PIPED_COLUMNS = 110
+_CUT = " ..."
 
 
 def describe(path: str) -> dict[str, Any]:
     """A dataset in numbers, and which node has which part. Only the nodes if no part is here."""
+    from tokenmill.dataset.folder_kinds import kind_of
     from tokenmill.dataset.manifest import MANIFEST, load_nodes
     from tokenmill.formats.open import open as open_dataset
     from tokenmill.storage.base import open_folder
@@ -322,10 +407,15 @@ def describe(path: str) -> dict[str, Any]:
     nodes = nodes_record(load_nodes(folder))
     if nodes and not folder.exists(MANIFEST):
         return {"path": folder.path, **nodes}
-    manifest = open_dataset(path).manifest
+    opened = open_dataset(path)
+    manifest, detected = opened.manifest, getattr(opened, "detected", None)
+    if detected is not None:
+        return {"path": folder.path, **_describe_files(folder, opened, detected)}
     return {
         **nodes,
         "path": folder.path,
+        "kind": kind_of(folder).what,
+        "imported": manifest.identity.get("imported", {}),
         "fingerprint": manifest.fingerprint,
         "tokenizer": manifest.tokenizer,
         "parity": manifest.parity,
@@ -343,8 +433,37 @@ def describe(path: str) -> dict[str, Any]:
     }
 
 
-def first_texts(path: str, split: str | None, count: int) -> tuple[str, list[str]]:
-    """The first documents of a split, decoded; as ids where no tokenizer is known. Tells which split it is."""
+def _describe_files(folder: Storage, opened: Dataset, detected: DetectedFiles) -> dict[str, Any]:
+    """Files of another layout in numbers. How many documents they have is not known without reading them all."""
+    from tokenmill.dataset.bin_idx import numpy_dtype
+    from tokenmill.dataset.folder_kinds import kind_of
+
+    kind = kind_of(folder)
+    files = [file for found in detected.files.values() for file in found]
+    itemsize = numpy_dtype(detected.dtype).itemsize
+    return {
+        "kind": kind.what if kind.layout else f"files of layout {detected.layout}",
+        "imported": {},
+        "fingerprint": opened.manifest.fingerprint,
+        "tokenizer": None,
+        "parity": {},
+        "dtype": detected.dtype,
+        "tokens": opened.manifest.tokens,
+        "sources": 0,
+        "dropped": {},
+        "bytes": sum(file.offset + file.num_tokens * itemsize for file in files),
+        "splits": {
+            name: {"tokens": sum(file.num_tokens for file in found), "files": len(found)}
+            for name, found in detected.files.items()
+        },
+    }
+
+
+def first_texts(path: str, split: str | None, count: int) -> tuple[str, list[str] | None]:
+    """The first documents of a split, decoded; as ids where no tokenizer is known. Tells which split it is.
+
+    There are no texts if it is not known where documents end.
+    """
     from tokenmill.formats.open import open as open_dataset
     from tokenmill.storage.base import open_folder
     from tokenmill.tokenizers.engine import open_engine
@@ -355,7 +474,12 @@ def first_texts(path: str, split: str | None, count: int) -> tuple[str, list[str
     if split not in dataset.splits:
         raise RecipeError(f"there is no split {split!r}", hint=f"there are {', '.join(dataset.splits)}")
     description = dataset.manifest.tokenizer
-    documents = (dataset[split].document(i) for i in range(min(count, dataset[split].num_documents)))
+    try:
+        documents = [dataset[split].document(i) for i in range(min(count, dataset[split].num_documents))]
+    except DatasetError:
+        if description["kind"] == "unknown" and description["eot_id"] is None:
+            return split, None
+        raise
     if description["kind"] == "unknown":
         return split, [" ".join(map(str, tokens[:SHOWN_IDS].tolist())) for tokens in documents]
     content = open_folder(dataset.path).read(description["file"]) if description["file"] else None

@@ -353,7 +353,7 @@ class Decoder:
         if self._tokenizer["kind"] == "unknown":
             raise DatasetError(
                 f"the tokenizer of {self._path} is unknown",
-                hint='import the files with their tokenizer: tokenmill.import_(..., tokenizer="gpt2")',
+                hint="import the files with `tokenizer`: `tokenmill.import_('FILES', 'OUT', layout='nanogpt')`",
             )
         # By name, so that nothing of a tokenizer is imported on a trainer node.
         spec, engine = (importlib.import_module(f"tokenmill.tokenizers.{name}") for name in ("spec", "engine"))

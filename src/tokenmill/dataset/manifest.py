@@ -57,6 +57,7 @@ NODES_IDENTITY = "part"
 
 _HINT = "the manifest is damaged or was not written by tokenmill"
 _SAME_FOLDER = "rename one of them: they would be the same folder on many disks"
+_NO_PLAN = "pull or import it again with the same command, or prepare the dataset again, into another folder"
 _OTHER_FORMAT = "use the version of tokenmill that wrote it"
 _NAME_PART = re.compile(r"(?!\.{1,2}$)[A-Za-z0-9._-]+")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -219,22 +220,18 @@ def _check_sums(manifest: Manifest, where: str) -> None:
         )
 
 
-def load_manifest(folder: Storage) -> Manifest:
-    """The manifest of a dataset folder."""
+def load_manifest(folder: Storage, *, command: str = "open") -> Manifest:
+    """The manifest of a dataset folder. `command` is what the error for another folder is to help with."""
     if not folder.exists(MANIFEST):
-        hint = "give the folder that tokenmill prepare wrote"
-        if folder.exists(EXPORT_RECORD):
-            hint = "it is an export, whose files are in another layout: give the dataset that was exported"
-        elif folder.exists(".build"):
-            hint = "its build has not finished: run the same tokenmill prepare command again"
-        raise DatasetError(f"{folder.path} is not a dataset: it has no {MANIFEST}", hint=hint)
+        from tokenmill.dataset.folder_kinds import not_a_dataset
+
+        raise not_a_dataset(folder, command)
     try:
         return unseal_manifest(folder.read(MANIFEST, max_bytes=records.MAX_RECORD_BYTES), where=folder.at(MANIFEST))
     except DatasetError as error:
         if error.hint == _OTHER_FORMAT:
             raise
-        can_repair = folder.exists(".build/plan.json")
-        hint = "run tokenmill repair" if can_repair else "prepare the dataset again, into another folder"
+        hint = "run tokenmill repair" if folder.exists(".build/plan.json") else _NO_PLAN
         raise DatasetError(error.message, hint=hint) from None
 
 

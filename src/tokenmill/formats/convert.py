@@ -58,7 +58,7 @@ from tokenmill.formats.base import (
 from tokenmill.formats.open import InPlaceDataset, read_files
 from tokenmill.formats.open import open as open_dataset
 from tokenmill.formats.results import ExportResult, ImportResult
-from tokenmill.formats.resumable import check_output, make_request, run_conversion, start_over
+from tokenmill.formats.resumable import ExportRecord, check_output, make_request, run_conversion, start_over
 from tokenmill.formats.rows import RowsDataset
 from tokenmill.resources import resolve_workers
 from tokenmill.sizes import parse_size
@@ -69,17 +69,6 @@ RECORD = manifests.EXPORT_RECORD
 # Of the content fingerprint.
 FORMAT = 1
 RANGE_TOKENS = 1 << 27
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ExportRecord:
-    """The record of an export, written last: its dataset, and what every file must hash to."""
-
-    layout: str
-    options: dict[str, Any]
-    dataset: str
-    notes: tuple[str, ...]
-    files: dict[str, Digest]
 
 
 def export(

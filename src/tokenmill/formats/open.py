@@ -133,16 +133,9 @@ def detect(path: str, hints: Hints) -> DetectedFiles:
     for layout in IN_PLACE:
         if (found := load_in_place_format(layout).detect(path, hints)) is not None:
             return found
-    if nodes := manifests.load_nodes(Folder(path)):
-        raise DatasetError(
-            f"{path} has no part of its dataset", hint=f"open it where a part is: {manifests.describe_locations(nodes)}"
-        )
-    if os.path.isdir(os.path.join(path, ".build")):
-        hint = "its build has not finished: run the same tokenmill command again"
-    else:
-        hint = "give the folder that tokenmill prepare wrote, or files of another layout. "
-        hint += f"Read in place: {', '.join(IN_PLACE)}"
-    raise DatasetError(f"{path} is not a dataset: it has no dataset.json", hint=hint)
+    from tokenmill.dataset.folder_kinds import not_a_dataset
+
+    raise not_a_dataset(Folder(path), "open")
 
 
 class InPlaceDataset(Dataset):

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 
 from tokenmill import records
 from tokenmill.arguments import Watcher
-from tokenmill.dataset.manifest import check_name
+from tokenmill.dataset.manifest import EXPORT_RECORD, check_name
 from tokenmill.errors import DatasetError, Interrupted, OutputError, RecipeError, TokenmillError
 from tokenmill.formats.base import Files, OutputPart, PartReceipt
 from tokenmill.records import Int
@@ -64,6 +64,17 @@ class ConversionRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ExportRecord:
+    """The record of an export, written last: its dataset, and what every file must hash to."""
+
+    layout: str
+    options: dict[str, Any]
+    dataset: str
+    notes: tuple[str, ...]
+    files: dict[str, Digest]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Conversion:
     """The receipts of a finished conversion, and how many of its parts were already complete."""
 
@@ -105,6 +116,19 @@ def check_output(
 def _has_begun(folder: Storage) -> bool:
     """Whether .build has only what a conversion writes before its request."""
     return all(name in ("lock", "receipts", "quarantine") or is_temp(name) for name in folder.names(".build"))
+
+
+def recorded_digests(folder: Storage) -> dict[str, Digest]:
+    """The digest of every file of a finished conversion, by its receipts; by its record, if they were removed."""
+    found: dict[str, Digest] = {}
+    for name in folder.names(RECEIPTS):
+        where = f"{RECEIPTS}/{name}"
+        found |= records.unseal(PartReceipt, folder.read(where), where=folder.at(where)).files
+    if folder.exists(EXPORT_RECORD):
+        found |= records.unseal(ExportRecord, folder.read(EXPORT_RECORD), where=folder.at(EXPORT_RECORD)).files
+    for name in found:
+        check_name(name, where=folder.at(".build"))
+    return dict(sorted(found.items()))
 
 
 def is_of_other_content(folder: Storage, request: ConversionRequest) -> bool:

@@ -70,6 +70,7 @@ def push(
         raise RecipeError(
             "push goes from a folder to a URL", hint="write it like `tokenmill.push('data/owt', 's3://bucket/owt')`"
         )
+    manifest.load_manifest(source, command="push")  # before the store is asked
     target, _ = target.ready()
     return _move(
         source, target, partial(_put, source, target), split=split, shards=shards, workers=workers, watch=watch

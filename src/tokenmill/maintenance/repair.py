@@ -75,7 +75,7 @@ def repair_folder(
     folder: Storage, *, workers: int, filter: str | None = None, watch: Watcher | None = None
 ) -> tuple[Problem, ...]:
     if not folder.exists(units_receipts.PLAN) and not folder.exists(manifest.MANIFEST):
-        manifest.load_manifest(folder)  # says what is not there
+        manifest.load_manifest(folder, command="repair")  # says what is not there
     try:
         found: Manifest | None = manifest.load_manifest(folder)
         problems = verify_folder(folder, threads=workers).problems or tuple(_lost_receipts(folder))

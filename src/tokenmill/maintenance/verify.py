@@ -3,6 +3,7 @@
 quick    every file exists and has its size, and every index fits its tokens
 full     and every file has its SHA-256
 source   and the sources, tokenized again, give the tokens of the shards
+export   the files of another layout, by the sizes and SHA-256 that their export or consolidation recorded
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,7 +23,8 @@ from tokenmill.build.plan import make_task
 from tokenmill.build.workspace import SOURCE_CHANGED, dataset_receipts, reopen
 from tokenmill.dataset import manifest
 from tokenmill.dataset.bin_idx import check_index, wrong_structure
-from tokenmill.dataset.manifest import Manifest
+from tokenmill.dataset.folder_kinds import FolderKind, help_after_damage, kind_of
+from tokenmill.dataset.manifest import Manifest, Shard
 from tokenmill.errors import (
     AccessError,
     BuildError,
@@ -32,6 +34,7 @@ from tokenmill.errors import (
     StorageError,
     TokenmillError,
 )
+from tokenmill.formats.resumable import recorded_digests
 from tokenmill.recipe import check_filter
 from tokenmill.resources import resolve_workers
 from tokenmill.sizes import counted, few, format_bytes
@@ -59,7 +62,10 @@ class Problem:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyReport:
-    """What was checked, and what is wrong."""
+    """What was checked, and what is wrong. `hint` says what restores its files.
+
+    `what` says what the files are, if they are not a dataset.
+    """
 
     path: str
     files: int
@@ -67,6 +73,8 @@ class VerifyReport:
     units_checked: int
     seconds: float
     problems: tuple[Problem, ...]
+    what: str = ""
+    hint: str = ""
 
     @property
     def ok(self) -> bool:
@@ -86,9 +94,10 @@ def verify(
     workers: int | None = None,
     filter: str | None = None,
 ) -> VerifyReport:
-    """Check a dataset. Problems are in the report; a dataset without a readable manifest is a `DatasetError`.
+    """Check a dataset, or the files of an export by its own record. Problems are in the report.
 
-    `source` tokenizes sources again. If the dataset was made with a filter, it must be named.
+    A dataset without a readable manifest is a `DatasetError`, and another folder a `NotADatasetError`. `source`
+    tokenizes sources again. If the dataset was made with a filter, it must be named.
     """
     known = ("sample", "all")
     if source is not None and arguments.text("source", source, hint=f"one of {', '.join(known)}") not in known:
@@ -109,7 +118,9 @@ def verify_folder(
     begin = time.monotonic()
     if filter is not None and source is None:
         raise RecipeError("`filter` is only used with `source`", hint="add `source='sample'`, or drop `filter`")
-    found = manifest.load_manifest(folder)
+    if not folder.exists(manifest.MANIFEST) and (kind := kind_of(folder)).has_digests:
+        return _verify_conversion(folder, kind, threads=threads, quick=quick, source=source, begin=begin)
+    found = manifest.load_manifest(folder, command="verify")
     if source is not None:
         check_filter(found.identity.get("filter"), filter, where=folder.path)
     structure = [Problem(*wrong) for wrong in wrong_structure(folder, found)]
@@ -118,12 +129,14 @@ def verify_folder(
     if not quick:
         known_bad = {problem.file for problem in problems}
         files = {name: digest for name, digest in found.all_files().items() if name not in known_bad}
-        problems += _hash_all(folder, found, files, threads)
+        indexes = {f"{shard.name}.idx": shard for split in found.splits.values() for shard in split.shards}
+        problems += _hash_all(folder, files, threads, indexes, found.dtype)
         hashed = sum(digest.bytes for digest in files.values())
     units = 0
     if source is not None and not problems:
         units, more = _check_sources(folder, found, everything=source == "all", filter=filter)
         problems += more
+    kind = kind_of(folder)
     return VerifyReport(
         path=folder.path,
         files=found.num_files + 1,
@@ -131,6 +144,38 @@ def verify_folder(
         units_checked=units,
         seconds=time.monotonic() - begin,
         problems=tuple(problems),
+        hint=help_after_damage(kind) if problems else "",
+    )
+
+
+def _verify_conversion(
+    folder: Storage, kind: FolderKind, *, threads: int, quick: bool, source: str | None, begin: float
+) -> VerifyReport:
+    """Check the files of an export or a consolidation by the digests that it recorded."""
+    if source is not None:
+        hint = "verify the dataset that was exported with `source`, and these files without it"
+        raise RecipeError(f"{folder.path} is {kind.what}, which does not know its sources", hint=hint)
+    files = recorded_digests(folder)
+    sizes = folder.sizes_in(sorted({name.rpartition("/")[0] for name in files}))
+    problems = []
+    for name, digest in files.items():
+        size = sizes(name)
+        if size is None:
+            problems.append(Problem(name, "is missing"))
+        elif size != digest.bytes:
+            problems.append(Problem(name, f"has {size} bytes, expected {digest.bytes}"))
+    known_bad = {problem.file for problem in problems}
+    intact = {} if quick else {name: digest for name, digest in files.items() if name not in known_bad}
+    problems += _hash_all(folder, intact, threads, {}, "")
+    return VerifyReport(
+        path=folder.path,
+        files=len(files),
+        bytes_hashed=sum(digest.bytes for digest in intact.values()),
+        units_checked=0,
+        seconds=time.monotonic() - begin,
+        problems=tuple(problems),
+        what=kind.what,
+        hint=help_after_damage(kind) if problems else "",
     )
 
 
@@ -159,8 +204,10 @@ def _unlisted(folder: Storage, found: Manifest) -> Iterator[Problem]:
             yield Problem(manifest.NODES, f"lists another dataset as part {part.number}")
 
 
-def _hash_all(folder: Storage, found: Manifest, files: dict[str, Digest], threads: int) -> list[Problem]:
-    indexes = {f"{shard.name}.idx": shard for split in found.splits.values() for shard in split.shards}
+def _hash_all(
+    folder: Storage, files: dict[str, Digest], threads: int, indexes: Mapping[str, Shard], dtype: str
+) -> list[Problem]:
+    """What is wrong with the content of files. Indexes of shards are also checked against their tokens."""
 
     def check(item: tuple[str, Digest]) -> Problem | None:
         name, digest = item
@@ -168,7 +215,7 @@ def _hash_all(folder: Storage, found: Manifest, files: dict[str, Digest], thread
 
         def check_whole_index(data: memoryview) -> None:
             try:
-                check_index(data, indexes[name], found.dtype, where=name)
+                check_index(data, indexes[name], dtype, where=name)
             except DatasetError as error:
                 wrong.append(error.message.partition(": ")[2])
 
