@@ -204,4 +204,3 @@ def help_after_damage(kind: FolderKind) -> str:
         return "if it was pulled, run the same tokenmill pull command again: it copies what is damaged. " + _AGAIN
     again = {"imported": "import", "consolidation": "consolidate"}.get(kind.name, "export")
     return f"run the same tokenmill {again} command again: it writes what is damaged, and keeps the rest"
-
