@@ -5,8 +5,10 @@ python benchmarks/text_stream.py [--corpus FILE ...] [--size 450MB] [--repeats 3
 Batches of 64 x 1024 inputs and labels as int64, from parquet files and with GPT-2's tokenizer. Contenders take turns
 within each repeat, and the table shows medians. The time begins with the first batch, since processes load their
 libraries before it. Beside it are the seconds that cores were had for, by this process and by the pool: others that
-use this machine disturb those less. The bars are for two cores that are otherwise idle. What most people write to
-tokenize as they train, tiktoken in an `IterableDataset` of torch, is slower and stopped after some seconds.
+use this machine disturb those less. From them follows how much faster two workers could be at most: one worker takes
+the seconds of its pool, and two share the cores with the process that makes the batches. The bars are for two cores
+that are otherwise idle. What most people write to tokenize as they train, tiktoken in an `IterableDataset` of torch, is
+slower and stopped after some seconds.
 """
 
 from __future__ import annotations
@@ -35,15 +37,18 @@ from measure import (
     format_table,
     machine_line,
     make_corpus,
+    num_cores,
 )
 from tiktoken.load import load_tiktoken_bpe
 from torch.utils import data as torch_data
 
 import tokenmill
 from tokenmill.tokenizers.parity import PATTERNS
+from tokenmill.torch import TextDataset
 
 SEQ_LEN = 1024
-CONTENDERS = (0, 1, 2)
+# Batches as numpy arrays or as tensors, and the number of processes that tokenize.
+CONTENDERS = (("numpy", 0), ("numpy", 1), ("numpy", 2), ("torch", 1), ("torch", 2))
 PEER_WORKERS = (0, 2)
 PEER_SECONDS = 10.0
 END_OF_TEXT = 50256
@@ -58,21 +63,20 @@ class Turn:
     pool: float
 
 
-def stream_once(files: list[str], workers: int, rows: int) -> Turn:
-    stream = tokenmill.stream(files, "gpt2", SEQ_LEN, rows, workers=workers, epochs=1)
+def stream_once(files: list[str], kind: str, workers: int, rows: int) -> Turn:
+    make = tokenmill.stream if kind == "numpy" else TextDataset
+    stream = make(files, "gpt2", SEQ_LEN, rows, workers=workers, epochs=1)
     before = OTHER_LOAD.now()
     batches = iter(stream)
     next(batches)
-    begin, own, seen = time.perf_counter(), time.process_time(), stream.samples_seen
-    pool_before, pool = _pool_seconds(), 0.0
-    last = stream.samples_seen
-    for number, _ in enumerate(batches):
+    begin, own = time.perf_counter(), time.process_time()
+    pool_before, pool, number = _pool_seconds(), 0.0, 0
+    for number, _ in enumerate(batches, start=1):
         if number % 64 == 0:  # the pool is gone when the loop ends
             pool = _pool_seconds() - pool_before
-        last = stream.samples_seen
     seconds = time.perf_counter() - begin
     OTHER_LOAD.add(before, OTHER_LOAD.now())
-    return Turn((last - seen) * SEQ_LEN / seconds, time.process_time() - own, pool)
+    return Turn(number * rows * SEQ_LEN / seconds, time.process_time() - own, pool)
 
 
 class Text(torch_data.IterableDataset[Any]):
@@ -118,49 +122,56 @@ def _pool_seconds() -> float:
 def main() -> None:
     parser = corpus_parser(__doc__)
     parser.add_argument("--rows", type=int, default=64)
+    parser.add_argument("--no-peer", action="store_true", help="leave tiktoken out")
     given = parser.parse_args()
     sys.stdout.write(f"{machine_line()}\n")
-    turns: dict[int, list[Turn]] = defaultdict(list)
+    turns: dict[tuple[str, int], list[Turn]] = defaultdict(list)
     peers: dict[int, list[float]] = defaultdict(list)
     with tempfile.TemporaryDirectory() as place:
         corpus = make_corpus(Path(place), given.size, given.corpus)
         for _ in range(given.repeats):
-            for workers in CONTENDERS:
-                turns[workers].append(stream_once(corpus.parquet, workers, given.rows))
-            for workers in PEER_WORKERS:
+            for kind, workers in CONTENDERS:
+                turns[kind, workers].append(stream_once(corpus.parquet, kind, workers, given.rows))
+            for workers in () if given.no_peer else PEER_WORKERS:
                 peers[workers].append(peer_once(corpus.parquet, workers, given.rows))
-    rates = {workers: median(turn.tokens_per_second for turn in found) for workers, found in turns.items()}
-    for workers, found in turns.items():
+    rates = {contender: median(turn.tokens_per_second for turn in found) for contender, found in turns.items()}
+    for (kind, workers), found in turns.items():
         own, pool = median(turn.own for turn in found), median(turn.pool for turn in found)
         sys.stdout.write(
-            f"  workers={workers}  {rates[workers] / 1e6:6.1f} M tokens/s"
+            f"  {kind}, workers={workers}  {rates[kind, workers] / 1e6:6.1f} M tokens/s"
             f"  cores {own:5.2f} s here, {pool:5.2f} s pool\n"
         )
     sys.stdout.write(f"  others used {OTHER_LOAD.cores:.2f} cores meanwhile\n")
-    row = Row(
-        name="two workers",
-        what="tokens a second beside one worker",
-        ours=f"{rates[2] / 1e6:.1f} M/s",
-        peer=f"{rates[1] / 1e6:.1f} M/s",
-        figure=rates[2] / rates[1],
-        bar=1.7,
-        at_least=True,
-        raw={str(workers): [asdict(turn) for turn in found] for workers, found in turns.items()},
-    )
-    beside = [
+    for kind in ("numpy", "torch"):
+        limit = median(num_cores() * turn.pool / (turn.own + turn.pool) for turn in turns[kind, 2])
+        sys.stdout.write(f"  {kind}: with these core seconds, two workers give at most {limit:.2f} times one\n")
+    rows = [
+        Row(
+            name=f"two workers, {kind}",
+            what="tokens a second beside one worker",
+            ours=f"{rates[kind, 2] / 1e6:.1f} M/s",
+            peer=f"{rates[kind, 1] / 1e6:.1f} M/s",
+            figure=rates[kind, 2] / rates[kind, 1],
+            bar=1.7,
+            at_least=True,
+            raw={str(workers): [asdict(turn) for turn in turns[kind, workers]] for workers in (1, 2)},
+        )
+        for kind in ("numpy", "torch")
+    ]
+    rows += [
         Row(
             name=f"{workers} workers",
             what=f"tokens a second beside tiktoken in torch, {workers} workers",
-            ours=f"{rates[workers] / 1e6:.1f} M/s",
+            ours=f"{rates['numpy', workers] / 1e6:.1f} M/s",
             peer=f"{median(found) / 1e6:.1f} M/s",
-            figure=rates[workers] / median(found),
+            figure=rates["numpy", workers] / median(found),
             bar=5,
             at_least=True,
             raw={"peer": found},
         )
         for workers, found in peers.items()
     ]
-    sys.stdout.write(f"{format_table([row, *beside])}\n")
+    sys.stdout.write(f"{format_table(rows)}\n")
 
 
 if __name__ == "__main__":

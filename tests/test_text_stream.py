@@ -330,6 +330,19 @@ def test_too_little_text_for_a_sample_is_an_error_and_not_an_endless_search(tmp_
         next(iter(tokenmill.stream(str(path), "byte", 6, 1)))
 
 
+def test_a_thread_runs_ahead_unless_processes_do_or_the_caller_decides(corpus: Corpus) -> None:
+    assert [corpus.stream(30, 4, workers=workers).prefetch for workers in (None, 0, 1)] == [2, 2, 0]
+    assert corpus.stream(30, 4, workers=1, prefetch=3).prefetch == 3
+
+
+def test_ids_as_they_are_stored_are_a_copy_of_their_own(corpus: Corpus) -> None:
+    batch = next(iter(corpus.stream(30, 4, dtype=None, prefetch=0)))
+    before = batch["labels"].copy()
+    assert batch["input_ids"].dtype == np.uint16
+    batch["input_ids"][:] = 0  # which a view of memory that ranks share would refuse
+    assert (next(iter(corpus.stream(30, 4, dtype=None)))["labels"] == before).all()
+
+
 def test_a_repr_tells_sources_tokenizer_shape_and_progress(corpus: Corpus) -> None:
     stream = corpus.stream(30, 4, prefetch=0)
     found = repr(stream)

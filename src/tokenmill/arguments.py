@@ -75,7 +75,7 @@ class StreamOptions(TextOptions, total=False):
     labels: Literal["shifted", "aligned"]
     fields: tuple[str, ...]
     mask_boundaries: bool
-    prefetch: int
+    prefetch: int | None
     workers: int | None
 
 

@@ -25,11 +25,12 @@ import os
 import sys
 import uuid
 import warnings
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
-from itertools import count
+from itertools import accumulate, count
 from typing import Any, Unpack
 
 import numpy as np
@@ -59,7 +60,8 @@ from tokenmill.units.encode import TokenPiece, encode_unit
 from tokenmill.units.task import BuildConfig, UnitTask
 
 _HINT = "stream the same sources with the same tokenizer, options, seq_len and shuffle"
-
+# Batches that a thread keeps ready, unless other processes tokenize.
+_PREFETCH = 2
 
 Numbers = npt.NDArray[np.int64]
 
@@ -94,13 +96,13 @@ class TextStream:
         batch["input_ids"], batch["labels"]
 
     The batches equal those of `DataLoader(order="sequential")` on the dataset that `prepare` makes of the same
-    sources, and `epochs`, `drop_last`, `labels`, `fields`, `mask_boundaries`, `dtype` and `prefetch` have the same
-    meaning.
+    sources, and `epochs`, `drop_last`, `labels`, `fields`, `mask_boundaries` and `dtype` have the same meaning.
     `shuffle` shuffles among neighbours: that many samples are buffered, and given out in a seeded order.
 
     With `workers`, that many processes tokenize ahead. On Linux the ranks of a job that run on one node share them, so
     the text is tokenized once for all; give each rank the same number. By default, and with 0, this process tokenizes
     by itself: that needs no other process, and is enough for one rank. The batches are the same in any case.
+    `prefetch` is the number of batches that a thread keeps ready, by default 2 without `workers` and 0 with them.
 
     `split` is the split to read. `held_out` gives other splits a share of the documents, like {"val": 0.01}. All
     other arguments are fields of a recipe, as with `prepare`: `text_column`, `template`, `documents`, `eot`,
@@ -126,17 +128,19 @@ class TextStream:
         fields: tuple[str, ...] = (),
         mask_boundaries: bool = False,
         dtype: npt.DTypeLike | None = np.int64,
-        prefetch: int = 2,
+        prefetch: int | None = None,
         workers: int | None = None,
         **recipe: Unpack[TextOptions],
     ) -> None:
-        share = check_share(batch_size=batch_size, rank=rank, world_size=world_size, prefetch=prefetch, epochs=epochs)
-        self.batch_size, self.rank, self.world_size, self.prefetch, self.epochs = share
         self.seq_len = seq_len = check_seq_len(seq_len)
         self.drop_last = arguments.flag("drop_last", drop_last)
         hint = "give the number of processes that tokenize ahead, or 0 to tokenize in this process"
         workers = arguments.whole_or_none("workers", workers, hint=hint)
         self.workers = resolve_workers(workers) if workers else workers
+        # Processes that tokenize are ahead of the trainer anyway. A thread beside them would only cost time.
+        prefetch = (0 if self.workers else _PREFETCH) if prefetch is None else prefetch
+        share = check_share(batch_size=batch_size, rank=rank, world_size=world_size, prefetch=prefetch, epochs=epochs)
+        self.batch_size, self.rank, self.world_size, self.prefetch, self.epochs = share
         batch_spec = BatchSpec(labels=labels, fields=fields, mask_boundaries=mask_boundaries, dtype=dtype)
         hint = "give the number of samples to shuffle at a time, or None"
         shuffle = arguments.whole_or_none("shuffle", shuffle, least=2, hint=hint)
@@ -151,7 +155,7 @@ class TextStream:
         if "component" in fields:
             raise RecipeError("field 'component' of a single stream", hint="only a Mixture has components")
         self._layout = WindowLayout(batch_spec, numpy_dtype(build.dtype))
-        self._with_index = "sample_index" in fields
+        self._with_index, self._with_documents = "sample_index" in fields, "document_ids" in fields
         self._follow(build, names.index(split))
         config = self._texts.config
         prober = InProcessProber(config, open_engine(self._spec))
@@ -353,7 +357,7 @@ class TextStream:
         if position is not None:
             seen, cursor, is_located = *position, True
             end = cursor.epoch if self._is_end(seen, cursor) else self._pass_end(cursor.epoch, -1)
-        epoch = Epoch(self._texts, cursor, encoder, self.dropped)
+        epoch = self._open_epoch(cursor, encoder)
         for number in count():
             taken: list[tuple[TokenBuffer, Numbers]] = []
             missing = step
@@ -366,19 +370,26 @@ class TextStream:
                     cursor = self._next_epoch(epoch, cursor, seen)
                     if not is_located:
                         is_located, end = True, self._pass_end(cursor.epoch, seen)
-                    epoch = Epoch(self._texts, cursor, encoder, self.dropped)
+                    epoch = self._open_epoch(cursor, encoder)
             if missing and (self.drop_last or missing == step):
                 break
             if not missing and self._is_last(epoch, cursor, seen, end):
                 cursor = self._next_epoch(epoch, cursor, seen)
-                epoch = Epoch(self._texts, cursor, encoder, self.dropped)
-            token = self._first_needed(seen - cursor.samples_before)
-            cursor = dataclasses.replace(cursor, mark=epoch.mark_at(token))
+                epoch = self._open_epoch(cursor, encoder)
+            cursor = self._marked(cursor, epoch, seen)
             if number % workers == worker and (batch := self._make_batch(taken)):
                 yield seen, cursor, batch
             if missing:
                 break
         yield cursor.samples_before, cursor, None
+
+    def _open_epoch(self, cursor: Cursor, encoder: InThisProcess | TokenPool) -> Epoch:
+        return Epoch(self._texts, cursor, encoder, self.dropped, joins=self._shuffle is not None)
+
+    def _marked(self, cursor: Cursor, epoch: Epoch, seen: int) -> Cursor:
+        """The cursor, with the unit in which the next sample begins."""
+        mark = epoch.mark_at(self._first_needed(seen - cursor.samples_before))
+        return cursor if mark is cursor.mark else replace(cursor, mark=mark)
 
     def _is_last(self, epoch: Epoch, cursor: Cursor, seen: int, end: int) -> bool:
         """Whether a whole step ends exactly with its pass. The position behind it is then the start of the next one."""
@@ -438,8 +449,13 @@ class TextStream:
 
     def _window_batch(self, buffer: TokenBuffer, samples: Numbers) -> Batch:
         starts = samples * self.seq_len
-        rows = buffer.gather(starts, self.seq_len + 1)
-        batch = self._layout.batch(buffer, starts, rows, buffer.document_at(starts))
+        if self._shuffle is None:
+            rows = buffer.windows(starts.item(0), len(starts), self.seq_len)
+        else:
+            rows = buffer.gather(starts, self.seq_len + 1)
+        # The rows may be a view of memory that other ranks read too.
+        rows = rows.copy() if rows.dtype == self._layout.dtype else rows
+        batch = self._layout.batch(buffer, starts, rows, buffer.document_at(starts) if self._with_documents else starts)
         if self._with_index:
             batch["sample_index"] = samples
         return batch
@@ -484,15 +500,24 @@ def find_job(world_size: int) -> str:
 
 
 class Epoch:
-    """One pass over the text, from a cursor on. It buffers only what `fill` asks for."""
+    """One pass over the text, from a cursor on. It buffers only what `fill` asks for, in one array if it `joins`."""
 
-    def __init__(self, texts: Texts, cursor: Cursor, encoder: InThisProcess | TokenPool, dropped: Counter[str]) -> None:
-        mark = cursor.mark
+    def __init__(
+        self,
+        texts: Texts,
+        cursor: Cursor,
+        encoder: InThisProcess | TokenPool,
+        dropped: Counter[str],
+        *,
+        joins: bool = False,
+    ) -> None:
+        mark, self._joins = cursor.mark, joins
         self.buffer = TokenBuffer(
             eot=texts.config.eot,
             eot_id=texts.config.eot_id,
-            tokens=np.zeros(0, numpy_dtype(texts.config.dtype)),
-            first_token=mark.tokens,
+            parts=(),
+            begins=(),
+            end=mark.tokens,
             starts=np.zeros(0, np.int64),
             first_document=mark.documents,
         )
@@ -512,6 +537,8 @@ class Epoch:
         """Read until the buffer has exactly the tokens from `begin` to `end` or more. False if the text ends before."""
         if self._failure is not None:
             raise self._failure
+        if end <= self.buffer.end:
+            return True
         self.buffer = self.buffer.since(begin)
         have, pending = self.buffer.end, []
         while have < end and (found := next(self._pieces, None)):
@@ -524,6 +551,7 @@ class Epoch:
                 self.buffer, pending = self.buffer.extend(pending).since(begin), []
         if pending:
             self.buffer = self.buffer.extend(pending).since(begin)
+            self.buffer = self.buffer.joined(begin) if self._joins else self.buffer
         while len(self._marks) > 1 and self._marks[1].tokens <= begin:
             del self._marks[0]
         return have >= end
@@ -573,22 +601,19 @@ class TokenBuffer:
     """A range of a split in memory. Its tokens and documents keep the numbers that they have in the whole split.
 
         split     ........[ 7 | 8    | 9 ][ 10 | 11 ].......
-                           buffered        a piece that is added
+                           part            a piece of text is a part of its own: nothing is copied
 
-    The first document may begin before `first_token`.
+    `begins` has the first token of each part, and `end` the first one behind the buffer. `starts` are those of the
+    documents, the first of which may begin before the buffer.
     """
 
     eot: str
     eot_id: int | None
-    tokens: Tokens
-    first_token: int
+    parts: tuple[Tokens, ...]
+    begins: tuple[int, ...]
+    end: int
     starts: Numbers
     first_document: int
-
-    @property
-    def end(self) -> int:
-        """The number of the first token behind the buffer."""
-        return self.first_token + len(self.tokens)
 
     def document_at(self, tokens: Numbers) -> Numbers:
         """The documents that contain these tokens."""
@@ -599,33 +624,59 @@ class TokenBuffer:
         found: Numbers = self.starts[documents - self.first_document]
         return found
 
+    def tokens(self, begin: int, end: int) -> Tokens:
+        """These tokens as one array: a view if a single part has them."""
+        which = range(bisect_right(self.begins, begin) - 1, bisect_left(self.begins, end))
+        cut = [self.parts[i][max(0, begin - self.begins[i]) : end - self.begins[i]] for i in which]
+        found: Tokens = cut[0] if len(cut) == 1 else np.concatenate(cut)
+        return found
+
+    def windows(self, begin: int, count: int, seq_len: int) -> Tokens:
+        """`count` rows, one after the other, each with the first token of the next one: a view if possible."""
+        tokens = self.tokens(begin, begin + count * seq_len + 1)
+        size = tokens.itemsize
+        return np.ndarray((count, seq_len + 1), tokens.dtype, tokens.data, strides=(seq_len * size, size))
+
     def gather(self, starts: Numbers, width: int) -> Tokens:
         """The rows of `width` tokens that begin at these tokens."""
-        rows: Any = np.lib.stride_tricks.sliding_window_view(self.tokens, width)
-        found: Tokens = rows[starts - self.first_token]
+        begin = int(starts.min())
+        rows: Any = np.lib.stride_tricks.sliding_window_view(self.tokens(begin, int(starts.max()) + width), width)
+        found: Tokens = rows[starts - begin]
         return found
 
     def extend(self, pieces: Sequence[tuple[Tokens, Numbers]]) -> TokenBuffer:
         """The buffer with more documents at its end: their tokens, and the length of each."""
+        parts = [tokens for tokens, _ in pieces]
         lengths = np.concatenate([np.zeros(0, np.int64), *(lengths for _, lengths in pieces)])
-        begins = self.end + np.cumsum(lengths) - lengths
-        tokens = np.concatenate([self.tokens, *(tokens for tokens, _ in pieces)])
-        return replace(self, tokens=tokens, starts=np.concatenate((self.starts, begins)))
-
-    def since(self, token: int) -> TokenBuffer:
-        """The buffer without the tokens before this one. If that is behind the buffer, nothing is left."""
-        gone = min(max(0, token - self.first_token), len(self.tokens))
-        if not gone:
-            return self
-        first_token = self.first_token + gone
-        # The document that contains the first token stays.
-        documents = len(self.starts)
-        if gone < len(self.tokens):
-            documents = int(np.searchsorted(self.starts, first_token, side="right")) - 1
+        *begins, end = accumulate(map(len, parts), initial=self.end)
         return replace(
             self,
-            tokens=self.tokens[gone:],
-            first_token=first_token,
+            parts=(*self.parts, *parts),
+            begins=(*self.begins, *begins),
+            end=end,
+            starts=np.concatenate((self.starts, self.end + np.cumsum(lengths) - lengths)),
+        )
+
+    def joined(self, token: int) -> TokenBuffer:
+        """The buffer from this token on, in one array, from which rows can be gathered at once."""
+        if not self.parts or token < self.begins[0]:
+            return self
+        return replace(self, parts=(self.tokens(token, self.end).copy(),), begins=(token,))
+
+    def since(self, token: int) -> TokenBuffer:
+        """The buffer without the parts before this token. If that is behind the buffer, nothing is left."""
+        if not self.begins or token <= self.begins[0]:
+            return self
+        if token >= self.end:
+            nothing = self.first_document + len(self.starts)
+            return replace(self, parts=(), begins=(), starts=self.starts[:0], first_document=nothing)
+        first = bisect_right(self.begins, token) - 1
+        # The document that contains the first token of a part stays.
+        documents = int(np.searchsorted(self.starts, self.begins[first], side="right")) - 1
+        return replace(
+            self,
+            parts=self.parts[first:],
+            begins=self.begins[first:],
             starts=self.starts[documents:],
             first_document=self.first_document + documents,
         )

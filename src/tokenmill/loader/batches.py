@@ -191,14 +191,14 @@ class WindowLayout:
 
     def __init__(self, batch_spec: BatchSpec, stored: np.dtype[Any]) -> None:
         self._batch_spec = batch_spec
-        self._dtype = batch_spec.label_dtype(stored)
+        self.dtype = batch_spec.label_dtype(stored)
         self._masked = batch_spec.mask_boundaries
         self._run_fields = RUN_FIELDS & set(batch_spec.fields)
 
     def batch(self, split: DocumentIndex, starts: Numbers, rows: Tokens, documents: Numbers) -> Batch:
         """The batch of rows that begin at these tokens of a split, in these documents."""
         labels = self._batch_spec.labels
-        batch = lay_out(rows, self._dtype, self._run_fields, labels=labels, masked=self._masked)
+        batch = lay_out(rows, self.dtype, self._run_fields, labels=labels, masked=self._masked)
         if self._masked or self._run_fields:
             seq_len = rows.shape[1] - 1
             boundaries = find_boundaries(split, rows, starts)
@@ -233,6 +233,11 @@ def lay_out(
         if labels == "aligned":  # without the last column, rows are contiguous as they are widened
             cast = rows[:, :-1].astype(dtype, copy=False)
             return {"input_ids": cast, "labels": cast[:]}
+        if rows.strides[0] == (rows.shape[1] - 1) * rows.itemsize:  # each row begins with the last token of the other
+            cast = np.empty(rows.size - len(rows) + 1, dtype)
+            batch = {"input_ids": cast[:-1].reshape(len(rows), -1), "labels": cast[1:].reshape(len(rows), -1)}
+            batch["input_ids"][:], cast[-1] = rows[:, :-1], rows[-1, -1]
+            return batch
         cast = rows.astype(dtype, copy=False)
         return {"input_ids": cast[:, :-1], "labels": cast[:, 1:]}
     shape = (len(rows), rows.shape[1] - 1)
