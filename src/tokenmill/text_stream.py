@@ -31,7 +31,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from itertools import accumulate, count
-from typing import Any, Unpack
+from typing import Any, Unpack, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -628,8 +628,8 @@ class TokenBuffer:
         """These tokens as one array: a view if a single part has them."""
         which = range(bisect_right(self.begins, begin) - 1, bisect_left(self.begins, end))
         cut = [self.parts[i][max(0, begin - self.begins[i]) : end - self.begins[i]] for i in which]
-        found: Tokens = cut[0] if len(cut) == 1 else np.concatenate(cut)
-        return found
+        joined: Any = cut[0] if len(cut) == 1 else np.concatenate(cut)
+        return cast("Tokens", joined)
 
     def windows(self, begin: int, count: int, seq_len: int) -> Tokens:
         """`count` rows, one after the other, each with the first token of the next one: a view if possible."""
