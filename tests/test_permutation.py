@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenmill.permutation import make_key, permute, sample_with_replacement
+from tokenmill.permutation import make_key, permute, positions_of, sample_with_replacement
 
 
 @given(count=st.integers(1, 3000), key=st.binary(max_size=8))
@@ -22,6 +22,13 @@ def test_any_position_is_computed_alone_for_any_number_of_samples(count: int, po
     assert together == [int(permute([position], count, b"key")[0]) for position in inside]
     assert all(0 <= sample < count for sample in together)
     assert len(set(together)) == len(set(inside))
+
+
+@given(count=st.integers(1, 1 << 62), positions=st.lists(st.integers(0, (1 << 62) - 1), min_size=1, max_size=20))
+@settings(deadline=None, database=None)
+def test_the_position_of_a_sample_is_found_without_a_search(count: int, positions: list[int]) -> None:
+    inside = [position % count for position in positions]
+    assert positions_of(permute(inside, count, b"key"), count, b"key").tolist() == inside
 
 
 @pytest.mark.parametrize("count", [7, 8, 9])

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from tokenmill.build.api import PrepareResult, prepare
     from tokenmill.build.preflight import Estimate
     from tokenmill.build.preview import PlanResult, plan
-    from tokenmill.dataset.dataset import Dataset
+    from tokenmill.dataset.dataset import Dataset, SourceRow
     from tokenmill.dataset.manifest import Manifest
     from tokenmill.errors import (
         AccessError,
@@ -59,6 +59,7 @@ if TYPE_CHECKING:
     from tokenmill.inspection.peek import Excerpt, Piece, peek
     from tokenmill.loader.loader import DataLoader
     from tokenmill.loader.mixture import Mixture
+    from tokenmill.loader.trace import Trace, TracedDocument, TracedPart, TracedSample, trace
     from tokenmill.maintenance.push_pull import TransferResult, pull, push
     from tokenmill.maintenance.repair import repair
     from tokenmill.maintenance.verify import Problem, VerifyReport, verify
@@ -72,7 +73,7 @@ _HOMES = {
     "tokenmill.build.api": ("PrepareResult", "prepare"),
     "tokenmill.build.preflight": ("Estimate",),
     "tokenmill.build.preview": ("PlanResult", "plan"),
-    "tokenmill.dataset.dataset": ("Dataset",),
+    "tokenmill.dataset.dataset": ("Dataset", "SourceRow"),
     "tokenmill.dataset.manifest": ("Manifest",),
     "tokenmill.errors": (
         "AccessError", "BadDocumentError", "BuildError", "DamagedPieceError", "DatasetError",
@@ -90,6 +91,7 @@ _HOMES = {
     "tokenmill.inspection.peek": ("Excerpt", "Piece", "peek"),
     "tokenmill.loader.loader": ("DataLoader",),
     "tokenmill.loader.mixture": ("Mixture",),
+    "tokenmill.loader.trace": ("Trace", "TracedDocument", "TracedPart", "TracedSample", "trace"),
     "tokenmill.maintenance.push_pull": ("TransferResult", "pull", "push"),
     "tokenmill.maintenance.repair": ("repair",),
     "tokenmill.maintenance.verify": ("Problem", "VerifyReport", "verify"),
@@ -132,11 +134,16 @@ __all__ = [
     "SilentStoreError",
     "SourceChangedError",
     "SourceError",
+    "SourceRow",
     "StateError",
     "StorageError",
     "TextStream",
     "TokenizerError",
     "TokenmillError",
+    "Trace",
+    "TracedDocument",
+    "TracedPart",
+    "TracedSample",
     "TransferResult",
     "UnknownSplitError",
     "VerifyReport",
@@ -151,6 +158,7 @@ __all__ = [
     "push",
     "repair",
     "stream",
+    "trace",
     "verify",
 ]
 

@@ -44,6 +44,21 @@ def permute(positions: npt.ArrayLike, count: int, key: bytes) -> Numbers:
     return found
 
 
+def positions_of(samples: npt.ArrayLike, count: int, key: bytes) -> Numbers:
+    """The positions that `permute` maps to these samples: its inverse."""
+    found = np.asarray(samples, np.int64)
+    if count <= 1:
+        return found.copy()
+    bits = (count - 1).bit_length()
+    rounds = _rounds(key, bits)
+    found = _inverse_feistel(found, bits, rounds)
+    outside = np.flatnonzero(found >= count)
+    while len(outside):  # back along the same cycle
+        found[outside] = _inverse_feistel(found[outside], bits, rounds)
+        outside = outside[found[outside] >= count]
+    return found
+
+
 def sample_with_replacement(positions: npt.ArrayLike, count: int, key: bytes) -> Numbers:
     """A number below `count` for each position, chosen independently: some are repeated, some never chosen."""
     mixed = _mix(_mix(np.asarray(positions, np.uint64) ^ _keys(key, 1)[0]))
@@ -67,6 +82,15 @@ def _feistel(numbers: Numbers, bits: int, rounds: Sequence[Round]) -> Numbers:
     for mixed in rounds:
         left, right = right, left ^ mixed(right)
     # After an even number of rounds the halves have their original sizes again.
+    joined: Numbers = (left << low_bits) | right
+    return joined
+
+
+def _inverse_feistel(numbers: Numbers, bits: int, rounds: Sequence[Round]) -> Numbers:
+    low_bits = bits // 2
+    left, right = numbers >> low_bits, numbers & ((1 << low_bits) - 1)
+    for mixed in reversed(rounds):
+        left, right = right ^ mixed(left), left
     joined: Numbers = (left << low_bits) | right
     return joined
 

@@ -11,9 +11,12 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import tokenmill as api
+from conftest import make_texts, write_jsonl
+from s3 import Bucket
 from tokenmill.build import commit
 from tokenmill.dataset.provenance import MAX_PENDING_TABLES, ProvenanceWriter
-from tokenmill.errors import DamagedPieceError, DiskFullError
+from tokenmill.errors import DamagedPieceError, DatasetError, DiskFullError, RecipeError
 from tokenmill.storage.filesystem import LocalFileSystem
 from tokenmill.storage.local import Folder
 from tokenmill.storage.output import Digest
@@ -149,3 +152,35 @@ def test_what_is_joined_beside_a_failure_is_not_joined_to_its_end(
     with pytest.raises(DamagedPieceError):
         joined.files(cores=2)
     assert seen == [joined.units[2].provenance]
+
+
+def test_documents_of_a_remote_dataset_are_found_in_its_cache(
+    tmp_path: Path, bucket: Bucket, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TOKENMILL_CACHE", str(tmp_path / "cache"))
+    write_jsonl(tmp_path / "a.jsonl", make_texts(20))
+    path = api.prepare(tmp_path / "a.jsonl", tmp_path / "out", tokenizer="byte", workers=1).output
+    api.push(path, f"{bucket.url}/out")
+    here, there = api.open(path)["train"], api.open(f"{bucket.url}/out")
+    assert there["train"].sources(range(21)) == here.sources(range(21))
+    assert there.find("a.jsonl", here.source(7).position).document == 7
+
+
+def test_a_damaged_file_is_named(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", make_texts(20))
+    path = Path(api.prepare(tmp_path / "a.jsonl", tmp_path / "out", tokenizer="byte", workers=1).output)
+    (path / "provenance/00000.parquet").write_bytes(b"PAR1 rubbish PAR1")
+    with pytest.raises(DatasetError, match=r"provenance/00000\.parquet cannot be read") as found:
+        api.open(path)["train"].source(0)
+    assert "tokenmill repair" in found.value.hint
+
+
+def test_a_source_may_be_named_by_the_end_of_its_path(tmp_path: Path) -> None:
+    for name in ("x/a.jsonl", "y/a.jsonl", "y/b.jsonl"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        write_jsonl(tmp_path / name, [name])
+    dataset = api.open(api.prepare(tmp_path, tmp_path / "out", tokenizer="byte", workers=1).output)
+    assert dataset["train"].text(dataset.find("b.jsonl", 0).document or 0) == "y/b.jsonl"
+    assert dataset["train"].text(dataset.find("x/a.jsonl", 0).document or 0) == "x/a.jsonl"
+    with pytest.raises(RecipeError, match=r"a.jsonl is one of x/a.jsonl, y/a.jsonl"):
+        dataset.find("a.jsonl", 0)

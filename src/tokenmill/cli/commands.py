@@ -2,7 +2,7 @@
 
 prepare, plan                  recipe -> dataset, or what that would take
 verify, repair, bench          a dataset that is there
-inspect, peek                  what it contains
+inspect, peek, trace           what it contains, and where that came from
 export, import, consolidate    files of other trainers' layouts
 push, pull                     object stores
 cluster                        hosts -> a cluster file for Ray
@@ -227,6 +227,35 @@ def peek(options: dict[str, Any]) -> int:
         show.as_json({"excerpts": [show.excerpt_record(excerpt) for excerpt in found]})
     else:
         show.excerpts(found, with_ids=options["ids"])
+    return 0
+
+
+_TRACE = """
+Show which rows of the sources a training step had, or where a row of a source is: its tokens, samples and steps.
+
+\b
+Examples:
+  tokenmill trace data/owt --step 1200 --rank 1 --world-size 4 --batch-size 8 --seq-len 1024
+  tokenmill trace data/owt --source corpus/a.parquet:12
+  tokenmill trace data/owt --document 12 --seq-len 1024 --batch-size 8 --world-size 4
+  tokenmill trace data/owt --sample 7 --seq-len 1024 --packing best_fit
+
+Give the options of the loader that trains: they decide which sample comes when. In Python, `loader.trace(step)` knows
+them, and `tokenmill.trace` takes mixtures, too.
+"""
+
+
+@command(app, "trace", _TRACE, declared.TRACE_OPTIONS)
+def trace(options: dict[str, Any]) -> int:
+    from tokenmill.loader.trace import trace
+
+    found = trace(**library_arguments(options))
+    if options["json"]:
+        show.as_json(show.trace_record(found))
+    elif options["step"] is None and options["sample"] is None:
+        show.traced_document(found)
+    else:
+        show.traced_samples(found)
     return 0
 
 

@@ -227,6 +227,32 @@ PEEK_OPTIONS = {
     "ids": _flag(PRINT, "a line for each token, with its id", "--ids"),
     "json": JSON,
 }
+TRAINING = "Training, as the loader has it"
+TRACE_OPTIONS = {
+    "dataset": _argument("DATASET", "a dataset, or token files of a layout"),
+    "step": Option(DATASET, "N", "the samples of this step, counted from 0", kind=int, settings={"min": 0}),
+    "rank": Option(DATASET, "N", "of this rank alone; by default of all", kind=int, settings={"min": 0}),
+    "sample": Option(DATASET, "N", "this sample: a number as in the field sample_index", kind=int, settings={"min": 0}),
+    "document": Option(DATASET, "N", "this document of the split", kind=int, settings={"min": 0}),
+    "source": Option(DATASET, "FILE:N", "the document at this row of a source, or in text and JSON lines at this byte"),
+    "split": Option(DATASET, "NAME", "which split (train, or the one that the document of --source is in)"),
+    "seq_len": Option(TRAINING, "N", "tokens in a sample", kind=int, settings={"min": 1}),
+    "batch_size": Option(TRAINING, "N", "samples in a batch of one rank", kind=int, settings={"min": 1}),
+    "world_size": Option(TRAINING, "N", "number of ranks", kind=int, default=1, settings={"min": 1}),
+    "packing": Option(TRAINING, "KIND", "concat, document_start, best_fit, padded or truncated", default="concat"),
+    "order": Option(
+        TRAINING, None, "order of samples", kind=Literal["sequential", "shuffled", "random"], default="shuffled"
+    ),
+    "seed": Option(TRAINING, "N", "seed of the order", kind=int, default=0),
+    "max_seq_len": Option(TRAINING, "N", "the longest sample of a run in stages", kind=int, settings={"min": 1}),
+    "epochs": Option(
+        TRAINING, "N", "the loader's epochs, if it does not repeat endlessly", kind=int, settings={"min": 1}
+    ),
+    "epoch": Option(
+        TRAINING, "N", "in which epoch to search a document or sample", kind=int, default=0, settings={"min": 0}
+    ),
+    "json": JSON,
+}
 BENCH_OPTIONS = {
     **_FINISHED,
     "split": Option(RUN, "NAME", "which split to read", default="train"),

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from tokenmill.formats.base import DetectedFiles
     from tokenmill.formats.results import ExportResult, ImportResult
     from tokenmill.inspection.peek import Excerpt
+    from tokenmill.loader.trace import Trace, TracedDocument
     from tokenmill.maintenance.push_pull import TransferResult
     from tokenmill.maintenance.verify import Problem, VerifyReport
     from tokenmill.storage.base import Storage
@@ -369,6 +370,66 @@ def _text_lines(excerpt: Excerpt, console: Any) -> Iterator[Any]:
         line.append(printable(text), style="cyan" if number % 2 else "")
     if line:
         yield from wrapped(line)
+
+
+def trace_record(found: Trace) -> dict[str, Any]:
+    """Parts name their documents by number: `documents` has the rest."""
+    record = dataclasses.asdict(found)
+    for sample in record["samples"]:
+        for part in sample["parts"]:
+            part["document"] = part["document"]["document"]
+    return record
+
+
+def traced_samples(found: Trace) -> None:
+    """Samples, and the documents that they have parts of."""
+    for number, one in enumerate(found.samples):
+        if number:
+            _print("")
+        at = "" if one.step is None else f"step {one.step:,}, rank {one.rank:,}, row {one.row:,}: "
+        component = "" if one.component is None else f" of {one.component}"
+        place = "not in this epoch" if one.position is None else f"position {one.position:,} of the stream"
+        _print(f"{at}sample {one.sample:,}{component}, {place}")
+        rows = [
+            [f"{part.num_tokens:,}", f"{part.document.document:,}", f"{part.offset:,}", _source(part.document)]
+            for part in one.parts
+        ]
+        _table(["tokens", "of document", "from token", "source"], rows)
+
+
+def traced_document(found: Trace) -> None:
+    """A document, and the samples that it has tokens in."""
+    (document,) = found.documents
+    source = _source(document)
+    if document.source is not None and document.document is None:
+        _print(f"{source}: dropped, {str(document.source.dropped).replace('_', ' ')}")
+        return
+    size = counted(document.num_tokens, "token")
+    _print(f"{document.split} document {document.document:,}: {size} from token {document.first_token:,}")
+    _print(f"  source  {source}")
+    _print(f"  file    {document.file}, token {document.file_token:,}")
+    rows = []
+    for one in found.samples:
+        places = (one.sample, one.position, one.step, one.rank, one.row)
+        for part in one.parts:
+            numbers = (*places, part.column, part.num_tokens)
+            rows.append(["-" if number is None else f"{number:,}" for number in numbers])
+    if rows:
+        _table(["sample", "position", "step", "rank", "row", "column", "tokens"], rows)
+
+
+def _source(document: TracedDocument) -> str:
+    return "not recorded" if document.source is None else str(document.source)
+
+
+def _table(names: list[str], rows: list[list[str]]) -> None:
+    """Columns of numbers, and texts in a last column `source`."""
+    widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
+    if names[-1] == "source":
+        widths[-1] = 0
+    for row in (names, *rows):
+        cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+        _print(f"  {'  '.join(cells)}")
 
 
 def rates(record: dict[str, Any]) -> None:

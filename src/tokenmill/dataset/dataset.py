@@ -14,8 +14,9 @@ import bisect
 import contextlib
 import importlib
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -23,7 +24,7 @@ import numpy.typing as npt
 from tokenmill import arguments
 from tokenmill.dataset import manifest as manifests
 from tokenmill.dataset.bin_idx import Tokens, check_structure, document_starts, map_tokens, numpy_dtype
-from tokenmill.dataset.manifest import Manifest, Nodes, Shard
+from tokenmill.dataset.manifest import Manifest, Nodes
 from tokenmill.errors import DatasetError, RecipeError, UnknownSplitError
 from tokenmill.storage.base import Storage
 from tokenmill.storage.filesystem import explained
@@ -41,6 +42,26 @@ BLOCK_TOKENS = 1 << 22
 MAX_MAPS = 40_000
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceRow:
+    """Where a document came from, and what became of it.
+
+    `position` counts rows of the source if `unit` is "row". If it is "byte", it is the offset of the document in the
+    text of the file, which is decompressed. A document that was dropped has a reason, and no number in a split.
+    """
+
+    source: str
+    position: int
+    unit: Literal["row", "byte"]
+    split: str | None
+    document: int | None
+    num_tokens: int
+    dropped: str | None
+
+    def __str__(self) -> str:
+        return f"{self.source}, {self.unit} {self.position:,}"
+
+
 class Dataset:
     """A finished dataset. `dataset["train"]` is a split; `path` is the folder with its files on this machine."""
 
@@ -48,13 +69,19 @@ class Dataset:
         self.path = folder.path
         self.manifest = manifest
         self._decoder = Decoder(folder.path, manifest.tokenizer)
+        self._provenance = LazyProvenance(folder, manifest)
         self._splits = {
-            name: TokenSplit(folder, split.shards, manifest, self._decoder) for name, split in manifest.splits.items()
+            name: TokenSplit(folder, name, manifest, self._decoder, self._provenance) for name in manifest.splits
         }
 
     @property
     def splits(self) -> list[str]:
         return list(self._splits)
+
+    @property
+    def has_provenance(self) -> bool:
+        """Whether it is recorded where the documents came from. It is not for tokens that were imported."""
+        return any(name.startswith("provenance/") for name in self.manifest.files)
 
     @property
     def is_node_part(self) -> bool:
@@ -77,6 +104,13 @@ class Dataset:
     def decode(self, ids: npt.ArrayLike) -> str:
         """The text of these ids. Ends of text decode to nothing. Loads the dataset's tokenizer at the first call."""
         return self._decoder.decode(ids)
+
+    def find(self, source: str, position: int) -> SourceRow:
+        """The document at a row or byte offset of a source. The end of the source's path is enough if it is unique."""
+        hint = "give a row, or a byte offset, counted from 0"
+        position = arguments.whole("position", position, hint=hint)
+        found: SourceRow = self._provenance.load().at(arguments.text("source", source), position)
+        return found
 
     def __getitem__(self, split: str) -> TokenSplit:
         if split not in self:
@@ -104,7 +138,12 @@ class Dataset:
 class TokenSplit:
     """The documents of a split, in order, across all of its shards."""
 
-    def __init__(self, folder: Storage, shards: Sequence[Shard], manifest: Manifest, decoder: Decoder) -> None:
+    def __init__(
+        self, folder: Storage, name: str, manifest: Manifest, decoder: Decoder, provenance: LazyProvenance
+    ) -> None:
+        self.name = name
+        self._provenance = provenance
+        shards = manifest.splits[name].shards
         self.dtype = manifest.dtype
         self.eot: str = manifest.identity.get("eot", "none")
         self.eot_id: int | None = manifest.tokenizer.get("eot_id")
@@ -165,6 +204,18 @@ class TokenSplit:
     def text(self, index: int) -> str:
         """The text of one document. Loads the dataset's tokenizer at the first call."""
         return self._decoder.decode(self.document(index))
+
+    def source(self, index: int) -> SourceRow:
+        """Where one document came from. Reads the provenance at the first call, which needs pyarrow."""
+        return self.sources([index])[0]
+
+    def sources(self, indices: Sequence[int]) -> list[SourceRow]:
+        """Where these documents came from. Faster than one call for each."""
+        for index in indices:
+            if not 0 <= index < self.num_documents:
+                raise IndexError(f"document {index} of {self.num_documents}")
+        found: list[SourceRow] = self._provenance.load().of_documents(self.name, indices)
+        return found
 
     def tokens(self, start: int, stop: int) -> Tokens:
         """Tokens [start, stop) of the split, across shard boundaries."""
@@ -360,6 +411,26 @@ class Decoder:
         file = self._tokenizer["file"]
         content = None if file is None else Folder(self._path).read(file, max_bytes=spec.MAX_CONTENT_BYTES)
         return engine.open_engine(spec.from_dataset(self._tokenizer, content))
+
+
+class LazyProvenance:
+    """Where the documents of a dataset came from. Read at the first use."""
+
+    def __init__(self, folder: Storage, manifest: Manifest) -> None:
+        self._folder = folder
+        self._manifest = manifest
+        self._reader: Any = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Other processes open the files themselves."""
+        return {**self.__dict__, "_reader": None}
+
+    def load(self) -> Any:
+        if self._reader is None:
+            # By name, so that nothing of Arrow is imported on a trainer node.
+            provenance = importlib.import_module("tokenmill.dataset.provenance")
+            self._reader = provenance.ProvenanceReader(self._folder, self._manifest)
+        return self._reader
 
 
 def _last_up_to(starts: Starts, offsets: Starts) -> Starts:

@@ -32,7 +32,7 @@ import numpy.typing as npt
 from tokenmill import arguments, records
 from tokenmill.dataset import manifest as manifests
 from tokenmill.dataset.bin_idx import Tokens
-from tokenmill.dataset.dataset import BLOCK_TOKENS, Dataset, Decoder, Starts, TokenSplit
+from tokenmill.dataset.dataset import BLOCK_TOKENS, Dataset, Decoder, LazyProvenance, Starts, TokenSplit
 from tokenmill.dataset.manifest import Manifest, Split
 from tokenmill.errors import DatasetError, hint_for
 from tokenmill.formats.base import (
@@ -146,7 +146,8 @@ class InPlaceDataset(Dataset):
         self.detected = detected
         self.manifest = _describe(detected)
         self._decoder = Decoder(path, self.manifest.tokenizer)
-        self._splits = {name: InPlaceSplit(detected, name, self._decoder) for name in detected.files}
+        self._provenance = LazyProvenance(Folder(path), self.manifest)
+        self._splits = {name: InPlaceSplit(detected, name, self._decoder, self._provenance) for name in detected.files}
 
     def content(self, split: str) -> str:
         """The fingerprint: everything that is known without reading the files."""
@@ -160,8 +161,10 @@ class InPlaceDataset(Dataset):
 class InPlaceSplit(TokenSplit):
     """The tokens of some files, end to end, and where their documents end."""
 
-    def __init__(self, detected: DetectedFiles, name: str, decoder: Decoder) -> None:
+    def __init__(self, detected: DetectedFiles, name: str, decoder: Decoder, provenance: LazyProvenance) -> None:
         files = detected.files[name]
+        self.name = name
+        self._provenance = provenance
         self.dtype = detected.dtype
         self.eot, self.eot_id = detected.eot, detected.eot_id
         self.files = tuple(files)

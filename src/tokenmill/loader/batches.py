@@ -23,10 +23,11 @@ import numpy.typing as npt
 
 from tokenmill import arguments
 from tokenmill.dataset.bin_idx import Tokens
+from tokenmill.dataset.dataset import TokenSplit
 from tokenmill.dataset.windows import Windows
 from tokenmill.errors import RecipeError
 from tokenmill.loader.page_cache import read_ahead
-from tokenmill.permutation import ORDERS, Order, make_key, permute, sample_with_replacement
+from tokenmill.permutation import ORDERS, Order, make_key, permute, positions_of, sample_with_replacement
 
 Batch = dict[str, npt.NDArray[Any]]
 Numbers = npt.NDArray[np.int64]
@@ -38,6 +39,7 @@ FIELDS = ("positions", "position_ids", "document_ids", "cu_seqlens", "attention_
 _TOKEN_FIELDS = ("positions", "position_ids", "document_ids")
 RUN_FIELDS = frozenset({*_TOKEN_FIELDS, "cu_seqlens"})
 IGNORED = -100
+_SEARCHED_AT_ONCE = 1 << 20
 
 
 class SampleStream(Protocol):
@@ -75,6 +77,40 @@ class SampleStream(Protocol):
 
     def batches(self, located: Numbers) -> Iterator[Batch]:
         """Several batches, one after the other. Faster than one call for each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """The segments of some rows: row i has [boundaries[i], boundaries[i + 1]), which span tokens from `starts` on."""
+
+    starts: Numbers
+    spans: Numbers
+    boundaries: Numbers
+
+
+class TraceableStream(Protocol):
+    """A stream of one split, whose samples can be followed back to tokens, and tokens to positions."""
+
+    @property
+    def split(self) -> TokenSplit: ...
+
+    @property
+    def num_samples(self) -> int: ...
+
+    def sample_numbers(self, located: Numbers) -> Numbers:
+        """The numbers of located samples, as in the field "sample_index"."""
+
+    def locate_number(self, number: int) -> Numbers:
+        """The sample with this number."""
+
+    def inputs(self, located: Numbers) -> Segments:
+        """The tokens that are inputs of each of these samples."""
+
+    def samples_with(self, begin: int, stop: int) -> Numbers:
+        """The located samples that have one of the tokens [begin, stop) as an input."""
+
+    def occurrences(self, located: Numbers, epoch: int) -> tuple[Numbers, Numbers]:
+        """Where these samples come in an epoch: indices into `located`, and positions. The inverse of `locate`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,6 +221,54 @@ class WindowStream:
     def _sample_index(self, starts: Numbers) -> Numbers:
         return starts if self._order == "random" else starts // self.windows.seq_len
 
+    @property
+    def split(self) -> TokenSplit:
+        return self.windows.split
+
+    def sample_numbers(self, located: Numbers) -> Numbers:
+        return self._sample_index(located)
+
+    def locate_number(self, number: int) -> Numbers:
+        check_sample(number, self._num_starts if self._order == "random" else self.num_samples)
+        return np.array([number if self._order == "random" else number * self.windows.seq_len])
+
+    def inputs(self, located: Numbers) -> Segments:
+        return Segments(located, np.full(len(located), self.windows.seq_len), np.arange(len(located) + 1))
+
+    def samples_with(self, begin: int, stop: int) -> Numbers:
+        seq_len = self.windows.seq_len
+        if self._order == "random":
+            return np.arange(max(0, begin - seq_len + 1), min(stop, self._num_starts))
+        return np.arange(begin // seq_len, min(-(-stop // seq_len), self.num_samples)) * seq_len
+
+    def occurrences(self, located: Numbers, epoch: int) -> tuple[Numbers, Numbers]:
+        if self._order == "random":
+            return self._search(located, epoch)
+        longer, parts = np.divmod(located // self.windows.seq_len, self._parts)
+        positions = positions_in_epoch(longer, self._num_longer, self._order, self._key, epoch) * self._parts + parts
+        return np.arange(len(located)), positions
+
+    @property
+    def _num_starts(self) -> int:
+        return self.windows.split.num_tokens - self.windows.seq_len
+
+    def _search(self, located: Numbers, epoch: int) -> tuple[Numbers, Numbers]:
+        """The same for windows that begin anywhere: each position was drawn, so all of an epoch are computed."""
+        first, last = epoch * self.num_samples, (epoch + 1) * self.num_samples
+        numbers, positions = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for begin in range(first, last if len(located) else first, _SEARCHED_AT_ONCE):
+            starts = self.locate(np.arange(begin, min(begin + _SEARCHED_AT_ONCE, last)))
+            at = np.minimum(located.searchsorted(starts), len(located) - 1)
+            (found,) = np.nonzero(located[at] == starts)
+            numbers.append(at[found])
+            positions.append(begin + found)
+        return np.concatenate(numbers), np.concatenate(positions)
+
+
+def check_sample(number: int, count: int) -> None:
+    if not 0 <= number < count:
+        raise RecipeError(f"sample {number:,} of {count:,} samples", hint="samples count from 0")
+
 
 class WindowLayout:
     """Turns rows of windows into batches as a `BatchSpec` asks for them. `stored` is the dtype of the rows."""
@@ -267,6 +351,12 @@ def samples_in_order(positions: Numbers, count: int, order: str, identity: dict[
 
 def _in_epoch(within: Numbers, count: int, order: str, identity: dict[str, Any], epoch: int) -> Numbers:
     return permute(within, count, make_key(identity, epoch)) if order == "shuffled" else within
+
+
+def positions_in_epoch(samples: Numbers, count: int, order: str, identity: dict[str, Any], epoch: int) -> Numbers:
+    """Where these samples come in an epoch: the inverse of `samples_in_order`."""
+    within = positions_of(samples, count, make_key(identity, epoch)) if order == "shuffled" else samples
+    return within + epoch * count
 
 
 def check_order(order: str, known: Sequence[str] = ORDERS) -> str:

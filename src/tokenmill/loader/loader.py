@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import replace
 from itertools import count
-from typing import Any, Literal, NamedTuple, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -35,6 +35,9 @@ from tokenmill.loader.page_cache import release
 from tokenmill.loader.skip import NO_SKIPS, Skip, check_skip
 from tokenmill.loader.state import STATE_VERSION, check_content, check_ignore, check_state, seq_lens
 from tokenmill.permutation import Order
+
+if TYPE_CHECKING:
+    from tokenmill.loader.trace import Trace
 
 PackingKind = Literal["concat", "document_start", "best_fit", "padded", "truncated"]
 # What a loader reads.
@@ -144,6 +147,7 @@ class DataLoader:
         self.seq_len, seed = check_seq_len(seq_len), arguments.seed_number(seed)
         self.drop_last = arguments.flag("drop_last", drop_last)
         opened = dataset if isinstance(dataset, Dataset | Mixture) else datasets.open(dataset)
+        self.opened = opened
         self.path = None if isinstance(opened, Mixture) else opened.path
         self.stream = open_stream(
             opened,
@@ -228,6 +232,68 @@ class DataLoader:
         epoch = arguments.whole("epoch", epoch, hint="epochs count from 0")
         if epoch != self._current_pass():
             self.samples_seen, self._open_end = epoch * self._pass_samples, None
+
+    def trace(self, step: int, rank: int | None = None) -> Trace:
+        """What a step had in it: samples, documents, and the rows of the sources that those came from.
+
+        Steps count from the start of the run, with the batch size and the ranks of this loader. `rank` is one of its
+        ranks; None is all of them.
+        """
+        from tokenmill.loader.trace import trace_step
+
+        return trace_step(self, step, rank)
+
+    def step_positions(self, step: int) -> Numbers:
+        """The positions of the samples of a step, rank after rank. Steps count from the start of the run."""
+        size = self.batch_size * self.world_size
+        begin, end = 0, None
+        if self.epochs is not None:
+            number, step = self._find_pass(step)
+            begin, end = number * self._pass_samples, (number + 1) * self._pass_samples
+        first = self._num_given_before(begin) + step * size
+        last = first + size if end is None else min(first + size, self._num_given_before(end))
+        return self._positions(np.arange(first, last))
+
+    def step_at(self, position: int) -> StepRow | None:
+        """The step that takes a position, its rank and its row. None if no step does: it is skipped or dropped."""
+        size, begin, before = self.batch_size * self.world_size, 0, 0
+        number = self._num_given_before(position)
+        if int(self._positions(np.array([number]))[0]) != position:
+            return None
+        if self.epochs is not None:
+            in_pass = position // self._pass_samples
+            begin, before = in_pass * self._pass_samples, self._num_steps_before(in_pass)
+        step, within = divmod(number - self._num_given_before(begin), size)
+        if self.epochs is not None and step >= self._num_pass_steps(in_pass):
+            return None
+        return StepRow(before + step, *divmod(within, self.batch_size))
+
+    def _num_pass_steps(self, number: int) -> int:
+        """Steps of all ranks in a pass; the last one may be incomplete."""
+        begin = number * self._pass_samples
+        steps, rest = divmod(self.num_given(begin, begin + self._pass_samples), self.batch_size * self.world_size)
+        return steps + (rest > 0 and not self.drop_last)
+
+    def _num_steps_before(self, number: int) -> int:
+        """Steps of all passes before this one. Those behind the last skipped sample have the same number."""
+        uneven = min(number, -(-self._skips.end // self._pass_samples))
+        return sum(map(self._num_pass_steps, range(uneven))) + (number - uneven) * self._num_pass_steps(uneven)
+
+    def _find_pass(self, step: int) -> tuple[int, int]:
+        """The pass that has a step, and the number of the step in it."""
+        number = 0
+        while number * self._pass_samples < self._skips.end:
+            steps = self._num_pass_steps(number)
+            if step < steps:
+                return number, step
+            number, step = number + 1, step - steps
+        steps = self._num_pass_steps(number)
+        if not steps:
+            raise RecipeError(
+                f"an epoch of {self._pass_samples:,} samples has no step of {self.batch_size * self.world_size:,}",
+                hint="use a smaller `batch_size`",
+            )
+        return number + step // steps, step % steps
 
     def state_dict(self) -> dict[str, Any]:
         """The position in the stream, as plain JSON. It is the same on all ranks."""
@@ -454,6 +520,14 @@ def _check_max_seq_len(max_seq_len: Any, seq_len: int, packing: str, order: str)
     if order == "random":
         raise RecipeError("max_seq_len with order 'random', whose windows begin anywhere", hint="leave it out")
     return found
+
+
+class StepRow(NamedTuple):
+    """A step of a run, and the rank and the row of its batch that has a sample."""
+
+    step: int
+    rank: int
+    row: int
 
 
 class Share(NamedTuple):

@@ -189,6 +189,16 @@ class MixtureStream:
     def batches(self, located: Numbers) -> Iterator[Batch]:
         return map(self.batch, located)
 
+    def positions_of(self, component: int, positions: Numbers) -> list[int | None]:
+        """Where positions of a component's own stream come in the mixture; None for those that never do."""
+        found: list[int | None] = []
+        for position in positions.tolist():
+            row, part = divmod(position, self._parts)
+            mixed = _find(self._phases, component, row)
+            at = None if mixed is None else mixed * self._parts + part
+            found.append(at if at is None or self.limit is None or at < self.limit else None)
+        return found
+
     def _check_limit(self, stop: int) -> None:
         """Raise `RecipeError` if a component is exhausted before position `stop`."""
         if self.limit is None or stop <= self.limit:

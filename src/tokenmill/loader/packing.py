@@ -51,10 +51,13 @@ from tokenmill.loader.batches import (
     Batch,
     BatchSpec,
     Runs,
+    Segments,
     WindowStream,
     check_order,
+    check_sample,
     fill_fields,
     lay_out,
+    positions_in_epoch,
     samples_in_order,
 )
 from tokenmill.loader.page_cache import read_ahead
@@ -73,6 +76,7 @@ Spans = npt.NDArray[np.int32]
 
 _MAX_RECORD_BYTES = 1 << 16
 _MAX_SEQ_LEN = (1 << 31) - 2
+_SEARCHED_AT_ONCE = 1 << 22
 # Errors of reading or writing a stored plan. The plan can always be made again.
 _STORAGE_ERRORS = (StorageError, DatasetError, OSError, ValueError)
 
@@ -255,15 +259,6 @@ def _bytes(rows: PackedRows) -> Iterator[memoryview]:
 
 
 @dataclass(frozen=True, slots=True)
-class Segments:
-    """The segments of some rows: row i has [boundaries[i], boundaries[i + 1]), which span tokens from `starts` on."""
-
-    starts: Numbers
-    spans: Numbers
-    boundaries: Numbers
-
-
-@dataclass(frozen=True, slots=True)
 class FullRows:
     """Complete rows: the `sizes` inputs from `begins` on, counted through all rows, are the tokens from `starts` on.
 
@@ -356,6 +351,20 @@ class DocumentStartStream(WindowStream):
     def _sample_index(self, starts: Numbers) -> Numbers:
         return self.packing.rows.starts.searchsorted(starts)
 
+    def locate_number(self, number: int) -> Numbers:
+        check_sample(number, self.num_samples)
+        return self.packing.rows.starts[number : number + 1]
+
+    def samples_with(self, begin: int, stop: int) -> Numbers:
+        starts = self.packing.rows.starts
+        first, last = starts.searchsorted([begin - self.windows.seq_len + 1, stop])
+        found: Numbers = starts[first:last]
+        return found
+
+    def occurrences(self, located: Numbers, epoch: int) -> tuple[Numbers, Numbers]:
+        rows = self._sample_index(located)
+        return np.arange(len(rows)), positions_in_epoch(rows, self.num_samples, self._order, self.identity, epoch)
+
 
 class PackedStream:
     """The rows of a packing, in some order. `packing` has their number and the fraction of padding."""
@@ -435,6 +444,40 @@ class PackedStream:
         if "sample_index" in self._fields:
             batch["sample_index"] = located
         return batch
+
+    @property
+    def split(self) -> TokenSplit:
+        return self._split
+
+    def sample_numbers(self, located: Numbers) -> Numbers:
+        return located
+
+    def locate_number(self, number: int) -> Numbers:
+        check_sample(number, self.num_samples)
+        return np.array([number])
+
+    def inputs(self, located: Numbers) -> Segments:
+        found = find_segments(self.packing, located)
+        return replace(found, spans=np.minimum(found.spans, self.packing.spec.seq_len))
+
+    def samples_with(self, begin: int, stop: int) -> Numbers:
+        rows, seq_len = self.packing.rows, self.packing.spec.seq_len
+        wanted = begin - seq_len + 1
+        # Rows of one segment are in the order of their tokens. Those of several are not, so all are searched.
+        is_sorted = len(rows.starts) == self.packing.num_rows
+        first, last = rows.starts.searchsorted([wanted, stop]).tolist() if is_sorted else (0, len(rows.starts))
+        found = [np.zeros(0, np.int64)]
+        for at in range(first, last, _SEARCHED_AT_ONCE):
+            some = slice(at, min(at + _SEARCHED_AT_ONCE, last))
+            starts = rows.starts[some]
+            near = np.flatnonzero((starts >= wanted) & (starts < stop))
+            sizes = np.minimum(rows.spans[some][near], seq_len)
+            found.append(near[starts[near] + sizes > begin] + at)
+        return np.unique(rows.boundaries.searchsorted(np.concatenate(found), side="right") - 1)
+
+    def occurrences(self, located: Numbers, epoch: int) -> tuple[Numbers, Numbers]:
+        positions = positions_in_epoch(located, self.num_samples, self._order, self.identity, epoch)
+        return np.arange(len(located)), positions
 
     def _find_ignored(self, full: FullRows, edges: Numbers) -> Iterator[IgnoredLabels]:
         """The ignored labels of each batch: the first token of every segment, and padding. All have as many rows."""

@@ -54,6 +54,11 @@ class SkippedSamples:
     def num_skipped(self) -> int:
         return int(self._lost[-1])
 
+    @property
+    def end(self) -> int:
+        """The position behind the last sample that is skipped; 0 if there is none."""
+        return int(self._ends.max(initial=0))
+
     def num_given(self, stop: int) -> int:
         """Samples before position `stop` that are given."""
         return stop - int(np.clip(stop - self._begins, 0, self._ends - self._begins).sum())

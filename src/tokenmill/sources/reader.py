@@ -140,6 +140,11 @@ def kind_of(name: str) -> tuple[str | None, str]:
     return KINDS.get(os.path.splitext(stem)[1] if compression else ending), compression
 
 
+def positions_are_bytes(name: str) -> bool:
+    """Whether the position of a document of this file is a byte offset in its text. Otherwise it is a row."""
+    return format_of(kind_of(name)[0] or "text").positions_are_bytes
+
+
 def read_as(path: str, *, documents: str) -> tuple[str, str]:
     """Kind and compression of a source. A .json file is plain text unless a document is a line."""
     kind, compression = kind_of(path)
