@@ -291,7 +291,7 @@ class DataLoader:
         if not steps:
             raise RecipeError(
                 f"an epoch of {self._pass_samples:,} samples has no step of {self.batch_size * self.world_size:,}",
-                hint="use a smaller `batch_size`",
+                hint="use smaller batches",
             )
         return number + step // steps, step % steps
 
