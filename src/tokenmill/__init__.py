@@ -57,9 +57,10 @@ if TYPE_CHECKING:
     from tokenmill.formats.open import open
     from tokenmill.formats.results import ExportResult, ImportResult
     from tokenmill.inspection.peek import Excerpt, Piece, peek
+    from tokenmill.inspection.trace import trace
     from tokenmill.loader.loader import DataLoader
     from tokenmill.loader.mixture import Mixture
-    from tokenmill.loader.trace import Trace, TracedDocument, TracedPart, TracedSample, trace
+    from tokenmill.loader.trace import Trace, TracedDocument, TracedPart, TracedSample
     from tokenmill.maintenance.push_pull import TransferResult, pull, push
     from tokenmill.maintenance.repair import repair
     from tokenmill.maintenance.verify import Problem, VerifyReport, verify
@@ -89,9 +90,10 @@ _HOMES = {
     "tokenmill.formats.results": ("ExportResult", "ImportResult"),
     "tokenmill.formats.base": ("Expected",),
     "tokenmill.inspection.peek": ("Excerpt", "Piece", "peek"),
+    "tokenmill.inspection.trace": ("trace",),
     "tokenmill.loader.loader": ("DataLoader",),
     "tokenmill.loader.mixture": ("Mixture",),
-    "tokenmill.loader.trace": ("Trace", "TracedDocument", "TracedPart", "TracedSample", "trace"),
+    "tokenmill.loader.trace": ("Trace", "TracedDocument", "TracedPart", "TracedSample"),
     "tokenmill.maintenance.push_pull": ("TransferResult", "pull", "push"),
     "tokenmill.maintenance.repair": ("repair",),
     "tokenmill.maintenance.verify": ("Problem", "VerifyReport", "verify"),

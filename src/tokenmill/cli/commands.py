@@ -247,7 +247,7 @@ them, and `tokenmill.trace` takes mixtures, too.
 
 @command(app, "trace", _TRACE, declared.TRACE_OPTIONS)
 def trace(options: dict[str, Any]) -> int:
-    from tokenmill.loader.trace import trace
+    from tokenmill.inspection.trace import trace
 
     found = trace(**library_arguments(options))
     if options["json"]:

@@ -17,7 +17,7 @@ import warnings
 from collections.abc import Callable, Collection, Generator, Iterator
 from dataclasses import replace
 from itertools import count
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypedDict, TypeVar
+from typing import Any, Literal, NamedTuple, TypedDict, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -34,10 +34,8 @@ from tokenmill.loader.packing import open_packed
 from tokenmill.loader.page_cache import release
 from tokenmill.loader.skip import NO_SKIPS, Skip, check_skip
 from tokenmill.loader.state import STATE_VERSION, check_content, check_ignore, check_state, seq_lens
+from tokenmill.loader.trace import Trace, trace_step
 from tokenmill.permutation import Order
-
-if TYPE_CHECKING:
-    from tokenmill.loader.trace import Trace
 
 PackingKind = Literal["concat", "document_start", "best_fit", "padded", "truncated"]
 # What a loader reads.
@@ -239,8 +237,6 @@ class DataLoader:
         Steps count from the start of the run, with the batch size and the ranks of this loader. `rank` is one of its
         ranks; None is all of them.
         """
-        from tokenmill.loader.trace import trace_step
-
         return trace_step(self, step, rank)
 
     def step_positions(self, step: int) -> Numbers:
