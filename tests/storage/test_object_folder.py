@@ -67,7 +67,7 @@ def test_a_large_file_goes_in_parts_and_comes_back_in_ranges(folder: Folder, buc
     assert bucket.is_in_parts("out/big.bin")
     assert folder.digest("big.bin") == fast_digest(folder, "big.bin") == digest_of(data)
     assert b"".join(folder.blocks("big.bin")) == data
-    assert folder.head("big.bin", 10) == data[:10]
+    assert folder.part("big.bin", 0, 10) == data[:10]
 
 
 def test_the_same_bytes_again_are_success(folder: Folder) -> None:
@@ -212,7 +212,7 @@ def test_names_sizes_and_kinds_are_those_of_a_folder(folder: Folder) -> None:
 
 def test_what_is_missing_or_too_large_is_a_dataset_error(folder: Folder) -> None:
     folder.write("a", b"12345")
-    for ask in (lambda: folder.read("b"), lambda: folder.head("b", 1), lambda: list(folder.blocks("b"))):
+    for ask in (lambda: folder.read("b"), lambda: folder.part("b", 0, 1), lambda: list(folder.blocks("b"))):
         with pytest.raises(DatasetError, match=r"://.*/out/b is missing"):
             ask()
     with pytest.raises(DatasetError, match="5 bytes, too many"):

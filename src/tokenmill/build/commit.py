@@ -37,8 +37,16 @@ import pyarrow.parquet as pq
 from tokenmill import records
 from tokenmill.build.plan import Plan
 from tokenmill.dataset import manifest, provenance
-from tokenmill.dataset.bin_idx import ShardWriter, parse_index
+from tokenmill.dataset.bin_idx import ShardWriter, numpy_dtype, parse_index
 from tokenmill.dataset.manifest import Manifest, Shard, SourceTotal, Split
+from tokenmill.dataset.statistics import (
+    STATISTICS,
+    SplitStatistics,
+    UnitStatistics,
+    add_up,
+    count_in_shards,
+    write_statistics,
+)
 from tokenmill.errors import BuildError, DamagedPieceError, Interrupted, TokenmillError
 from tokenmill.records import make_table
 from tokenmill.resources import num_cores
@@ -79,11 +87,12 @@ def commit(
     parity: dict[str, Any],
     intact: Mapping[str, Digest] | None = None,
     linked: Container[str] = (),
+    with_statistics: bool = True,
 ) -> Manifest:
-    """Shards, provenance and manifest from the receipts. May be run again after any interruption.
+    """Shards, provenance, statistics and manifest from the receipts. May be run again after any interruption.
 
     Files that are `intact` stay as they are; their pieces may be gone. Shards in `linked` got their final names earlier
-    in this build.
+    in this build. Receipts of older versions have no statistics; then the dataset has none either.
     """
     intact = intact or {}
     totals = {}
@@ -96,6 +105,18 @@ def commit(
     if tokenizer_file is not None:
         files[tokenizer["file"]] = tokenizer_file
     whole = _add_up(receipts)
+    if with_statistics and STATISTICS in intact:
+        files[STATISTICS] = intact[STATISTICS]
+    elif with_statistics and whole.have_statistics:
+        files[STATISTICS] = _commit_statistics(
+            folder,
+            plan,
+            receipts,
+            dropped=whole.dropped,
+            splits=totals,
+            dtype=dtype,
+            vocab_size=tokenizer["vocab_size"],
+        )
     result = Manifest(
         format=manifest.FORMAT,
         fingerprint=plan.fingerprint,
@@ -127,14 +148,16 @@ class _Totals:
     dropped: Counter[str]
     read_sum: str
     written_sum: str
+    have_statistics: bool
 
 
 def _add_up(receipts: Iterable[Receipt]) -> _Totals:
-    units, in_order, tokens, documents, documents_read = 0, True, 0, 0, 0
+    units, in_order, have_statistics, tokens, documents, documents_read = 0, True, True, 0, 0, 0
     dropped: Counter[str] = Counter()
     read_sum, written_sum = np.zeros(2, np.uint64), np.zeros(2, np.uint64)
     for receipt in receipts:
         in_order = in_order and receipt.unit == units
+        have_statistics = have_statistics and receipt.statistics is not None
         units += 1
         tokens += receipt.tokens
         documents += receipt.documents
@@ -151,6 +174,7 @@ def _add_up(receipts: Iterable[Receipt]) -> _Totals:
         dropped=dropped,
         read_sum=hex_sum(read_sum),
         written_sum=hex_sum(written_sum),
+        have_statistics=have_statistics,
     )
 
 
@@ -295,6 +319,43 @@ def _join_provenance(folder: Storage, parts: Iterable[tuple[str, Digest]], name:
     except BaseException:
         writer.discard()
         raise
+
+
+def _commit_statistics(
+    folder: Storage,
+    plan: Plan,
+    receipts: Iterable[Receipt],
+    *,
+    dropped: dict[str, int],
+    splits: dict[str, Split],
+    dtype: str,
+    vocab_size: int,
+) -> Digest:
+    """The statistics of all units together, and the frequencies of tokens in the shards."""
+
+    def units() -> Iterator[tuple[int, UnitStatistics]]:
+        for receipt in receipts:
+            assert receipt.statistics is not None, "the caller has seen that every receipt has some"
+            yield plan.units[receipt.unit].source, receipt.statistics
+
+    with_frequencies = add_up(len(plan.sources), tuple(splits), dropped, units())
+    found = with_frequencies(count_in_shards(folder, splits, numpy_dtype(dtype), vocab_size))
+    for name, split in splits.items():
+        _check_statistics(name, split, found.splits[name])
+    return write_statistics(folder, found)
+
+
+def _check_statistics(name: str, split: Split, found: SplitStatistics) -> None:
+    """Raise unless the statistics of a split have as many documents and tokens as its shards."""
+    for what, counted, expected in (
+        ("documents", sum(found.documents), split.documents),
+        ("tokens", sum(found.tokens), split.tokens),
+    ):
+        if counted != expected:
+            raise BuildError(
+                f"the totals do not agree: {what} of {name} in the statistics: {counted} against {expected}",
+                hint="please report this",
+            )
 
 
 def _source_totals(plan: Plan, receipts: Iterable[Receipt]) -> Sequence[SourceTotal]:

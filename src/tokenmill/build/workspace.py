@@ -31,6 +31,7 @@ from tokenmill.build.resolve import ResolvedBuild
 from tokenmill.dataset import manifest
 from tokenmill.dataset.bin_idx import wrong_structure
 from tokenmill.dataset.manifest import Manifest
+from tokenmill.dataset.statistics import STATISTICS
 from tokenmill.errors import (
     BuildError,
     DatasetError,
@@ -276,7 +277,7 @@ def start_over(folder: Storage, *, but: Sequence[str] = ()) -> None:
             if _SHARD_FILE.fullmatch(name):
                 folder.remove(f"{parent}/{name}")
         folder.remove_empty(parent)  # something else may be in it
-    for name in manifest.TOKENIZER_FILES if splits else ():
+    for name in (STATISTICS, *manifest.TOKENIZER_FILES) if splits else ():
         folder.remove(name)
     if folder.exists(RECEIPTS):
         folder.remove_tree(RECEIPTS)

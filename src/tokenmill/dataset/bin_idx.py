@@ -173,7 +173,7 @@ def check_sizes(shard: Shard, dtype: str, size_of: SizeOf, *, where: str) -> Non
 def check_header(folder: Storage, shard: Shard, dtype: str) -> None:
     """Raise `DatasetError` unless an .idx has the header of this shard."""
     name = f"{shard.name}.idx"
-    _check_header(folder.head(name, HEADER.size), shard, dtype, where=folder.at(name))
+    _check_header(folder.part(name, 0, HEADER.size), shard, dtype, where=folder.at(name))
 
 
 def check_index(data: memoryview, shard: Shard, dtype: str, *, where: str) -> None:

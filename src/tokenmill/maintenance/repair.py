@@ -29,6 +29,7 @@ from tokenmill.build.workspace import (
 )
 from tokenmill.dataset import manifest
 from tokenmill.dataset.manifest import Manifest
+from tokenmill.dataset.statistics import STATISTICS
 from tokenmill.errors import BuildError, DatasetError, DeterminismError, SourceChangedError, StorageError
 from tokenmill.executors.base import Executor
 from tokenmill.maintenance.verify import Problem, strays, verify_folder
@@ -138,6 +139,8 @@ def _repair(
         tokenizer_file=folder.digest(job.tokenizer["file"]) if job.tokenizer["file"] else None,
         parity=job.parity,
         intact=intact,
+        # A dataset of an older version has none, and must stay as it is.
+        with_statistics=found is None or STATISTICS in found.files,
     )
     if found is not None and result != found:
         raise DeterminismError("the repaired dataset is not the same as before", hint="has a source changed?")

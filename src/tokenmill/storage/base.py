@@ -122,8 +122,8 @@ class Storage(Protocol):
     def read(self, name: str, *, max_bytes: int = ...) -> bytes:
         """All of a small file."""
 
-    def head(self, name: str, size: int) -> bytes:
-        """The first bytes of a file."""
+    def part(self, name: str, start: int, size: int) -> bytes:
+        """These bytes of a file; fewer where it ends."""
 
     def blocks(self, name: str, *, max_bytes: int | None = None, cold: bool = False) -> Generator[memoryview]:
         """A file's bytes, block by block; each block is valid until the next one."""

@@ -312,10 +312,20 @@ class Folder:
         # A longer file may have replaced it in the meantime.
         return bytes(buffer[:at]) if at <= found.size else self.read(name, max_bytes=max_bytes)
 
-    def head(self, name: str, size: int) -> bytes:
-        """The first bytes of a file."""
-        with contextlib.closing(self.blocks(name)) as blocks:
-            return bytes(next(blocks, memoryview(b""))[:size])
+    def part(self, name: str, start: int, size: int) -> bytes:
+        """These bytes of a file; fewer where it ends."""
+        path = self.at(name)
+        with explained(path):
+            size = min(size, max(0, self._readable(name, None).size - start))
+            fd = self._open(path)
+            try:
+                self.fs.seek(fd, start)
+                buffer, at = memoryview(bytearray(size)), 0
+                while at < size and (count := self.fs.read(fd, buffer[at:])):
+                    at += count
+            finally:
+                self._close(fd)
+        return bytes(buffer[:at])
 
     def blocks(self, name: str, *, max_bytes: int | None = None, cold: bool = False) -> Generator[memoryview]:
         """A file's bytes, block by block; each block is valid until the next one."""

@@ -270,12 +270,12 @@ class ObjectFolder:
             raise self._missing(name)
         return data
 
-    def head(self, name: str, size: int) -> bytes:
+    def part(self, name: str, start: int, size: int) -> bytes:
         found = self.store.find(self.key(name))
         if found is None:
             raise self._missing(name)
-        stop = min(size, found.size)
-        return bytes(self.store.fetch(found.key, 0, stop, found.etag)) if stop else b""
+        stop = min(start + size, found.size)
+        return bytes(self.store.fetch(found.key, start, stop, found.etag)) if start < stop else b""
 
     def blocks(self, name: str, *, max_bytes: int | None = None, cold: bool = False) -> Generator[memoryview]:
         found = self.store.find(self.key(name))

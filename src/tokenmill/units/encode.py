@@ -342,6 +342,37 @@ def _num_chars(text: pa.Array) -> npt.NDArray[np.int64]:
     return found
 
 
+_COUNTED_BYTES = 1 << 18
+_CONTINUATION = -64  # as signed bytes, those of UTF-8 that do not begin a character are below it
+
+
+def chars_of_groups(text: pa.Array, groups: npt.NDArray[np.int64], num_groups: int) -> npt.NDArray[np.int64]:
+    """The number of characters of the texts of each group. The texts are valid UTF-8.
+
+    All bytes are counted together, then runs of texts of all groups but the largest. Counting each text by itself
+    would take three times as long.
+    """
+    found = np.zeros(num_groups, np.int64)
+    if not len(text):
+        return found
+    offsets, data = text_buffers(text)
+    largest = int(np.bincount(groups).argmax())
+    begins = np.flatnonzero(np.diff(groups, prepend=-1))
+    ends = np.append(begins[1:], len(groups))
+    others = groups[begins] != largest
+    for begin, end in zip(begins[others].tolist(), ends[others].tolist(), strict=True):
+        found[groups[begin]] += _count_chars(data[offsets[begin] : offsets[end]])
+    found[largest] = _count_chars(data) - found.sum()
+    return found
+
+
+def _count_chars(data: npt.NDArray[np.uint8]) -> int:
+    signed, num_chars = data.view(np.int8), len(data)
+    for start in range(0, len(data), _COUNTED_BYTES):  # a mask of all bytes would not fit into the cache
+        num_chars -= int(np.count_nonzero(signed[start : start + _COUNTED_BYTES] < _CONTINUATION))
+    return num_chars
+
+
 def _invalid_utf8(text: pa.Array) -> npt.NDArray[np.bool_]:
     try:
         text.validate(full=True)

@@ -32,6 +32,7 @@ import numpy.typing as npt
 from tokenmill import records
 from tokenmill.arguments import MAX_INT
 from tokenmill.dataset.manifest import Shard, SourceTotal, check_split_name
+from tokenmill.dataset.statistics import NUM_EXAMPLES, UnitStatistics, wrong_counts
 from tokenmill.errors import BuildError, DatasetError, MissingFileError, TokenmillError
 from tokenmill.records import Int
 from tokenmill.storage.base import Storage
@@ -52,7 +53,10 @@ _SUM = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Receipt:
-    """What one unit read, dropped and wrote. `token_limit` is -1 except for the unit that ends a token budget."""
+    """What one unit read, dropped and wrote. `token_limit` is -1 except for the unit that ends a token budget.
+
+    Receipts of older versions have no statistics.
+    """
 
     fingerprint: str
     unit: Int
@@ -64,6 +68,7 @@ class Receipt:
     read_sum: str
     written_sum: str
     files: dict[str, Digest]
+    statistics: UnitStatistics | None = None
 
     @property
     def key(self) -> Key:
@@ -156,7 +161,27 @@ def _impossible(receipt: Receipt, *, where: str) -> str:
         return "a count is out of range"
     if not all(map(_SUM.fullmatch, sums)):
         return "a sum is malformed"
-    return "a file of another unit" if has_other_files else ""
+    if has_other_files:
+        return "a file of another unit"
+    return "" if receipt.statistics is None else _impossible_statistics(receipt, receipt.statistics)
+
+
+def _impossible_statistics(receipt: Receipt, found: UnitStatistics) -> str:
+    """What is impossible in the statistics of a unit; an empty string if nothing is."""
+    if found.splits.keys() != receipt.pieces.keys() or any(
+        wrong_counts(
+            counts,
+            sources=len(receipt.sources),
+            documents=receipt.pieces[split].documents,
+            tokens=receipt.pieces[split].tokens,
+        )
+        for split, counts in found.splits.items()
+    ):
+        return "its statistics are not those of its pieces"
+    is_known = found.examples.keys() <= receipt.dropped.keys()
+    if not is_known or any(len(examples) > NUM_EXAMPLES for examples in found.examples.values()):
+        return "its examples are not of documents that it dropped"
+    return ""
 
 
 def hex_sum(total: npt.NDArray[np.uint64]) -> str:

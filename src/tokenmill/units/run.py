@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -24,8 +24,16 @@ from tokenmill.dataset import provenance
 from tokenmill.dataset.bin_idx import ShardWriter
 from tokenmill.dataset.manifest import BAD, SourceTotal
 from tokenmill.dataset.provenance import REASONS, SCHEMA, dictionary_column
+from tokenmill.dataset.statistics import (
+    MAX_EXAMPLE_CHARS,
+    NUM_EXAMPLES,
+    DocumentCounts,
+    DropExample,
+    UnitStatistics,
+    add_examples,
+)
 from tokenmill.recipe import load_filter
-from tokenmill.sources.base import Batch, Skip, naming_what_needs_memory
+from tokenmill.sources.base import Batch, Skip, naming_what_needs_memory, text_buffers
 from tokenmill.sources.reader import format_of
 from tokenmill.storage.base import Storage
 from tokenmill.storage.local import Folder
@@ -34,6 +42,7 @@ from tokenmill.storage.scratch import ScratchOutput
 from tokenmill.tokenizers.base import Engine
 from tokenmill.units.encode import (
     Documents,
+    chars_of_groups,
     encode_batch,
     first_document,
     name_of,
@@ -88,6 +97,22 @@ def rows(
         ],
         schema=SCHEMA,
     )
+
+
+# A filter may leave documents out because nobody should read them.
+_WITHOUT_TEXT = ("filtered",)
+
+
+def _beginning(batch: Batch, skip: Skip) -> str:
+    """The beginning of the text of a document that was dropped; empty if its text could not be read."""
+    found = np.flatnonzero((batch.sources == skip.source) & (batch.positions == skip.position))
+    if not len(found):
+        return ""
+    offsets, data = text_buffers(batch.text)
+    start, stop = offsets[found[0] : found[0] + 2].tolist()
+    # A character has at most four bytes; the last one may be cut.
+    part = bytes(data[start : min(stop, start + 4 * MAX_EXAMPLE_CHARS)])
+    return part.decode(errors="backslashreplace" if skip.reason == "invalid_utf8" else "ignore")[:MAX_EXAMPLE_CHARS]
 
 
 class ReportProgress(Protocol):
@@ -195,6 +220,8 @@ class UnitRun:
         self.written_sum = np.zeros(2, np.uint64)
         self.source_sums = np.zeros((len(task.sources), 2), np.uint64)
         self.source_documents = np.zeros(len(task.sources), np.int64)
+        self.counts = DocumentCounts(len(task.sources), config.split_names)
+        self.examples: dict[str, list[DropExample]] = {}
         self.provenance = provenance.ProvenanceWriter(self.create(f"{PIECES}/{self.name}.provenance.parquet"))
 
     def create(self, name: str) -> Output:
@@ -246,6 +273,7 @@ class UnitRun:
             read_sum=hex_sum(self.read_sum),
             written_sum=hex_sum(self.written_sum),
             files={output.name: digests[output.name] for output in extra},
+            statistics=self._statistics(),
         )
         check_totals(receipt)
         self.folder.write(name, records.seal(receipt), committed=lambda: True)
@@ -267,6 +295,8 @@ class UnitRun:
         self._reject([skip for skip in kept.skips if skip.reason in BAD])
         np.add.at(self.source_sums, kept.sources - first, kept.hashes)
         self.source_documents += np.bincount(kept.sources - first, minlength=len(self.task.sources))
+        lengths = documents.encoded.lengths + num_eot(self.config)
+        self._count(batch, documents, lengths)
         self.provenance.write(
             rows(
                 names=[source.name for source in self.task.sources],
@@ -275,10 +305,33 @@ class UnitRun:
                 positions=kept.positions,
                 splits=documents.splits,
                 split_names=self.config.split_names,
-                tokens=documents.encoded.lengths + num_eot(self.config),
+                tokens=lengths,
                 skips=kept.skips,
             )
         )
+
+    def _count(self, batch: Batch, documents: Documents, lengths: npt.NDArray[np.int64]) -> None:
+        """Add a batch to the statistics. `lengths` are in tokens, ends of text included."""
+        kept = documents.kept
+        groups, num_groups = self.counts.groups_of(documents.splits, kept.sources - self.task.unit.source)
+        chars = chars_of_groups(kept.text, groups, num_groups)
+        self.counts.add(groups, lengths, np.diff(text_buffers(kept.text)[0]), chars)
+        add_examples(self.examples, self._examples(batch, kept.skips))
+
+    def _statistics(self) -> UnitStatistics | None:
+        return UnitStatistics(
+            splits=self.counts.splits(empty=False),
+            examples={reason: tuple(found) for reason, found in sorted(self.examples.items())},
+        )
+
+    def _examples(self, batch: Batch, skips: Sequence[Skip]) -> Iterator[tuple[str, DropExample]]:
+        """The first skips of each reason, unless there are enough of them already."""
+        left = {reason: NUM_EXAMPLES - len(self.examples.get(reason, ())) for reason in {skip.reason for skip in skips}}
+        for skip in skips:
+            if left[skip.reason] > 0:
+                left[skip.reason] -= 1
+                text = "" if skip.reason in _WITHOUT_TEXT else _beginning(batch, skip)
+                yield skip.reason, DropExample(source=name_of(skip, self.task), position=skip.position, text=text)
 
     def _reject(self, skips: list[Skip]) -> None:
         """Record the bad documents of a batch with one write: there may be millions."""

@@ -151,6 +151,9 @@ class ModelFileSystem:
         handle.position += len(data)
         return len(data)
 
+    def seek(self, fd: int, offset: int) -> None:
+        self._handle(fd).position = offset
+
     def map(self, fd: int) -> mmap.mmap:
         handle = self._handle(fd)
         if handle.inode in self._folders:
