@@ -342,7 +342,7 @@ def _num_chars(text: pa.Array) -> npt.NDArray[np.int64]:
     return found
 
 
-_COUNTED_BYTES = 1 << 18
+_COUNTED_BYTES = 1 << 20
 _CONTINUATION = -64  # as signed bytes, those of UTF-8 that do not begin a character are below it
 
 
@@ -368,7 +368,7 @@ def chars_of_groups(text: pa.Array, groups: npt.NDArray[np.int64], num_groups: i
 
 def _count_chars(data: npt.NDArray[np.uint8]) -> int:
     signed, num_chars = data.view(np.int8), len(data)
-    for start in range(0, len(data), _COUNTED_BYTES):  # a mask of all bytes would not fit into the cache
+    for start in range(0, len(data), _COUNTED_BYTES):  # a mask of all bytes would not stay in the cache
         num_chars -= int(np.count_nonzero(signed[start : start + _COUNTED_BYTES] < _CONTINUATION))
     return num_chars
 
