@@ -172,6 +172,9 @@ def _misplaced(folder: Storage, splits: Iterable[str]) -> Iterator[str]:
             found = folder.stat(f"{parent}/{name}")
             if found is not None and not found.is_file:
                 yield f"{parent}/{name}"
+    found = folder.stat(STATISTICS)
+    if found is not None and not found.is_file:
+        yield STATISTICS
 
 
 def _restore_tokenizer(folder: Storage, job: workspace.BuildRecord) -> TokenizerSpec:
