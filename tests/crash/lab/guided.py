@@ -8,6 +8,7 @@ or with the first one that a reader did not refuse as it should.
 from __future__ import annotations
 
 import importlib.util
+import os
 import re
 import subprocess
 import sys
@@ -45,7 +46,10 @@ def guided(runs: int, *, names: tuple[str, ...] = NAMES, seed: int = 1) -> Row:
 def _start(runs: int, seed: int, name: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "lab.guided", name, str(runs), str(seed)]
     home = Path(__file__).parent.parent
-    return subprocess.run(command, cwd=home, capture_output=True, text=True, errors="replace", check=False)
+    environment = {**os.environ, "PYTHONPATH": str(home.parent)}  # for what labs share
+    return subprocess.run(
+        command, cwd=home, env=environment, capture_output=True, text=True, errors="replace", check=False
+    )
 
 
 def _fuzz(name: str, runs: int, seed: int) -> None:
