@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 STORE_TESTS := $(addprefix tests/,storage/clouds.py storage/test_object_folder.py e2e/test_object_store.py maintenance/test_push_pull.py formats/test_open_remote.py build/test_commit.py)
 
-.PHONY: demo test lint lowest beside walks bench bench-revisions bench-layouts bench-loader crash differ trainers interop stores docs clean
+.PHONY: demo test lint lowest beside walks bench bench-revisions bench-layouts bench-loader crash differ trainers interop stores browser docs clean
 
 demo: $(VENV)/.core
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/demo.sh
@@ -66,6 +66,11 @@ stores: $(VENV)/.test $(VENV)/.stores .venv-azurite/.done
 	$(BIN)/python -m pytest --store az $(STORE_TESTS)
 	$(BIN)/python -m pytest --store gs $(STORE_TESTS)
 
+# The viewer in Debian's chromium, with axe-core: make browser PICTURES=/tmp/pictures saves what it sees. Needs apt and npm.
+browser: $(VENV)/.test .venv-browser/.done
+	$(PIP) --group browser
+	PICTURES=$(PICTURES) $(BIN)/python -m pytest tests/browser/check_viewer.py
+
 # What is generated: the command reference, and the tree and the walks in CONTRIBUTING.md.
 docs: $(VENV)/.core
 	$(BIN)/python docs/generate.py
@@ -107,4 +112,9 @@ $(VENV)/.%: $(VENV)/.core
 
 .venv-azurite/.done: Makefile
 	npm install --silent --no-audit --no-fund --prefix .venv-azurite azurite@3.35.0
+	touch $@
+
+.venv-browser/.done: Makefile
+	command -v chromium || (apt-get update && apt-get install --yes chromium)
+	npm install --silent --no-audit --no-fund --prefix .venv-browser axe-core@4
 	touch $@

@@ -129,7 +129,7 @@ def test_the_library_names_no_flags(path: Path) -> None:
 
 def keywords_of_the_library() -> set[str]:
     found = {"ray_address"}
-    for name in ("prepare", "plan", "export", "import_", "verify", "repair", "push", "pull", "cluster", "open"):
+    for name in ("prepare", "plan", "export", "import_", "verify", "repair", "push", "pull", "cluster", "open", "view"):
         found |= set(inspect.signature(getattr(tokenmill, name)).parameters)
     return found | set(get_type_hints(RecipeOptions))
 

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from tokenmill.formats.results import ExportResult, ImportResult
     from tokenmill.inspection.peek import Excerpt, Piece, peek
     from tokenmill.inspection.trace import trace
+    from tokenmill.inspection.viewer import Viewer, view
     from tokenmill.loader.loader import DataLoader
     from tokenmill.loader.mixture import Mixture
     from tokenmill.loader.trace import Trace, TracedDocument, TracedPart, TracedSample
@@ -91,6 +92,7 @@ _HOMES = {
     "tokenmill.formats.base": ("Expected",),
     "tokenmill.inspection.peek": ("Excerpt", "Piece", "peek"),
     "tokenmill.inspection.trace": ("trace",),
+    "tokenmill.inspection.viewer": ("Viewer", "view"),
     "tokenmill.loader.loader": ("DataLoader",),
     "tokenmill.loader.mixture": ("Mixture",),
     "tokenmill.loader.trace": ("Trace", "TracedDocument", "TracedPart", "TracedSample"),
@@ -149,6 +151,7 @@ __all__ = [
     "TransferResult",
     "UnknownSplitError",
     "VerifyReport",
+    "Viewer",
     "cluster",
     "export",
     "import_",
@@ -162,6 +165,7 @@ __all__ = [
     "stream",
     "trace",
     "verify",
+    "view",
 ]
 
 

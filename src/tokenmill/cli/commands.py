@@ -2,7 +2,7 @@
 
 prepare, plan                  recipe -> dataset, or what that would take
 verify, repair, bench          a dataset that is there
-inspect, peek, trace           what it contains, and where that came from
+inspect, peek, trace, view     what it contains, and where that came from
 export, import, consolidate    files of other trainers' layouts
 push, pull                     object stores
 cluster                        hosts -> a cluster file for Ray
@@ -256,6 +256,31 @@ def trace(options: dict[str, Any]) -> int:
         show.traced_document(found)
     else:
         show.traced_samples(found)
+    return 0
+
+
+_VIEW = """
+Show a dataset, or a build in progress, as web pages on this machine. Needs pip install 'tokenmill[view]'.
+
+Prints the address to open in a browser. The address contains a token: only this machine can connect, and only with it.
+On a remote machine, forward the port over SSH: ssh -L 8008:127.0.0.1:8008 HOST. Ctrl-C ends the viewer.
+
+\b
+Examples:
+  tokenmill view data/owt
+  tokenmill view data/owt --port 8008 --beside data/owt-filtered
+  tokenmill view out/nanogpt --tokenizer gpt2
+"""
+
+
+@command(app, "view", _VIEW, declared.VIEW_OPTIONS)
+def view(options: dict[str, Any]) -> int:
+    from tokenmill.inspection.viewer import view
+
+    with view(**library_arguments(options)) as viewer:
+        print(f"Viewing {show.printable(options['dataset'])}. Ctrl-C ends it. Open:\n{viewer.url}", flush=True)
+        with contextlib.suppress(KeyboardInterrupt):
+            viewer.wait()
     return 0
 
 

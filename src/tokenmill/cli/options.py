@@ -253,6 +253,12 @@ TRACE_OPTIONS = {
     ),
     "json": JSON,
 }
+VIEW_OPTIONS = {
+    "dataset": _argument("DATASET", "a dataset, a build in progress, or token files of a layout"),
+    "beside": Option(DATASET, "DATASET", "a second dataset, to compare documents with"),
+    "tokenizer": Option(DATASET, "NAME", "a second tokenizer, to compare texts with; or that of files of a layout"),
+    "port": Option(RUN, "N", "the port; any free one by default", kind=int, default=0, settings={"min": 0}),
+}
 BENCH_OPTIONS = {
     **_FINISHED,
     "split": Option(RUN, "NAME", "which split to read", default="train"),

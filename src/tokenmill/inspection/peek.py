@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 # A character of UTF-8 has at most four bytes, so at most four tokens; emoji sequences are several characters.
 _MAX_PIECE_TOKENS = 8
+_MAX_PIECES_BACK = 16
 Decode = Callable[[Sequence[int]], str]
 _INCOMPLETE = "\ufffd"
 
@@ -104,8 +105,13 @@ def peek(
     first = arguments.whole("sample", sample) if of_samples else arguments.whole("document", document or 0)
     chance = Random(arguments.seed_number(seed)) if arguments.flag("random", random) else None
     numbers = _choose(first, count, total, chance, what="sample" if of_samples else "document")
-    show = _Decoding(_find_decoder(opened, spec), tokens, name, max_tokens)
-    return [show.sample(number, seq_len) if of_samples else show.document(number) for number in numbers]
+    reader = ExcerptReader(_find_decoder(opened, spec), tokens, name, max_tokens)
+    return [reader.sample(number, seq_len) if of_samples else reader.document(number) for number in numbers]
+
+
+def open_reader(dataset: Dataset, split: str, *, max_tokens: int, tokenizer: str | None = None) -> ExcerptReader:
+    """Excerpts of one split, for those who show many."""
+    return ExcerptReader(_find_decoder(dataset, _find_tokenizer(tokenizer)), dataset[split], split, max_tokens)
 
 
 def _choose_split(dataset: Dataset, split: str | None) -> str:
@@ -146,8 +152,8 @@ def _find_decoder(dataset: Dataset, spec: TokenizerSpec | None) -> Decode | None
     return decode
 
 
-class _Decoding:
-    """Turns ids of a split into pieces."""
+class ExcerptReader:
+    """Reads excerpts of a split: ids, and the pieces of text that they make."""
 
     def __init__(self, decode: Decode | None, split: TokenSplit, name: str, max_tokens: int) -> None:
         self._decode = decode
@@ -155,10 +161,11 @@ class _Decoding:
         self._name = name
         self._max_tokens = max_tokens
 
-    def document(self, number: int) -> Excerpt:
+    def document(self, number: int, *, skip: int = 0) -> Excerpt:
+        """A document, from its token `skip` on."""
         (offset,) = self._split.document_starts(np.array([number])).tolist()
-        ids = self._split.document(number)
-        return self._excerpt(ids, document=number, sample=None, offset=offset)
+        ids = self._split.document(number)[skip:]
+        return self._excerpt(ids, document=number, sample=None, offset=offset + skip)
 
     def sample(self, number: int, seq_len: int) -> Excerpt:
         offset = number * seq_len
@@ -166,42 +173,49 @@ class _Decoding:
         ids = self._split.tokens(offset, offset + seq_len)
         return self._excerpt(ids, document=document, sample=number, offset=offset)
 
-    def _excerpt(self, ids: npt.NDArray[np.generic], *, document: int, sample: int | None, offset: int) -> Excerpt:
-        shown = np.asarray(ids[: self._max_tokens], np.int64)
-        # Where documents end among these tokens; without ends of text, between two tokens.
-        ends = self._split.document_ends(offset, offset + len(shown)) - offset
-        pieces = tuple(self._pieces(shown, ends.tolist()))
-        return Excerpt(
-            split=self._name, document=document, sample=sample, offset=offset, num_tokens=len(ids), pieces=pieces
-        )
-
-    def _pieces(self, ids: npt.NDArray[np.int64], ends: Sequence[int]) -> Iterator[Piece]:
-        begin = 0
-        for end in ends:
-            yield from self._run(ids[begin:end].tolist(), is_ended=True)
-            begin = end
-        yield from self._run(ids[begin:].tolist(), is_ended=False)
-
-    def _run(self, ids: list[int], *, is_ended: bool) -> Iterator[Piece]:
-        """The pieces of tokens of one document."""
+    def pieces(self, ids: Sequence[int], *, is_ended: bool) -> Iterator[Piece]:
+        """The pieces of tokens of one document; `is_ended` if they are its last ones."""
         eot_id, eot = self._split.eot_id, self._split.eot
-        if eot == "prepend" and ids[:1] == [eot_id]:
+        if eot == "prepend" and list(ids[:1]) == [eot_id]:
             ids = ids[1:]
             yield Piece("", (eot_id,) if eot_id is not None else ())
-        has_eot = is_ended and eot == "append" and ids[-1:] == [eot_id]
+        has_eot = is_ended and eot == "append" and list(ids[-1:]) == [eot_id]
         yield from self._text_pieces(ids[:-1] if has_eot else ids)
         if is_ended:
             yield Piece("", tuple(ids[-1:]) if has_eot else (), ends_document=True)
 
-    def _text_pieces(self, ids: list[int]) -> Iterator[Piece]:
-        """Each piece is what the text grows by, since a token may not decode alone as it does behind others."""
+    def _excerpt(self, ids: npt.NDArray[np.generic], *, document: int, sample: int | None, offset: int) -> Excerpt:
+        shown = np.asarray(ids[: self._max_tokens], np.int64)
+        # Where documents end among these tokens; without ends of text, between two tokens.
+        ends = self._split.document_ends(offset, offset + len(shown)) - offset
+        pieces = tuple(self._pieces_of_documents(shown, ends.tolist()))
+        return Excerpt(
+            split=self._name, document=document, sample=sample, offset=offset, num_tokens=len(ids), pieces=pieces
+        )
+
+    def _pieces_of_documents(self, ids: npt.NDArray[np.int64], ends: Sequence[int]) -> Iterator[Piece]:
+        begin = 0
+        for end in ends:
+            yield from self.pieces(ids[begin:end].tolist(), is_ended=True)
+            begin = end
+        yield from self.pieces(ids[begin:].tolist(), is_ended=False)
+
+    def _text_pieces(self, ids: Sequence[int]) -> Iterator[Piece]:
+        """Each piece is what the text grows by, since a token may not decode alone as it does behind others.
+
+        The text is decoded from a few pieces back, not from the start, so the time is linear.
+        """
         if self._decode is None:
             yield from (Piece("", (token,)) for token in ids)
             return
-        known, begin = "", 0
+        edges, begin, known, anchor = [0], 0, "", 0
         for stop in range(1, len(ids) + 1):
-            text = self._decode(ids[:stop])
+            text = self._decode(ids[anchor:stop])
             is_whole = not text.endswith(_INCOMPLETE) and text.startswith(known)
             if is_whole or stop - begin == _MAX_PIECE_TOKENS or stop == len(ids):
                 yield Piece(text[len(known) :], tuple(ids[begin:stop]))
                 known, begin = text, stop
+                edges.append(stop)
+                if len(edges) > _MAX_PIECES_BACK:
+                    anchor, edges = edges[_MAX_PIECES_BACK // 2], edges[_MAX_PIECES_BACK // 2 :]
+                    known = self._decode(ids[anchor:stop])

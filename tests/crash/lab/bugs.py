@@ -20,7 +20,7 @@ from tokenmill.build import commit, pipeline, update, workspace
 from tokenmill.build.plan import Budget
 from tokenmill.dataset.manifest import MANIFEST
 from tokenmill.errors import DatasetError, LockedError
-from tokenmill.storage import filesystem, locks
+from tokenmill.storage import locks, output
 from tokenmill.storage import scratch as storage_scratch
 from tokenmill.storage.local import Folder
 from tokenmill.storage.output import Digest, DirectOutput, Output
@@ -327,7 +327,7 @@ BUGS: tuple[Bug, ...] = (
     ),
     Bug("no check of seals in packs", _as(receipts, "open_receipt", _open_unsealed), "decays", "packs"),
     Bug("any file with the name is the same file", _as(Folder, "_is_same", lambda *_: True), "decays", "plain"),
-    Bug("no loop on short writes", _instead(filesystem, "write_all", _one_write), "short", "plain"),
+    Bug("no loop on short writes", _instead(output, "write_all", _one_write), "short", "plain"),
     Bug(
         "no loop on short writes to the scratch disk",
         _instead(storage_scratch, "write_all", _one_write),
