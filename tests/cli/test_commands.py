@@ -65,14 +65,19 @@ def test_consolidate_joins_templars_shards_and_compares(tokenmill: Command, tmp_
     ids = b"".join(hashlib.blake2b(tokens[i * 4 : i * 4 + 4], digest_size=8).digest() for i in range(3))
     sha = hashlib.sha256(tokens).hexdigest()
     common = ("consolidate", "--data_root", root, "--seq_len", "2")
-    assert "Not validated. SHA-256: " in tokenmill(*common).stdout
+    told = tokenmill(*common).stdout
+    assert f"tokens.bin      not compared  7 elements\n    sha256   {sha}\n" in told
+    assert "Pass --expect or --checksums" in told
     assert (root / "tokens.bin").read_bytes() == tokens
     assert (root / "sample_ids.bin").read_bytes() == ids
-    tokenmill(*common, "--expect", f"tokens={sha}:7", "--expect", f"sample_ids={hashlib.sha256(ids).hexdigest()}")
+    sums = ("--expect", f"tokens={sha}:7", "--expect", f"sample_ids={hashlib.sha256(ids).hexdigest()}")
+    told = tokenmill(*common, *sums).stdout
+    assert told.count("PASS") == 2
+    assert "shards (train_*.npy) may be deleted" in told
     (tmp_path / "sums.json").write_text(json.dumps({"tokens": {"sha256": sha, "elements": 8}}))
     wrong = tokenmill(*common, "--checksums", "sums.json", code=4)
-    assert "7 elements" in wrong.stderr
-    assert "expected 8" in wrong.stderr
+    assert "tokens.bin      FAIL  7 elements" in wrong.stderr
+    assert f"expected {sha}, 8 elements" in wrong.stderr
     for skip in ("--skip-validation", "--skip_validation"):
         tokenmill(*common, "--checksums", "sums.json", skip)
 
@@ -96,7 +101,7 @@ def test_an_export_to_templar_is_compared_with_what_is_expected(tokenmill: Comma
     tokens = json.loads(tokenmill(*common).stdout)["files"]["tokens.bin"]
     tokenmill(*common, "--expect", f"tokens={tokens['sha256']}:{tokens['bytes'] // 2}")
     wrong = tokenmill(*common, "--expect", f"sample_ids={'0' * 64}", code=4)
-    assert "expected any number of elements and 0000" in wrong.stderr
+    assert f"expected {'0' * 64}, any number of elements" in wrong.stderr
     assert (
         "no files with known checksums"
         in tokenmill("export", data, "--to", "llmc", "no", "--expect", f"tokens={'0' * 64}", code=2).stderr
@@ -131,3 +136,43 @@ def test_what_no_tokenizer_is_known_of_is_shown_as_ids(tokenmill: Command, tmp_p
     assert "5 6 50256" in tokenmill("inspect", "back").stdout
     (tmp_path / "back/train/00000.bin").write_bytes(b"")
     assert "tokenmill import" in tokenmill("repair", "back", code=4).stderr
+
+
+def test_consolidate_says_pass_or_fail_for_each_file_and_names_templars_own_ids(
+    tokenmill: Command, tmp_path: Path
+) -> None:
+    root = shards(tmp_path / "shards", [1, 2, 3, 4], [5, 6, 7, 8])
+    consolidate(root, 2, templar_compat=True)
+    ids = hashlib.sha256((root / "sample_ids.bin").read_bytes()).hexdigest()
+    sha = hashlib.sha256((root / "tokens.bin").read_bytes()).hexdigest()
+    common = ("consolidate", "--data_root", root, "--seq_len", "2", "--expect", f"sample_ids={ids}", "--expect")
+    assert "--restart" in tokenmill(*common, f"tokens={sha}", code=2).stderr
+    wrong = tokenmill(*common, f"tokens={sha}:8", "--restart", code=4).stderr
+    assert "tokens.bin      PASS  8 elements" in wrong
+    assert "sample_ids.bin  FAIL  4 elements" in wrong
+    assert "--templar-compat" in wrong
+    both = tokenmill(*common, f"tokens={'0' * 64}", code=4).stderr
+    assert both.count("FAIL") == 2
+    tokenmill(*common, f"tokens={sha}:8", "--restart", "--templar-compat")
+
+
+def test_consolidate_starts_over_with_the_shards_that_are_there(tokenmill: Command, tmp_path: Path) -> None:
+    root = shards(tmp_path / "shards", [1, 2, 3, 4], [5, 6, 7])
+    common = ("consolidate", "--data_root", root, "--seq_len", "2")
+    tokenmill(*common)
+    np.save(root / "train_000001.npy", np.array([9, 9, 9, 9, 9], np.uint16))
+    refused = tokenmill(*common, code=2).stderr
+    assert "start over with --restart" in refused
+    tokenmill(*common, "--restart")
+    assert (root / "tokens.bin").read_bytes() == np.array([1, 2, 3, 4, 9, 9, 9, 9, 9], "<u2").tobytes()
+    for path in root.glob("*.npy"):
+        path.unlink()
+    assert "no train_000000.npy to start over from" in tokenmill(*common, "--restart", code=2).stderr
+    assert (root / "tokens.bin").exists()
+
+
+def test_consolidate_does_not_start_over_in_an_export(tokenmill: Command, data: Path, tmp_path: Path) -> None:
+    tokenmill("export", data, "--to", "templar", "out", "--seq-len", "8")
+    before = sorted(path.name for path in (tmp_path / "out").iterdir())
+    assert "is an export" in tokenmill("consolidate", "--data_root", "out", "--restart", code=2).stderr
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == before

@@ -79,6 +79,7 @@ def prepare(
     restart: bool = False,
     update: bool = False,
     layout: str | None = None,
+    only_layout: bool = False,
     wait: bool = False,
     timeout: float | None = None,
     executor: str = "local",
@@ -94,6 +95,9 @@ def prepare(
     `watch` is called with progress events, which are dicts. `layout` (`nanogpt`, or with options
     `templar:seq_len=2048`) also exports the dataset, to a folder of that name inside `output`. The result has `tokens`,
     `documents` and the whole `manifest`.
+
+    With `only_layout` the dataset is removed once that export is complete and was compared, so that the tokens are on
+    the disk once. Given up with it: `repair`, `verify` against the sources, provenance, other exports.
 
     If sources of an unfinished build have changed, `update` keeps the units of the others, and `restart` keeps nothing.
 
@@ -116,7 +120,7 @@ def prepare(
     workers, layout = arguments.workers_or_none(workers), arguments.text_or_none("layout", layout)
     wait, restart, update, timeout = _check_flags(wait=wait, restart=restart, update=update, timeout=timeout)
     check_executor(executor, ray_address, placement)
-    fields = {"sources": sources, **recipe}
+    only_layout, fields = check_only_layout(only_layout, layout), {"sources": sources, **recipe}
     if placement == "node-local":
         _check_node_local(layout is not None or scratch is not None, update=update)
         return _prepare_on_nodes(
@@ -131,8 +135,7 @@ def prepare(
             watch=watch,
         )
     folder = open_folder(output, spool=scratch)
-    if layout is not None:
-        check_place(layout, folder)
+    check_place(layout, folder)
     # On a cluster the cores of this machine do not count.
     count = resolve_workers(workers) if executor == "local" else num_cores()
     # A process that waits needs no workers; if it builds in the end, it starts them then.
@@ -148,7 +151,7 @@ def prepare(
         wanted = make_recipe(fields, config=config)
         besides: dict[str, Any] = {}
         if layout is not None:
-            from tokenmill.build.export_layout import export_layout, plan_layout_export
+            from tokenmill.build.export_layout import build_and_export, plan_layout_export
 
             besides["extra_bytes"] = partial(plan_layout_export(layout, wanted).bytes_needed, folder)
         start_executor: ExecutorFactory = partial(open_executor, count, processes)
@@ -170,15 +173,19 @@ def prepare(
                 on_lock=on_lock,
                 **besides,
             )
-            found, already_complete = build(wanted, folder, options)
+            export = None
+            if layout is None:
+                found, already_complete = build(wanted, folder, options)
+            else:
+                found, already_complete, export = build_and_export(
+                    wanted, folder, options, layout, only_layout=only_layout, workers=count
+                )
             return PrepareResult(
                 output=folder.path,
                 manifest=found,
                 already_complete=already_complete,
                 seconds=loading + time.monotonic() - begin,
-                export=None
-                if layout is None
-                else export_layout(folder.path, layout, workers=count, scratch=scratch, restart=restart, watch=watch),
+                export=export,
                 notes=tuple(dict.fromkeys(notes)),
             )
 
@@ -231,12 +238,21 @@ def _prepare_on_nodes(
     )
 
 
-def check_place(layout: str, folder: Storage | None) -> None:
+def check_place(layout: str | None, folder: Storage | None) -> None:
     """Refuse a layout beside a dataset that is not on this machine."""
-    if folder is not None and is_url(folder.path):
+    if layout is not None and folder is not None and is_url(folder.path):
         to = layout.partition(":")[0]
         hint = f"export it afterwards: `tokenmill.export({folder.path!r}, 'DIR', to={to!r})`"
         raise RecipeError("`layout` writes files on this machine, beside a dataset in a folder", hint=hint)
+
+
+def check_only_layout(only_layout: bool, layout: str | None) -> bool:
+    """Refuse to keep only an export where there is none."""
+    if arguments.flag("only_layout", only_layout) and layout is None:
+        raise RecipeError(
+            "`only_layout` keeps only an export", hint="name it with `layout='nanogpt'`, or drop `only_layout`"
+        )
+    return bool(only_layout)
 
 
 def _check_flags(

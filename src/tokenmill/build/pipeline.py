@@ -93,7 +93,7 @@ class BuildRun:
 
 def build(recipe: Recipe, folder: Storage, options: BuildOptions) -> tuple[Manifest, bool]:
     """The dataset of a recipe, and whether it was complete already."""
-    workspace.check_ours(folder)
+    workspace.check_ours(folder, restart=options.restart)
     starts_anew = options.restart or options.update
     resolved = resolve_build(recipe if starts_anew else workspace.pin_hub_commits(folder, recipe), output=folder.path)
     return run_build(resolved if options.restart else workspace.match_stored_plan(folder, resolved), folder, options)

@@ -24,8 +24,8 @@ import numpy as np
 from tokenmill import arguments
 from tokenmill.arguments import RecipeOptions, Sources
 from tokenmill.build import workspace
-from tokenmill.build.api import check_executor, check_place
-from tokenmill.build.export_layout import plan_layout_export
+from tokenmill.build.api import check_executor, check_only_layout, check_place
+from tokenmill.build.export_layout import GIVEN_UP, plan_layout_export
 from tokenmill.build.plan import Plan, make_task
 from tokenmill.build.preflight import Estimate, check_parity_of_plan, make_request
 from tokenmill.build.resolve import ResolvedBuild, make_config, resolve_build
@@ -115,6 +115,7 @@ def plan(
     restart: bool = False,
     update: bool = False,
     layout: str | None = None,
+    only_layout: bool = False,
     executor: str = "local",
     **recipe: Unpack[RecipeOptions],
 ) -> PlanResult:
@@ -135,6 +136,8 @@ def plan(
         check_place(layout, folder)
         exported = plan_layout_export(layout, wanted)
         notes.append(f"the time is that of the dataset, without the export to {layout.partition(':')[0]}")
+    if check_only_layout(only_layout, layout):
+        notes.append(GIVEN_UP)
     if folder is not None and not restart and not update:
         wanted = workspace.pin_hub_commits(folder, wanted)
     setup = resolve_build(wanted, output=None if folder is None else folder.path)

@@ -30,6 +30,7 @@ from tokenmill.build.prefetch import FETCHED
 from tokenmill.build.resolve import ResolvedBuild
 from tokenmill.dataset import manifest
 from tokenmill.dataset.bin_idx import wrong_structure
+from tokenmill.dataset.folder_kinds import ONLY_LAYOUT
 from tokenmill.dataset.manifest import Manifest
 from tokenmill.dataset.statistics import STATISTICS
 from tokenmill.errors import (
@@ -154,9 +155,16 @@ def read_failure(folder: Storage) -> BuildFailure | None:
         return None
 
 
-def check_ours(folder: Storage) -> None:
+def check_ours(folder: Storage, *, restart: bool = False) -> None:
     """Refuse a folder with other content."""
     folder.check_place()
+    if folder.exists(ONLY_LAYOUT):
+        if restart:
+            return
+        raise OutputError(
+            f"{folder.path} has only the export of a dataset, which was removed",
+            hint="check it with the same `layout` and `only_layout=True`, or prepare again with `restart=True`",
+        )
     names = folder.names()
     # A driver without a part of its dataset has only the record of nodes.
     if names not in ([], [manifest.NODES]) and not _is_ours(folder):
@@ -277,7 +285,7 @@ def start_over(folder: Storage, *, but: Sequence[str] = ()) -> None:
             if _SHARD_FILE.fullmatch(name):
                 folder.remove(f"{parent}/{name}")
         folder.remove_empty(parent)  # something else may be in it
-    for name in (STATISTICS, *manifest.TOKENIZER_FILES) if splits else ():
+    for name in {STATISTICS, *manifest.TOKENIZER_FILES} - set(but) if splits else ():
         folder.remove(name)
     if folder.exists(RECEIPTS):
         folder.remove_tree(RECEIPTS)

@@ -92,7 +92,7 @@ def prepare(options: dict[str, Any]) -> int:
         rate = {"tokens_per_second": watcher.tokens_per_second}
         show.as_json(show.result_record(result) | rate | show.nodes_record(result.nodes) | beside)
     elif not options["quiet"]:
-        show.result(result, tokens_per_second=watcher.tokens_per_second)
+        show.result(result, tokens_per_second=watcher.tokens_per_second, is_kept=not options["only_layout"])
         show.nodes(show.nodes_record(result.nodes))
         if export is not None:
             show.exported(export)
@@ -370,6 +370,7 @@ def export(options: dict[str, Any]) -> int:
         show.as_json(show.export_record(result))
     elif not options["quiet"]:
         show.exported(result)
+        show.checks(result)
     return 0
 
 
@@ -410,7 +411,8 @@ def import_(options: dict[str, Any]) -> int:
 _CONSOLIDATE = """
 Join Templar's train_000000.npy shards into tokens.bin, and write the ids of their samples to sample_ids.bin.
 
-The files are compared with the SHA-256 and the number of elements that you expect.
+Prints the SHA-256 and the number of elements of both, and compares them with what you expect. If you expect the ids
+that Templar's own script wrote, pass --templar-compat: each of its ids is of two samples.
 
 \b
 Examples:
@@ -424,16 +426,18 @@ Examples:
 def consolidate(options: dict[str, Any]) -> int:
     from tokenmill.formats.templar import consolidate
 
-    expected, compat = _expected(options, "templar"), options.pop("templar_compat")
+    expected = _expected(options, "templar")
     with ProgressDisplay.of(options, "writing") as watcher:
-        result = consolidate(watch=watcher, expected=expected, compat=compat, **library_arguments(options))
+        result = consolidate(watch=watcher, expected=expected, **library_arguments(options))
     if options["json"]:
         show.as_json(show.export_record(result))
     elif not options["quiet"]:
         show.exported(result)
+        show.checks(result)
         if not expected and not options["skip_validation"]:
-            sums = ", ".join(f"{name} {digest.sha256}" for name, digest in sorted(result.files.items()))
-            print(f"  Not validated. SHA-256: {sums}. Pass --expect or --checksums to check them.")
+            show.sentence("Pass --expect or --checksums to compare them.")
+        for note in result.notes:
+            show.sentence(f"{note}.")
     return 0
 
 

@@ -137,6 +137,12 @@ OPTIONS: dict[str, Option] = {
         "LAYOUT",
         "also export to OUT/LAYOUT: nanogpt, or with options templar:seq_len=2048,shard_size=1Gi",
     ),
+    "only_layout": _flag(
+        DATASET,
+        "remove the dataset when the export of --layout is complete, so that the tokens are stored once; there is no "
+        "repair then, and no other export",
+        "--only-layout",
+    ),
     "text_column": _recipe_field("text_column", TEXT, "NAME", "the column or field that contains the text"),
     "template": _recipe_field("template", TEXT, "TEXT", 'text from several columns: "{title}\\n\\n{body}"'),
     "documents": _recipe_field(
@@ -275,7 +281,10 @@ _CONVERT = {
     "restart": _flag(RUN, "delete what an earlier run wrote there", "--restart"),
     **PRINTED,
 }
-_TEMPLAR_COMPAT = _flag(LAYOUT, "sample ids as the original computes them, which is wrong", "--templar-compat")
+_TEMPLAR_COMPAT = _flag(
+    LAYOUT, "sample ids as Templar's own script computes them: of two samples each, the second half of nothing",
+    "--templar-compat",
+)  # fmt: skip
 EXPECTED = {
     "expect": Option(
         LAYOUT, "NAME=SHA256[:COUNT]", "what tokens or sample_ids must be (templar); may be repeated", kind=SEVERAL
@@ -295,6 +304,7 @@ EXPORT_OPTIONS = {
     ),
     "seed": Option(LAYOUT, "N", "seed of --order shuffled (0)", kind=int),
     "templar_compat": _TEMPLAR_COMPAT,
+    "consolidated": _flag(LAYOUT, "templar: only tokens.bin and sample_ids.bin, without the shards", "--consolidated"),
     **EXPECTED,
     **_CONVERT,
 }
@@ -315,6 +325,7 @@ CONSOLIDATE_OPTIONS = {
     **EXPECTED,
     "templar_compat": _TEMPLAR_COMPAT,
     "workers": _CONVERT["workers"],
+    "restart": _flag(RUN, "write both files again, also if the shards were replaced", "--restart"),
     **PRINTED,
 }
 _TRANSFER = {

@@ -84,9 +84,11 @@ def result_record(result: PrepareResult | ImportResult) -> dict[str, Any]:
     }
 
 
-def result(result: PrepareResult | ImportResult, *, tokens_per_second: int = 0) -> None:
+def result(result: PrepareResult | ImportResult, *, tokens_per_second: int = 0, is_kept: bool = True) -> None:
     manifest = result.manifest
-    if result.already_complete:
+    if not is_kept:
+        _print(f"{result.output} keeps only the export; the dataset, as it was:")
+    elif result.already_complete:
         _print(f"{result.output} is complete already: sizes and structure checked in {result.seconds:.1f} s")
     else:
         rate = f", {format_count(tokens_per_second)} tokens/s" if tokens_per_second else ""
@@ -170,6 +172,7 @@ def export_record(result: ExportResult) -> dict[str, Any]:
         "already_complete": result.already_complete,
         "seconds": round(result.seconds, 3),
         "notes": list(result.notes),
+        "checks": [{**dataclasses.asdict(check), "passed": check.has_passed} for check in result.checks],
         "files": {name: {"bytes": digest.bytes, "sha256": digest.sha256} for name, digest in result.files.items()},
     }
 
@@ -180,6 +183,19 @@ def exported(result: ExportResult) -> None:
         _print(f"{result.output} is complete already: {size} hashed in {result.seconds:.1f} s")
     else:
         _print(f"{result.output} is done in {format_seconds(result.seconds)}: {size} of layout {result.layout}")
+
+
+def checks(result: ExportResult) -> None:
+    """The files with known checksums: PASS, FAIL or not compared; and what follows from it."""
+    for check in result.checks:
+        for line in check.lines():
+            _print(f"  {line}")
+
+
+def sentence(text: str) -> None:
+    """A note, which continues below itself."""
+    for number, line in enumerate(_lines(text[:1].upper() + text[1:], _width() - 4)):
+        _print(f"  {'  ' if number else ''}{line}")
 
 
 def moved(moved: TransferResult) -> None:

@@ -33,6 +33,7 @@ from tokenmill.dataset.bin_idx import Tokens, numpy_dtype
 from tokenmill.dataset.dataset import BLOCK_TOKENS, Dataset, Starts, TokenSplit
 from tokenmill.dataset.manifest import is_name
 from tokenmill.errors import DatasetError, RecipeError
+from tokenmill.formats.results import FileCheck
 from tokenmill.sizes import counted, parse_size
 from tokenmill.storage.output import Digest, Output
 
@@ -56,6 +57,7 @@ SIZES = ("shard_size", "seq_len")
 MAX_FILES = 1_000_000
 
 GPT2_EOT = 50256
+_FEW_TOKENS = 1024  # of a sample, if it is not given
 _FIRST_SEARCH_TOKENS = 1 << 16
 _FLAGS = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
 _NAME_HINT = "use letters, digits, dots, dashes and underscores"
@@ -119,8 +121,10 @@ class CheckedFormat(Format, Protocol):
     def read_expected(self, given: Sequence[str], checksums: str | os.PathLike[str] | None) -> dict[str, Expected]:
         """Checksums from the command line and from a file, by name."""
 
-    def check_expected(self, files: Mapping[str, Digest], expected: Mapping[str, Expected], dtype: str) -> None:
-        """Raise `DatasetError` unless the files are as expected."""
+    def check_files(
+        self, files: Mapping[str, Digest], expected: Mapping[str, Expected], dtype: str, *, options: Options
+    ) -> tuple[FileCheck, ...]:
+        """Compare the files with what is expected. Raises `DatasetError` with all of them if one differs."""
 
 
 def load_format(name: str) -> Format:
@@ -146,7 +150,7 @@ def load_in_place_format(name: str) -> InPlaceFormat:
 def load_checked_format(name: str) -> CheckedFormat:
     """The module of a format whose files can be compared with known checksums."""
     found = load_format(name)
-    if not hasattr(found, "check_expected"):
+    if not hasattr(found, "check_files"):
         raise RecipeError(f"{name} has no files with known checksums", hint="drop the expected checksums")
     return cast("CheckedFormat", found)
 
@@ -213,6 +217,7 @@ class Options:
     order: str | None = None
     seed: int | None = None
     templar_compat: bool | None = None
+    consolidated: bool | None = None
 
     def given(self) -> dict[str, Any]:
         """The options that are set."""
@@ -312,9 +317,9 @@ def parse_format(text: str) -> tuple[str, Options]:
 def _parse_option(option: str, text: str) -> object:
     if option in SIZES:
         return parse_size(text, of="tokens", name=f"layout: {option}")
-    if option == "templar_compat":
+    if option in ("templar_compat", "consolidated"):
         if text.lower() not in _FLAGS:
-            raise RecipeError(f"layout: templar_compat: {text!r} is neither yes nor no", hint="write yes or no")
+            raise RecipeError(f"layout: {option}: {text!r} is neither yes nor no", hint="write yes or no")
         return _FLAGS[text.lower()]
     if option == "seed":
         if not (text.isascii() and text.isdecimal() and len(text) <= _MAX_DIGITS):
@@ -372,9 +377,11 @@ def check_needs(name: str, *, dtype: str, vocab_size: int, eot: str, where: str)
         )
 
 
-def format_bytes_of(name: str, dtype: str, num_tokens: int, num_documents: int) -> int:
+def format_bytes_of(name: str, dtype: str, num_tokens: int, num_documents: int, options: Options | None = None) -> int:
     """An upper estimate of the size of this many tokens and documents of a dataset in a format."""
     traits = load_format(name).TRAITS
+    if options is not None and options.consolidated:  # the tokens once, and eight bytes for a sample
+        return numpy_dtype(dtype).itemsize * num_tokens + 8 * num_tokens // (options.seq_len or _FEW_TOKENS)
     return traits.bytes_per_token[dtype != "uint16"] * num_tokens + traits.document_bytes * num_documents
 
 

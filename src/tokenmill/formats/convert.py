@@ -87,6 +87,7 @@ def export(
     order: Literal["source", "shuffled"] | None = None,
     seed: int | None = None,
     templar_compat: bool | None = None,
+    consolidated: bool | None = None,
 ) -> ExportResult:
     """Write a dataset as the files of the layout `to`. Called again after an interruption, it resumes.
 
@@ -95,7 +96,7 @@ def export(
 
     A layout refuses options that it does not have: `shard_size` and `seq_len` are numbers of tokens, `name` is the
     prefix of file names, `order` and `seed` are those of the documents, and `templar_compat` computes sample ids as
-    Templar's own script does.
+    Templar's own script does. `consolidated` leaves out Templar's shards, whose tokens are in tokens.bin.
     """
     begin = time.monotonic()
     arguments.text("to", to, hint="name a layout, like nanogpt")
@@ -103,7 +104,13 @@ def export(
     restart, folder = arguments.flag("restart", restart), local_folder(output, name="output")
     source = dataset if isinstance(dataset, Dataset) else open_dataset(dataset)
     options = _read_options(
-        shard_size=shard_size, seq_len=seq_len, name=name, order=order, seed=seed, templar_compat=templar_compat
+        shard_size=shard_size,
+        seq_len=seq_len,
+        name=name,
+        order=order,
+        seed=seed,
+        templar_compat=templar_compat,
+        consolidated=consolidated,
     )
     layout, wanted = load_format(to), check_options(to, options)
     manifest = source.manifest
@@ -143,8 +150,7 @@ def export(
     sealed = records.seal(record)
     was_complete = folder.exists(RECORD) and folder.read(RECORD) == sealed
     folder.write(RECORD, sealed)
-    if checked is not None and expected:
-        checked.check_expected(done.files, expected, manifest.dtype)
+    checks = () if checked is None else checked.check_files(done.files, expected or {}, manifest.dtype, options=wanted)
     return ExportResult(
         output=folder.path,
         layout=to,
@@ -152,6 +158,7 @@ def export(
         notes=planned.notes,
         already_complete=was_complete and done.num_kept == len(planned.parts),
         seconds=time.monotonic() - begin,
+        checks=checks,
     )
 
 
@@ -159,7 +166,8 @@ def _read_options(**given: Any) -> Options:
     wanted = {name: value for name, value in given.items() if value is not None}
     readers: dict[str, Callable[[Any], Any]] = {name: partial(parse_size, name=name, of="tokens") for name in SIZES}
     readers |= {name: partial(arguments.text, name) for name in ("name", "order")}
-    readers |= {"seed": partial(arguments.whole, "seed"), "templar_compat": partial(arguments.flag, "templar_compat")}
+    readers |= {"seed": partial(arguments.whole, "seed")}
+    readers |= {name: partial(arguments.flag, name) for name in ("templar_compat", "consolidated")}
     return Options(**{name: readers[name](value) for name, value in wanted.items()})
 
 

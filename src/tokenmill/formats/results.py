@@ -10,8 +10,38 @@ from tokenmill.storage.output import Digest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FileCheck:
+    """A file whose checksum users know in advance. `has_passed` is None if nothing is expected of it."""
+
+    file: str
+    elements: int
+    sha256: str
+    expected_elements: int | None = None
+    expected_sha256: str = ""
+
+    @property
+    def has_passed(self) -> bool | None:
+        if not self.expected_sha256:
+            return None
+        is_right = self.expected_elements in (None, self.elements)
+        return is_right and self.expected_sha256.lower() == self.sha256
+
+    def lines(self) -> list[str]:
+        """`tokens.bin  PASS  161,061,273,600 elements`, and the digest below; of a mismatch both values."""
+        verdict = {True: "PASS", False: "FAIL", None: "not compared"}[self.has_passed]
+        found = [f"{self.file:<14}  {verdict}  {self.elements:,} elements", f"  sha256   {self.sha256}"]
+        if self.has_passed is False:
+            wanted = "any number of" if self.expected_elements is None else f"{self.expected_elements:,}"
+            found.append(f"  expected {self.expected_sha256}, {wanted} elements")
+        return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExportResult:
-    """A finished export. `already_complete`: every file existed, with the right digest."""
+    """A finished export. `already_complete`: every file existed, with the right digest.
+
+    `checks` are the files that can be compared with known checksums (templar), compared or not.
+    """
 
     output: str
     layout: str
@@ -19,6 +49,7 @@ class ExportResult:
     notes: tuple[str, ...]
     already_complete: bool
     seconds: float
+    checks: tuple[FileCheck, ...] = ()
 
     @property
     def num_bytes(self) -> int:

@@ -32,6 +32,7 @@ from tokenmill import arguments, records
 from tokenmill.arguments import Watcher
 from tokenmill.dataset.bin_idx import numpy_dtype
 from tokenmill.dataset.dataset import Dataset, TokenSplit
+from tokenmill.dataset.manifest import EXPORT_RECORD
 from tokenmill.errors import DatasetError, RecipeError, hint_for
 from tokenmill.formats.base import (
     DetectedFiles,
@@ -55,7 +56,7 @@ from tokenmill.formats.base import (
 )
 from tokenmill.formats.files import NPY_MAGIC, check_numbers, head_of, names_in, size_of
 from tokenmill.formats.open import open_in_place
-from tokenmill.formats.results import ExportResult
+from tokenmill.formats.results import ExportResult, FileCheck
 from tokenmill.sizes import parse_size
 from tokenmill.storage.base import Storage, local_folder
 from tokenmill.storage.memory_maps import open_plain
@@ -63,7 +64,10 @@ from tokenmill.storage.output import Digest
 
 _COMPAT_ITEM_BYTES = 2  # the original knows no other
 TRAITS = FormatTraits(
-    options={"shard_size", "seq_len", "templar_compat"}, needs={"eot"}, bytes_per_token=(4, 8), equal_shards=True
+    options={"shard_size", "seq_len", "templar_compat", "consolidated"},
+    needs={"eot"},
+    bytes_per_token=(4, 8),
+    equal_shards=True,
 )
 
 SHARD_TOKENS = 1 << 30
@@ -73,6 +77,12 @@ _BLOCK_SAMPLES = 256
 EXPECTED_FILES = {"tokens": "tokens.bin", "sample_ids": "sample_ids.bin"}
 _FILE_HINT = 'write it like {"tokens": {"sha256": "4c53...", "elements": 161061273600}}'
 
+_FETCH_SHARDS = "fetch the train_*.npy shards again, then run the same command"
+_MAY_BE_DELETED = "all files are as expected, so the shards (train_*.npy) may be deleted: tokens.bin has their tokens"
+_COMPAT_HINT = (
+    "the sample ids may be expected as Templar's own script computes them, which reads two tokens as one and so hashes "
+    "two samples for each id: `templar_compat=True` writes the same ids"
+)
 _OWN_FOLDER = "move the shards to a folder of their own, and run the same command there"
 
 Numbers = npt.NDArray[np.int64]
@@ -144,6 +154,8 @@ def check(options: Options, outline: Outline) -> None:
         require_sample(options.seq_len or SEQ_LEN, outline)
     if options.templar_compat and outline.dtype != "uint16":
         raise RecipeError("Templar's own ids need uint16 tokens", hint="drop `templar_compat`")
+    if options.consolidated and options.shard_size is not None:
+        raise RecipeError("`consolidated` writes no shards, so `shard_size` does nothing", hint="drop one of the two")
 
 
 def write(source: Dataset, options: Options) -> Export:
@@ -151,6 +163,7 @@ def write(source: Dataset, options: Options) -> Export:
     parts = [
         shard_part(f"{'' if name == 'train' else f'{name}/'}train_{number:06d}.npy", split, bounds)
         for name, split in splits.items()
+        if name != "train" or not options.consolidated
         for number, bounds in enumerate(cut_anywhere(split.num_tokens, options.shard_size or SHARD_TOKENS))
     ]
     if "train" in splits:
@@ -207,11 +220,15 @@ def consolidate(
     seq_len: int | str = 2048,
     *,
     expected: Mapping[str, Expected] | None = None,
-    compat: bool = False,
+    templar_compat: bool = False,
     workers: int | None = None,
+    restart: bool = False,
     watch: Watcher | None = None,
 ) -> ExportResult:
-    """Write tokens.bin and sample_ids.bin beside the shards. Called again, it checks them."""
+    """Write tokens.bin and sample_ids.bin beside the shards. Called again, it checks them.
+
+    `restart` writes both again, also if the shards were replaced or an option is different; so it needs the shards.
+    """
     # Imported here: these load pyarrow, which opening Templar's files in place must not.
     from tokenmill.formats.resumable import check_output, is_of_other_content, make_request, run_conversion, start_over
     from tokenmill.resources import resolve_workers
@@ -220,31 +237,51 @@ def consolidate(
     folder = local_folder(data_root)
     shards = [name for name in folder.names() if name.startswith("train_") and name.endswith(".npy")]
     length = parse_size(seq_len, of="tokens", name="seq_len")
-    options = {"seq_len": length, "templar_compat": compat}
+    templar_compat, restart = arguments.flag("templar_compat", templar_compat), arguments.flag("restart", restart)
+    options = {"seq_len": length, "templar_compat": templar_compat}
+    if restart:
+        _check_restart(folder, shards)
     if shards:
         _check_numbers(shards, folder.path)
         source = open_in_place(folder.path, Hints(layout="templar"))
-        parts = consolidated(source["train"], length, compat=compat)
+        parts = consolidated(source["train"], length, compat=templar_compat)
         about = {"source": source.manifest.fingerprint, "dtype": source.manifest.dtype, **source.pins("train")}
     else:
         parts, about = _parts_without_shards(folder)
     request = make_request(layout="templar", options=options, **about)
-    if shards and is_of_other_content(folder, request):
-        start_over(folder, watch)  # the shards were replaced since
-    check_output(folder, request, what="consolidation", ignore=set(folder.names()) - {".build"}, hint=_OWN_FOLDER)
+    if restart or (shards and is_of_other_content(folder, request)):
+        start_over(folder, watch)  # the shards have other times, and the same tokens as far as samples of them tell
+    hint = f"start over with `restart=True`, or {_OWN_FOLDER}" if shards else _FETCH_SHARDS
+    check_output(folder, request, what="consolidation", ignore=set(folder.names()) - {".build"}, hint=hint)
     done = run_conversion(
         folder, request, parts, no_more_files, threads=resolve_workers(workers), scratch=None, watch=watch
     )
-    result = ExportResult(
+    wanted = Options(seq_len=length, templar_compat=templar_compat)
+    checks = check_files(done.files, expected or {}, about["dtype"], options=wanted)
+    are_needed = not shards or checks[0].has_passed is None
+    return ExportResult(
         output=folder.path,
         layout="templar",
         files=done.files,
-        notes=(),
+        notes=() if are_needed else (_MAY_BE_DELETED,),
         already_complete=done.num_kept == len(parts),
         seconds=time.monotonic() - begin,
+        checks=checks,
     )
-    check_expected(result.files, expected or {}, about["dtype"])
-    return result
+
+
+def _check_restart(folder: Storage, shards: Sequence[str]) -> None:
+    """Refuse to remove what could not be written again from the shards."""
+    if not shards:
+        raise RecipeError(
+            f"{folder.path} has no train_000000.npy to start over from",
+            hint=f"leave `restart` out to check tokens.bin and sample_ids.bin, or {_FETCH_SHARDS}",
+        )
+    if folder.exists(EXPORT_RECORD):
+        raise RecipeError(
+            f"{folder.path} is an export to templar, with its own tokens.bin and sample_ids.bin",
+            hint=f"check it with `tokenmill.verify({folder.path!r})`, or export it again",
+        )
 
 
 def _parts_without_shards(folder: Storage) -> tuple[list[OutputPart], dict[str, Any]]:
@@ -262,7 +299,7 @@ def _parts_without_shards(folder: Storage) -> tuple[list[OutputPart], dict[str, 
 def _refuse(_: Files) -> Facts:
     raise DatasetError(
         "tokens.bin or sample_ids.bin has changed since it was written, and the shards are gone",
-        hint="fetch the train_*.npy shards again, then run the same command",
+        hint=_FETCH_SHARDS,
     )
 
 
@@ -303,18 +340,33 @@ def read_expected(given: Sequence[str], checksums: str | os.PathLike[str] | None
     return expected
 
 
-def check_expected(files: Mapping[str, Digest], expected: Mapping[str, Expected], dtype: str) -> None:
-    """Raise `DatasetError` unless the files are as expected. `dtype` is that of the tokens."""
+def check_files(
+    files: Mapping[str, Digest], expected: Mapping[str, Expected], dtype: str, *, options: Options
+) -> tuple[FileCheck, ...]:
+    """tokens.bin and sample_ids.bin beside what is expected of them. Raises `DatasetError` with both if one differs."""
     sizes = {"tokens": numpy_dtype(dtype).itemsize, "sample_ids": 8}
-    for name, wanted in expected.items():
-        found = files[EXPECTED_FILES[name]]
-        elements = found.bytes // sizes[name]
-        if wanted.elements not in (-1, elements) or wanted.sha256.lower() != found.sha256:
-            raise DatasetError(
-                f"{EXPECTED_FILES[name]} has {elements} elements and SHA-256 {found.sha256}, expected "
-                f"{wanted.elements if wanted.elements >= 0 else 'any number of'} elements and {wanted.sha256}",
-                hint="are the shards complete, and is the sequence length right? Leave `expected` out to skip this",
+    checks = tuple(
+        FileCheck(
+            file=file,
+            elements=files[file].bytes // sizes[name],
+            sha256=files[file].sha256,
+            expected_elements=None if name not in expected or expected[name].elements < 0 else expected[name].elements,
+            expected_sha256=expected[name].sha256 if name in expected else "",
+        )
+        for name, file in EXPECTED_FILES.items()
+        if file in files
+    )
+    if bad := [check.file for check in checks if check.has_passed is False]:
+        lines = "\n  ".join(line for check in checks for line in check.lines())
+        hint = "are the shards complete, and is the sequence length right? Leave `expected` out to skip this"
+        if bad == ["sample_ids.bin"]:
+            hint = (
+                "are the ids expected without `templar_compat`? Then drop it"
+                if options.templar_compat
+                else _COMPAT_HINT
             )
+        raise DatasetError(f"not as expected: {', '.join(bad)}\n  {lines}", hint=hint)
+    return checks
 
 
 class SampleReceipt(NamedTuple):
