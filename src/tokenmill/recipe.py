@@ -44,6 +44,7 @@ _MAX_SPLIT_CHARS = 64
 _MAX_SPLITS = 127
 # Folders of a dataset that are not splits.
 _FOLDERS = ("provenance",)
+_OF_DOCUMENTS = "documents:"
 _SPLIT_HINT = "write it like val=0.0005, or val=1%,test=2%"
 
 
@@ -62,7 +63,7 @@ class Recipe:
     split: dict[str, float] | Literal["nanogpt"] = field(default_factory=dict)
     unit_bytes: int | None = None
     max_tokens: int | None = None
-    sample: float | None = None
+    sample: float | str | None = None
     seed: Annotated[int, msgspec.Meta(ge=0, lt=MAX_INT)] = 0
     min_chars: Annotated[int, msgspec.Meta(ge=0, lt=MAX_INT)] = 0
     max_document_bytes: int = DEFAULT_MAX_DOCUMENT_BYTES
@@ -88,6 +89,10 @@ class Recipe:
             raise RecipeError(
                 "`split='nanogpt'` needs all documents, `max_tokens` cuts them", hint="drop one of the two"
             )
+        if self.document_sample is not None:
+            raise RecipeError(
+                "`split='nanogpt'` needs all documents, and `sample` leaves some out", hint="drop one of the two"
+            )
         if self.eot != "append":
             raise RecipeError("`split='nanogpt'` ends every document with an end of text", hint="use `eot='append'`")
         if self.documents.startswith("separator:"):
@@ -95,6 +100,16 @@ class Recipe:
                 "`split='nanogpt'` keeps empty documents, and separated texts end with one that is not a document",
                 hint="use parquet, JSON lines, Arrow files, lines or files",
             )
+
+    @property
+    def unit_sample(self) -> float | None:
+        """The share of the units that is sampled; None if it is not units."""
+        return self.sample if isinstance(self.sample, float) else None
+
+    @property
+    def document_sample(self) -> float | None:
+        """The share of the documents that is sampled; None if it is not documents."""
+        return float(self.sample.removeprefix(_OF_DOCUMENTS)) if isinstance(self.sample, str) else None
 
     @property
     def splits(self) -> tuple[str, ...]:
@@ -176,6 +191,13 @@ def _parse_documents(documents: object) -> object:
     return documents
 
 
+def _parse_sample(sample: object) -> float | str:
+    """A share of the units; or `documents:1%`, of the documents."""
+    if isinstance(sample, str) and sample.startswith(_OF_DOCUMENTS):
+        return f"{_OF_DOCUMENTS}{parse_fraction(sample.removeprefix(_OF_DOCUMENTS))!r}"
+    return parse_fraction(sample)  # type: ignore[arg-type]  # it refuses what is not a share
+
+
 def _parse_template(template: object) -> object:
     if isinstance(template, str):
         template_columns(template)
@@ -203,7 +225,7 @@ _AS_WRITTEN: dict[str, Callable[[Any], Any]] = {
     "unit_bytes": parse_size,
     "max_tokens": partial(parse_size, of="tokens"),
     "max_document_bytes": parse_size,
-    "sample": parse_fraction,
+    "sample": _parse_sample,
 }
 
 

@@ -1,11 +1,18 @@
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
+import xxhash
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenmill.errors import BuildError, TokenizerError
+import tokenmill
+from conftest import make_texts, write_jsonl
+from tokenmill.errors import BuildError, RecipeError, TokenizerError
 from tokenmill.tokenizers.base import Encoded
 from tokenmill.units.encode import cut_to, place_eot, select
 
@@ -120,3 +127,50 @@ def test_a_text_that_gives_the_end_of_text_id_is_refused() -> None:
     encoded = Encoded(np.array([1, 9, 2], np.uint32), np.array([3]))
     with pytest.raises(TokenizerError, match="end-of-text id 9"):
         place_eot(encoded, eot="append", eot_id=9, vocab_size=10, dtype="uint16")
+
+
+def sampled(folder: Path, share: str, **options: Any) -> list[str]:
+    """The texts of train and val that a sample of documents has."""
+    out = folder / f"out-{share.partition(':')[2]}-{len(list(folder.iterdir()))}"
+    tokenmill.prepare(folder / "a.jsonl", out, sample=share, tokenizer="byte", workers=1, **options)
+    assert tokenmill.verify(out, source="all", workers=1).ok
+    dataset = tokenmill.open(out)
+    return sorted(dataset[name].text(i) for name in dataset for i in range(dataset[name].num_documents))
+
+
+def test_a_sample_of_documents_is_that_of_their_hashes(tmp_path: Path) -> None:
+    texts = make_texts(400, seed=5)
+    write_jsonl(tmp_path / "a.jsonl", texts)
+    mixed = xxhash.xxh3_64_intdigest((9).to_bytes(8, "little"))
+    chosen = sorted(
+        text for text in texts if (xxhash.xxh3_128_intdigest(text.encode()) % 2**64 ^ mixed) < int(0.25 * 2**64)
+    )
+    assert 60 < len(chosen) < 150
+    assert sampled(tmp_path, "documents:25%", seed=9) == chosen
+    assert sampled(tmp_path, "documents:25%", seed=9, unit_bytes=4000, split="val=0.3") == chosen
+    assert set(sampled(tmp_path, "documents:0.1", seed=9)) < set(chosen)
+    assert sampled(tmp_path, "documents:25%", seed=8) != chosen
+
+
+def test_what_a_sample_leaves_out_is_counted_and_listed(tmp_path: Path) -> None:
+    write_jsonl(tmp_path / "a.jsonl", ["", *make_texts(100, seed=5)])
+    done = tokenmill.prepare(
+        tmp_path / "a.jsonl", tmp_path / "out", sample="documents:10%", tokenizer="byte", workers=1
+    )
+    assert done.manifest.dropped == {"empty": 1, "not_sampled": 105 - done.documents}
+    listed = pq.read_table(tmp_path / "out/provenance/00000.parquet").column("dropped").to_pylist()
+    assert listed.count("not_sampled") == 105 - done.documents
+    plan = tokenmill.plan(tmp_path / "a.jsonl", sample="documents:10%", tokenizer="byte", workers=1)
+    whole = tokenmill.plan(tmp_path / "a.jsonl", tokenizer="byte", workers=1)
+    assert plan.estimate.tokens == pytest.approx(whole.estimate.tokens / 10, rel=0.01)
+
+
+@pytest.mark.parametrize("sample", ["documents:", "documents:0", "documents:2", "units:1%", "lines:1%"])
+def test_a_sample_must_be_a_share_of_units_or_documents(tmp_path: Path, sample: str) -> None:
+    with pytest.raises(RecipeError, match="sample: "):
+        tokenmill.plan(write_jsonl(tmp_path / "a.jsonl", ["x"]), sample=sample)
+
+
+def test_a_sample_of_documents_does_not_go_with_nanogpts_split(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match="needs all documents"):
+        tokenmill.plan(write_jsonl(tmp_path / "a.jsonl", ["x"]), sample="documents:1%", split="nanogpt")

@@ -80,6 +80,7 @@ def check_parity_of_plan(
         token_bytes=numpy_dtype(config.dtype).itemsize,
         encoded_bytes=parity.bytes,
         seconds=trial.seconds,
+        document_sample=config.document_sample or 1.0,
     )
     return ParityResult(parity=dataclasses.asdict(parity), survey=survey, unread=found.unread)
 
@@ -145,6 +146,7 @@ class Survey:
     token_bytes: int
     encoded_bytes: int
     seconds: float
+    document_sample: float = 1.0
 
 
 def estimate(survey: Survey) -> Estimate:
@@ -154,16 +156,17 @@ def estimate(survey: Survey) -> Estimate:
         return Estimate(tokens=0, error=0, documents=0, output_bytes=0, text_bytes=0, encode_seconds=0.0)
     weights = [one.weight for one in seen]
     mean = fmean((one.tokens for one in seen), weights)
-    num_tokens = round(total * mean)
-    num_documents = max(1, _documents(survey))
+    share = survey.document_sample
+    num_tokens = round(total * mean * share)
+    num_documents = max(1, round(_documents(survey) * share))
     num_text_bytes = total * fmean((one.text_bytes for one in seen), weights)
     return Estimate(
         tokens=num_tokens,
-        error=round(total * _error(seen, mean)),
+        error=round(total * _error(seen, mean) * share),
         documents=num_documents,
-        output_bytes=num_tokens * survey.token_bytes + index_bytes(num_documents) + 16 * num_documents,
+        output_bytes=num_tokens * survey.token_bytes + index_bytes(num_documents) + 16 * _documents(survey),
         text_bytes=round(num_text_bytes),
-        encode_seconds=num_text_bytes / survey.encoded_bytes * survey.seconds,
+        encode_seconds=share * num_text_bytes / survey.encoded_bytes * survey.seconds,
     )
 
 

@@ -67,7 +67,7 @@ def resolve_build(recipe: Recipe, *, output: str | None = None) -> ResolvedBuild
         sources=listing.sources,
         extents=listing.extents,
         unit_bytes=recipe.unit_bytes,
-        sample=recipe.sample,
+        sample=recipe.unit_sample,
         seed=recipe.seed,
     )
     plan = cut()
@@ -87,9 +87,12 @@ def _resolve_as(
         spec = char_spec(_characters(plan, listing.root, recipe))
     identity = {**recipe.identity(), "tokenizer": spec.fingerprint, "engine": spec.engine_version}
     notes = [*notes, *listing.notes]
-    if recipe.sample is not None:
+    if recipe.unit_sample is not None:
         share = plan.text_bytes() / max(1, total)
-        notes.append(f"the sample is {counted(len(plan.units), 'whole unit')}, {share:.1%} of the text")
+        notes.append(
+            f"the sample is {counted(len(plan.units), 'whole unit')}, {share:.1%} of the text; "
+            f"`sample='documents:{recipe.unit_sample:g}'` draws documents from all of it"
+        )
     if spec.vocab_size in range(65_500, 65_537):
         notes.append(
             f"a vocabulary of {spec.vocab_size} is read as uint16 by some of Megatron's tools and as int32 by others"
@@ -131,6 +134,7 @@ def make_config(setup: ResolvedBuild, *, scratch: str | None, only_look: bool = 
         max_document_bytes=recipe.max_document_bytes,
         filter=recipe.filter,
         on_bad=recipe.on_bad,
+        document_sample=recipe.document_sample,
         max_documents=max_batch_documents(),
         keep_empty=as_nanogpt,
         held_out=_held_out(setup) if as_nanogpt and not only_look else None,

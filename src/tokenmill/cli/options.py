@@ -130,7 +130,13 @@ OPTIONS: dict[str, Option] = {
         "val_sources", DATASET, "SOURCE", "a source that is the validation split; may be repeated", "--val-source"
     ),
     "max_tokens": _recipe_field("max_tokens", DATASET, "N", "stop at exactly this many tokens, like 150G"),
-    "sample": _recipe_field("sample", DATASET, "SHARE", "a seeded share of the units, like 1%, for a trial"),
+    "sample": _recipe_field(
+        "sample",
+        DATASET,
+        "SHARE",
+        "a seeded share for a trial: of the units, like 1%, which are not read otherwise; or of the documents, like "
+        "documents:1%",
+    ),
     "seed": _recipe_field("seed", DATASET, "N", "seed of the split and of the sample (0)"),
     "layout": Option(
         DATASET,

@@ -38,6 +38,8 @@ FORMAT = 1
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.tiktoken", "characters.json", "tokenizer.model")
 # Why a document is not kept: policy, and bad input, which is quarantined.
 DROPS = ("empty", "too_short", "too_large", "filtered", "no_tokens", "over_budget")
+# Left out by a sample of documents. Not among the reasons above, which every provenance file lists.
+NOT_SAMPLED = "not_sampled"
 BAD = ("invalid_json", "missing_field", "null_text", "not_text", "lone_surrogate", "invalid_utf8")
 # Describes the tokenizer of imported tokens if none was named.
 UNKNOWN_TOKENIZER: dict[str, Any] = {

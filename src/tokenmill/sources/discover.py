@@ -330,7 +330,7 @@ def _describe(
 
 def _least_unit_bytes(recipe: Recipe) -> int:
     """Smaller files are whole in one unit, which reads and checks their first bytes."""
-    return recipe.unit_bytes or default_unit_bytes(0, sample=recipe.sample)
+    return recipe.unit_bytes or default_unit_bytes(0, sample=recipe.unit_sample)
 
 
 def _not_text(path: str, source: Source, format: SourceFormat) -> NotTextError | None:

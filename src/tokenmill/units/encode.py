@@ -20,7 +20,7 @@ import pyarrow as pa
 import xxhash
 
 from tokenmill.dataset.bin_idx import Tokens, numpy_dtype
-from tokenmill.dataset.manifest import BAD
+from tokenmill.dataset.manifest import BAD, NOT_SAMPLED
 from tokenmill.errors import (
     BadDocumentError,
     BuildError,
@@ -220,7 +220,7 @@ def _keep(
 ) -> Kept:
     bad = np.zeros(len(batch.text), np.bool_)
     skips = list(batch.skips)
-    for reason, found in _reasons(batch, config, task, keep):
+    for reason, found in _reasons(batch, hashes, config, task, keep):
         fresh = found & ~bad
         bad |= found
         skips += [Skip(int(batch.sources[i]), int(batch.positions[i]), reason) for i in np.flatnonzero(fresh)]
@@ -285,7 +285,7 @@ def _without(kept: Kept, dropped: npt.NDArray[np.bool_], skips: tuple[Skip, ...]
 
 
 def _reasons(
-    batch: Batch, config: BuildConfig, task: UnitTask, keep: Filter | None
+    batch: Batch, hashes: npt.NDArray[np.uint64], config: BuildConfig, task: UnitTask, keep: Filter | None
 ) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:
     """The reasons for which documents are dropped, each with the documents that it applies to."""
     text = batch.text
@@ -297,11 +297,7 @@ def _reasons(
         valid = _blanked(text, invalid)
     else:
         valid = text
-    candidates = {"too_large": lengths > config.max_document_bytes}
-    if not config.keep_empty:
-        candidates["empty"] = lengths == 0
-    if config.min_chars:
-        candidates["too_short"] = _num_chars(valid) < config.min_chars
+    candidates = _candidates(valid, lengths, hashes, config)
     for reason, found in candidates.items():
         if found.any():
             yield reason, found
@@ -318,6 +314,28 @@ def _reasons(
                 where = Skip(int(batch.sources[place]), int(batch.positions[place]), "filtered")
                 raise _filter_failed(error, where, config, task) from error
         yield "filtered", unwanted
+
+
+def _candidates(
+    text: pa.Array, lengths: npt.NDArray[np.int64], hashes: npt.NDArray[np.uint64], config: BuildConfig
+) -> dict[str, npt.NDArray[np.bool_]]:
+    """The documents that the recipe leaves out by their size, or by chance."""
+    found = {"too_large": lengths > config.max_document_bytes}
+    if not config.keep_empty:
+        found["empty"] = lengths == 0
+    if config.min_chars:
+        found["too_short"] = _num_chars(text) < config.min_chars
+    if config.document_sample is not None:
+        found[NOT_SAMPLED] = ~_is_sampled(hashes, config.document_sample, config.seed)
+    return found
+
+
+def _is_sampled(hashes: npt.NDArray[np.uint64], share: float, seed: int) -> npt.NDArray[np.bool_]:
+    """The documents of a sample, by the half of their hash that no split depends on."""
+    found: npt.NDArray[np.bool_] = hashes[:, 1] ^ np.uint64(_mixed(seed)) < np.uint64(
+        min(int(share * 2**64), 2**64 - 1)
+    )
+    return found
 
 
 def _filter_failed(error: BaseException, where: Skip, config: BuildConfig, task: UnitTask) -> RecipeError:

@@ -23,7 +23,7 @@ import pyarrow as pa
 from tokenmill import records
 from tokenmill.dataset import provenance
 from tokenmill.dataset.bin_idx import ShardWriter
-from tokenmill.dataset.manifest import BAD, SourceTotal
+from tokenmill.dataset.manifest import BAD, NOT_SAMPLED, SourceTotal
 from tokenmill.dataset.provenance import REASONS, SCHEMA, dictionary_column
 from tokenmill.dataset.statistics import (
     MAX_EXAMPLE_CHARS,
@@ -84,8 +84,10 @@ def rows(
     source = np.concatenate((sources, np.array([skip.source for skip in skips], np.int32)))
     position = np.concatenate((positions, np.array([skip.position for skip in skips], np.int64)))
     split = np.concatenate((splits, np.full(len(skips), -1, np.int8)))
+    has_sample = any(skip.reason == NOT_SAMPLED for skip in skips)
+    reasons = (*REASONS, NOT_SAMPLED) if has_sample else REASONS
     reason = np.concatenate(
-        (np.full(len(splits), -1, np.int8), np.array([REASONS.index(skip.reason) for skip in skips], np.int8))
+        (np.full(len(splits), -1, np.int8), np.array([reasons.index(skip.reason) for skip in skips], np.int8))
     )
     counts = np.concatenate((tokens.astype(np.int32), np.zeros(len(skips), np.int32)))
     # Skips come behind the kept documents; without skips the order is right already.
@@ -95,7 +97,7 @@ def rows(
             pa.DictionaryArray.from_arrays(source[order] - np.int32(first_source), pa.array(names, pa.string())),
             position[order],
             dictionary_column(split[order], split_names),
-            dictionary_column(reason[order], REASONS),
+            dictionary_column(reason[order], reasons),
             counts[order],
         ],
         schema=SCHEMA,

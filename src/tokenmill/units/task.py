@@ -56,6 +56,7 @@ class BuildConfig:
     on_bad: str
     max_documents: Int | None
     keep_empty: bool = False
+    document_sample: float | None = None
     held_out: dict[str, tuple[Int, ...]] | None = None
 
 
