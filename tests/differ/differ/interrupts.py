@@ -4,6 +4,10 @@
                                                                         a terminal, to its workers too; once or twice
     130 within two seconds, a sentence, no process left            ->  once more: the bytes of an undisturbed run
 
+The two seconds are those of a machine that does nothing else: what a thread of the command was ready to run and had to
+wait, because other programs had the cores, is taken off. The kernel counts it, and a command that sleeps, waits for a
+lock or keeps a core busy does not gain by it.
+
 A signal that comes before the command has begun to heed them ends it as any other program.
 """
 
@@ -34,6 +38,7 @@ from stores import bucket_server
 SECONDS_TO_END = 2.0
 # Whoever has not ended by then hangs.
 PATIENCE_SECONDS = 30.0
+_POLL_SECONDS = 0.01
 SIGNALS = (signal.SIGINT, signal.SIGINT, signal.SIGTERM, signal.SIGTERM, signal.SIGHUP)
 INTERRUPTED = 130
 _MAIN = "from tokenmill.cli.main import main; main()"
@@ -232,22 +237,20 @@ def _interrupt(
             heeds = _heeds(process.pid)
             below = _below(process.pid)
             send = os.killpg if to_all else os.kill
-            begin = time.monotonic()
+            ending = Ending(process, below)
             with contextlib.suppress(ProcessLookupError):
                 send(process.pid, number)
                 if twice:
                     time.sleep(chance.choice((0, chance.uniform(0, 0.02), chance.uniform(0, 0.3))))
                     send(process.pid, number)
-            try:
-                code = process.wait(PATIENCE_SECONDS)
-            except subprocess.TimeoutExpired:
+            code = ending.wait(PATIENCE_SECONDS)
+            if code is None:
                 return f"no end after {PATIENCE_SECONDS:.0f} s"
-            took = time.monotonic() - begin
             said.seek(0)
             text = said.read().decode(errors="replace")
-            if took > limit:
-                return f"it took {took:.2f} s to end"
-            if left := [one for one in below if _is_alive(one, begin + limit)]:
+            if ending.seconds > limit:
+                return f"it took {ending.told} to end"
+            if left := [one for one in below if _is_alive(one, time.monotonic() + limit)]:
                 return f"{len(left)} of its processes outlived it"
         finally:
             with contextlib.suppress(ProcessLookupError):
@@ -262,6 +265,52 @@ def _interrupt(
     if "Traceback" in text or "Exception" in text or "Interrupted." not in text or "to resume" not in text:
         return f"it said: {text[-700:]}"
     return ""
+
+
+class Ending:
+    """How long a command takes to end, from now on, and how long its threads were kept from running meanwhile."""
+
+    def __init__(self, process: subprocess.Popen[bytes], below: Sequence[int]) -> None:
+        self._process = process
+        self._family = (process.pid, *below)
+        self._begin = time.monotonic()
+        self._before = _run_delays(self._family)
+        self._now = dict(self._before)
+        self._took = 0.0
+
+    def wait(self, patience: float) -> int | None:
+        """Its exit code; None if it does not end."""
+        while (code := self._process.poll()) is None and self._took < patience:
+            self._now |= _run_delays(self._family)  # a thread that has ended cannot be asked any more
+            time.sleep(_POLL_SECONDS)
+            self._took = time.monotonic() - self._begin
+        self._took = time.monotonic() - self._begin
+        return code
+
+    @property
+    def kept_from_running(self) -> float:
+        """Of the thread that was kept from it for longest."""
+        return max((now - self._before.get(thread, 0) for thread, now in self._now.items()), default=0) / 1e9
+
+    @property
+    def seconds(self) -> float:
+        """What it would have taken with a core of its own."""
+        return self._took - self.kept_from_running
+
+    @property
+    def told(self) -> str:
+        return f"{self._took:.2f} s, of which it was kept from running for {self.kept_from_running:.2f} s,"
+
+
+def _run_delays(processes: Sequence[int]) -> dict[str, int]:
+    """The nanoseconds for which each thread has been ready to run, but did not run."""
+    found: dict[str, int] = {}
+    for process in processes:
+        with contextlib.suppress(OSError):
+            for thread in os.listdir(f"/proc/{process}/task"):
+                with contextlib.suppress(OSError):
+                    found[thread] = int(Path(f"/proc/{process}/task/{thread}/schedstat").read_text().split()[1])
+    return found
 
 
 def _command(arguments: Sequence[object]) -> list[str]:
@@ -373,20 +422,18 @@ def _interrupt_in_filter(place: Path, kind: str, number: signal.Signals, limit: 
         try:
             while process.poll() is None and not (place / "begun").exists():
                 time.sleep(0.01)
-            begin = time.monotonic()
+            ending = Ending(process, ())
             process.send_signal(number)
-            try:
-                code = process.wait(patience)
-            except subprocess.TimeoutExpired:
+            code = ending.wait(patience)
+            if code is None:
                 return f"no end after {patience:.0f} s"
-            took = time.monotonic() - begin
         finally:
             process.kill()
             process.wait()
         said.seek(0)
         text = said.read().decode(errors="replace")
-    if took > limit:
-        return f"it took {took:.2f} s to end"
+    if ending.seconds > limit:
+        return f"it took {ending.told} to end"
     return "" if code == INTERRUPTED and text.startswith("Interrupted.") else f"it ended with {code}: {text[-300:]}"
 
 
