@@ -125,8 +125,70 @@ def test_ranks_are_read_as_they_were_written(tokens: dict[bytes, None]) -> None:
     assert parse_ranks(content, name="x") == ranks
 
 
-def test_a_tekken_file_that_lacks_a_part_is_an_error_that_names_it() -> None:
+def broken(place: tuple[str | int, ...], value: object) -> bytes:
+    """A tekken.json with something else in one place, or nothing if the value is `...`."""
     parsed = json.loads(tekken())
-    del parsed["config"]["default_vocab_size"]
-    with pytest.raises(TokenizerError, match=r"x is not a tekken\.json: KeyError"):
-        parse_tekken(json.dumps(parsed).encode(), name="x")
+    inside = parsed
+    for name in place[:-1]:
+        inside = inside[name]
+    if value is ...:
+        del inside[place[-1]]
+    else:
+        inside[place[-1]] = value
+    return json.dumps(parsed).encode()
+
+
+@pytest.mark.parametrize(
+    ("content", "what"),
+    [
+        (b"", "input data was truncated"),
+        (tekken()[:500], "input data was truncated"),
+        (b"[]", "expected object"),
+        (broken(("config",), ...), "missing required field config"),
+        (broken(("config", "default_vocab_size"), ...), "missing required field default_vocab_size"),
+        (broken(("config", "default_num_special_tokens"), "10"), "expected int, got str"),
+        (broken(("config", "default_num_special_tokens"), -1), "-1 of 267 tokens are special"),
+        (broken(("config", "default_vocab_size"), 1 << 62), f"10 of {1 << 62} tokens are special"),
+        (broken(("config", "pattern"), None), "expected str, got null"),
+        (broken(("vocab", 7), {}), "missing required field rank - at"),
+        (broken(("vocab", 7, "token_bytes"), "?"), "invalid base64"),
+        (broken(("vocab", 7, "rank"), -300), "a rank is out of range"),
+        (broken(("vocab", 7, "rank"), 1 << 40), "a rank is out of range"),
+        (broken(("vocab", 7, "token_bytes"), ""), "a token is empty"),
+        (broken(("vocab",), []), "it has no tokens"),
+        (broken(("special_tokens",), [{"rank": 10, "token_str": "</s>"}]), "the rank of a special token"),
+    ],
+)  # fmt: skip
+def test_a_broken_tekken_file_is_an_error_that_says_what_is_wrong(content: bytes, what: str) -> None:
+    with pytest.raises(TokenizerError, match=rf"(?i)^x is not a complete tekken\.json: .*{what}") as caught:
+        parse_tekken(content, name="x")
+    assert "Error" not in caught.value.message
+    assert "tokenizer.json of the same model" in caught.value.hint
+
+
+PARTS: list[Any] = [
+    ("pre_tokenizer", "ByteLevel"),
+    ("pre_tokenizer", {"type": "Sequence", "pretokenizers": [1, 2]}),
+    ("normalizer", {"type": "Sequence", "normalizers": 5}),
+    ("added_tokens", [{"id": 300, "content": "<x>", "special": False, "normalized": 1}]),
+    ("model", None),
+    ("model", {"type": "BPE", "vocab": {"a": 1 << 31}, "merges": []}),
+    ("model", {"type": "BPE", "vocab": [["a"]], "merges": []}),
+]
+
+
+@pytest.mark.parametrize(("part", "value"), PARTS)
+def test_a_broken_tokenizer_json_is_an_error_or_is_left_to_its_library(part: str, value: Any, tmp_path: Path) -> None:
+    model = {"type": "BPE", "vocab": {chr(97 + i): i for i in range(26)}, "merges": []}
+    parsed = {"version": "1.0", "added_tokens": [], "normalizer": None, "pre_tokenizer": None, "model": model}
+    (tmp_path / "tokenizer.json").write_text(json.dumps({**parsed, part: value}))
+    with pytest.raises(TokenizerError) as caught:
+        choose_engine(resolve(str(tmp_path)))
+    assert caught.value.hint
+    assert "Error" not in caught.value.message
+
+
+def test_an_id_that_no_vocabulary_has_is_refused_before_a_table_of_as_many_is_made(tmp_path: Path) -> None:
+    (tmp_path / "x.tiktoken").write_bytes(ranks_with(base64.b64encode(b"abc") + b" 999999999"))
+    with pytest.raises(TokenizerError, match=r"x\.tiktoken has the id 999,999,999; no more than 16,777,216 ids"):
+        resolve(f"{tmp_path}/x.tiktoken:gpt2")

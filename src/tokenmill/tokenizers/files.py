@@ -13,7 +13,8 @@ import binascii
 import json
 import re
 from dataclasses import dataclass
-from typing import Any
+
+import msgspec
 
 from tokenmill.errors import TokenizerError
 
@@ -23,6 +24,7 @@ _RANK_LINE = re.compile(rb"[A-Za-z0-9+/]*={0,2}[ \t]+[0-9]{1,9}")
 _LFS = b"version https://git-lfs"
 _TEKKEN_EOT = "</s>"
 _TEKKEN_SPECIALS = {"<unk>": 0, "<s>": 1, _TEKKEN_EOT: 2}
+_MAX_IDS = 10**_MAX_RANK_DIGITS
 _USE_JSON = "use the tokenizer.json of the same model"
 
 
@@ -107,21 +109,49 @@ class Tekken:
         return self.specials.get(_TEKKEN_EOT if token is None else token)
 
 
+class _TekkenConfig(msgspec.Struct):
+    pattern: str
+    default_num_special_tokens: int
+    default_vocab_size: int
+
+
+class _TekkenToken(msgspec.Struct):
+    rank: int
+    token_bytes: bytes
+
+
+class _TekkenSpecial(msgspec.Struct):
+    rank: int
+    token_str: str
+
+
+class _TekkenFile(msgspec.Struct):
+    config: _TekkenConfig
+    vocab: list[_TekkenToken]
+    special_tokens: list[_TekkenSpecial] | None = None
+
+
 def parse_tekken(content: bytes, *, name: str) -> Tekken:
     """The ranks of a tekken.json that are in use, as ids."""
     try:
-        parsed: dict[str, Any] = json.loads(content)
-        config = parsed["config"]
-        num_specials, vocab_size = int(config["default_num_special_tokens"]), int(config["default_vocab_size"])
-        used = parsed["vocab"][: max(0, vocab_size - num_specials)]
-        ranks = {base64.b64decode(row["token_bytes"], validate=True): int(row["rank"]) + num_specials for row in used}
-        listed = {str(row["token_str"]): int(row["rank"]) for row in parsed.get("special_tokens") or ()}
-        if len(ranks) < len(used) or b"" in ranks or not ranks or min(ranks.values()) < num_specials:
-            raise ValueError("empty or duplicate tokens")
-        return Tekken(
-            pattern=str(config["pattern"]), ranks=ranks, vocab_size=vocab_size, specials=listed or _TEKKEN_SPECIALS
-        )
-    except (ValueError, KeyError, TypeError, binascii.Error, AttributeError) as error:
-        raise TokenizerError(
-            f"{name} is not a tekken.json: {type(error).__name__}: {error}", hint="check the file, or " + _USE_JSON
-        ) from None
+        parsed = msgspec.json.decode(content, type=_TekkenFile)
+    except (ValueError, RecursionError) as error:
+        raise _broken_tekken(name, str(error).replace("`", "")) from None
+    config = parsed.config
+    num_specials, vocab_size = config.default_num_special_tokens, config.default_vocab_size
+    if not 0 <= num_specials < vocab_size <= _MAX_IDS:
+        raise _broken_tekken(name, f"{num_specials} of {vocab_size} tokens are special")
+    used = parsed.vocab[: vocab_size - num_specials]
+    ranks = {row.token_bytes: row.rank + num_specials for row in used}
+    if len(ranks) < len(used) or b"" in ranks:
+        raise _broken_tekken(name, "a token is empty, or is there a second time")
+    if not ranks or min(ranks.values()) < num_specials or max(ranks.values()) >= _MAX_IDS:
+        raise _broken_tekken(name, "a rank is out of range" if ranks else "it has no tokens")
+    listed = {row.token_str: row.rank for row in parsed.special_tokens or ()}
+    if listed and not 0 <= min(listed.values()) <= max(listed.values()) < num_specials:
+        raise _broken_tekken(name, "the rank of a special token is out of range")
+    return Tekken(pattern=config.pattern, ranks=ranks, vocab_size=vocab_size, specials=listed or _TEKKEN_SPECIALS)
+
+
+def _broken_tekken(name: str, what: str) -> TokenizerError:
+    return TokenizerError(f"{name} is not a complete tekken.json: {what}", hint="check the file, or " + _USE_JSON)

@@ -112,10 +112,16 @@ def unproven(spec: TokenizerSpec) -> str:
     """What of a tokenizer.json gigatoken may pass over, as a sentence; "" if there is nothing."""
     if spec.kind != "hf":
         return ""
-    parsed = json.loads(spec.content)
+    try:
+        return _unproven(json.loads(spec.content), spec.eot_id)
+    except (AttributeError, KeyError, TypeError, ValueError):  # tokenizers will say what is wrong with the file
+        return "gigatoken does not know the parts of this tokenizer.json"
+
+
+def _unproven(parsed: dict[str, Any], eot_id: int | None) -> str:
     normalizer, model = parsed.get("normalizer"), parsed["model"]
     for token in parsed.get("added_tokens") or ():
-        if token.get("special") or token["id"] == spec.eot_id:
+        if token.get("special") or token["id"] == eot_id:
             continue
         flags = [flag for flag in _FLAGS if token.get(flag)]
         flags += ["normalized"] if token.get("normalized") and normalizer else []

@@ -47,6 +47,8 @@ EOT_NAMES = (
     "[EOS]",
     "[SEP]",
 )
+# Sixty times the largest vocabulary in use.
+MAX_VOCAB_SIZE = 1 << 24
 MAX_CONTENT_BYTES = 1 << 28
 # Engines that can be asked for by name, and for what.
 _FORCED = (("tokenizers", "hf", "tokenizer.json"), ("tiktoken", "tiktoken", "rank file"))
@@ -114,11 +116,21 @@ def resolve(name: str, *, eot_token: str | None = None) -> TokenizerSpec:
         )
     for engine, kind, what in _FORCED:
         if name.startswith(f"{engine}:"):
-            spec = _resolve(name.removeprefix(f"{engine}:"), eot_token)
+            spec = _with_usual_ids(_resolve(name.removeprefix(f"{engine}:"), eot_token))
             if spec.kind != kind:
                 raise TokenizerError(f"{name}: only a {what} can be encoded by {engine}", hint="drop the prefix")
             return replace(spec, engine=engine)
-    return _resolve(name, eot_token)
+    return _with_usual_ids(_resolve(name, eot_token))
+
+
+def _with_usual_ids(spec: TokenizerSpec) -> TokenizerSpec:
+    """Refuse ids that only a damaged file has. Engines make tables of as many entries, and abort without the memory."""
+    if spec.vocab_size > MAX_VOCAB_SIZE:
+        raise TokenizerError(
+            f"{spec.name} has the id {spec.vocab_size - 1:,}; no more than {MAX_VOCAB_SIZE:,} ids are supported",
+            hint="check the file",
+        )
+    return spec
 
 
 def from_dataset(description: dict[str, Any], content: bytes | None) -> TokenizerSpec:
@@ -341,6 +353,8 @@ def _tiktoken(
 def _hf(name: str, content: bytes, config: bytes | None, eot_token: str | None) -> TokenizerSpec:
     try:
         parsed = json.loads(content)
+        if not isinstance(parsed, dict):
+            raise TypeError("it is not an object")
         model = parsed["model"]
         added = {token["content"]: int(token["id"]) for token in parsed.get("added_tokens") or []}
         vocab = model["vocab"]
@@ -350,10 +364,12 @@ def _hf(name: str, content: bytes, config: bytes | None, eot_token: str | None) 
         if not all(isinstance(token, str) for token in (*ids, *added)):
             raise TypeError("a token is not a text")
         dropout = model.get("dropout")
-    except (ValueError, KeyError, TypeError, IndexError, OverflowError, RecursionError) as error:
+    except KeyError as error:
         raise TokenizerError(
-            f"{name} is not a tokenizer.json: {type(error).__name__}: {error}", hint="check the file"
+            f"{name} is not a complete tokenizer.json: it has no {error}", hint="check the file"
         ) from None
+    except (ValueError, TypeError, IndexError, OverflowError, RecursionError) as error:
+        raise TokenizerError(f"{name} is not a complete tokenizer.json: {error}", hint="check the file") from None
     if dropout:
         raise TokenizerError(
             f"{name} has BPE dropout {dropout}, with which the same text gets other ids each time",
