@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import gzip
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -236,3 +237,95 @@ def test_an_update_where_nothing_changed_goes_on_as_ever(sources: Path, tmp_path
     mend(sources)
     tokenmill.prepare(sources, tmp_path / "out", update=True, **OPTIONS)
     assert tokenmill.prepare(sources, tmp_path / "out", update=True, **OPTIONS).already_complete
+
+
+class Stopped(Exception):
+    pass
+
+
+@pytest.fixture
+def lines(tmp_path: Path) -> Path:
+    """Two files of several units each."""
+    folder = tmp_path / "lines"
+    folder.mkdir()
+    write_jsonl(folder / "a.jsonl", make_texts(600, seed=5))
+    write_jsonl(folder / "b.jsonl", make_texts(600, seed=6))
+    return folder
+
+
+def swap_lines(path: Path) -> None:
+    """The first line of a file last: its size and time are those that it had."""
+    about, (first, rest) = path.stat(), path.read_bytes().split(b"\n", 1)
+    path.write_bytes(rest + first + b"\n")
+    os.utime(path, ns=(about.st_atime_ns, about.st_mtime_ns))
+    assert path.stat().st_size == about.st_size
+
+
+def after_units(count: int, do: Callable[[], None]) -> Callable[[dict[str, Any]], None]:
+    """A watcher that does something once so many units are done."""
+    done: list[int] = []
+
+    def watch(event: dict[str, Any]) -> None:
+        done.extend([event["unit"]] if event["kind"] == "done" else [])
+        if len(done) == count:
+            done.append(-1)
+            do()
+
+    return watch
+
+
+def stop() -> None:
+    raise Stopped
+
+
+def test_a_change_that_left_size_and_time_is_refused_by_the_resumed_build(lines: Path, tmp_path: Path) -> None:
+    out, again = tmp_path / "out", tmp_path / "again"
+    for place in (out, again):
+        with pytest.raises(Stopped):
+            tokenmill.prepare(lines, place, watch=after_units(2, stop), **OPTIONS)
+    swap_lines(lines / "a.jsonl")
+    for _ in range(2):
+        with pytest.raises(BuildError, match=r"a\.jsonl changed since unit 0 was built, with the same size and time"):
+            tokenmill.prepare(lines, out, **OPTIONS)
+    trusted, _ = resumed(lines, out, update=True)
+    assert trusted > 0, "what was made of b.jsonl"
+    tokenmill.prepare(lines, tmp_path / "right", **OPTIONS)
+    assert tree(out) == tree(tmp_path / "right")
+    with pytest.raises(OutputError, match=r"nothing in .* can be kept"):  # nothing of b.jsonl was done
+        tokenmill.prepare(lines, again, update=True, **OPTIONS)
+
+
+def test_a_change_while_the_build_runs_is_seen_before_the_commit(lines: Path, tmp_path: Path) -> None:
+    change = after_units(2, lambda: swap_lines(lines / "a.jsonl"))
+    with pytest.raises(BuildError, match=r"a\.jsonl changed since unit \d+ was built"):
+        tokenmill.prepare(lines, tmp_path / "out", watch=change, **OPTIONS)
+    assert not (tmp_path / "out/dataset.json").exists()
+    resumed(lines, tmp_path / "out", update=True)
+    tokenmill.prepare(lines, tmp_path / "right", **OPTIONS)
+    assert tree(tmp_path / "out") == tree(tmp_path / "right")
+
+
+def test_new_rights_of_a_source_are_no_change(lines: Path, tmp_path: Path) -> None:
+    with pytest.raises(Stopped):
+        tokenmill.prepare(lines, tmp_path / "out", watch=after_units(2, stop), **OPTIONS)
+    (lines / "a.jsonl").chmod(0o600)
+    touch_again = after_units(2, lambda: (lines / "b.jsonl").chmod(0o600))
+    found = tokenmill.prepare(lines, tmp_path / "out", watch=touch_again, **OPTIONS)
+    assert any(note.startswith("b.jsonl: touched during the build") for note in found.notes)
+    tokenmill.prepare(lines, tmp_path / "right", **OPTIONS)
+    assert tree(tmp_path / "out") == tree(tmp_path / "right")
+
+
+def test_a_finished_dataset_is_compared_once_its_sources_were_touched(lines: Path, tmp_path: Path) -> None:
+    def notes() -> list[str]:
+        return [note for note in tokenmill.prepare(lines, tmp_path / "out", **OPTIONS).notes if "compar" in note]
+
+    assert not notes()
+    assert not notes()
+    (lines / "a.jsonl").chmod(0o600)
+    assert notes()[0] == "a.jsonl was touched since: comparing all sources of the dataset with it"
+    assert not notes()
+    swap_lines(lines / "b.jsonl")
+    for _ in range(2):
+        with pytest.raises(SourceChangedError, match=r"b\.jsonl changed since"):
+            tokenmill.prepare(lines, tmp_path / "out", **OPTIONS)

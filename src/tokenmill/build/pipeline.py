@@ -38,7 +38,7 @@ from tokenmill.executors.base import Executor, Listener, UnitFailure
 from tokenmill.recipe import Recipe
 from tokenmill.sizes import counted, few, format_bytes
 from tokenmill.sources.base import Unit
-from tokenmill.sources.files import ask
+from tokenmill.sources.files import ask, touch_times
 from tokenmill.storage.base import Storage, is_hub
 from tokenmill.storage.locks import locked
 from tokenmill.storage.scratch import Fallback, make_scratch_folder, scratch_folder
@@ -57,6 +57,8 @@ from tokenmill.units.task import BuildConfig, UnitTask
 
 _SLOW = ("sentencepiece", "tiktoken", "tokenizers")
 LOG = ".build/events.jsonl"
+# How often the sources are compared that were touched while a build ran. Some network drives never have the same time.
+_MOST_COMPARISONS = 3
 ExecutorFactory = Callable[[Storage, BuildConfig, TokenizerSpec], Executor]
 
 
@@ -89,6 +91,10 @@ class BuildRun:
     scratch: Storage | None
     executor: Executor
     progress: Progress
+    times: tuple[int, ...]
+    """When the sources were touched, before anything was read for this run."""
+    to_compare: frozenset[int]
+    """Units whose sources were touched since the plan was made."""
 
 
 def build(recipe: Recipe, folder: Storage, options: BuildOptions) -> tuple[Manifest, bool]:
@@ -104,10 +110,11 @@ def run_build(resolved: ResolvedBuild, folder: Storage, options: BuildOptions) -
     progress = Progress(options.watch)
     for note in resolved.notes:
         progress.emit("note", message=note)
+    times = touch_times(resolved.listing.root, resolved.plan.sources)
     scratch = scratch_folder(options.scratch, folder) if options.scratch else None
     complete = None if options.restart else workspace.finished(folder, resolved.plan)
     if complete is not None:
-        _compare_with_sources(resolved, folder, complete, progress)
+        _compare_with_sources(resolved, folder, complete, times, progress)
         workspace.finish_clean_up(folder, resolved.recipe.splits, scratch)
         return complete, True
     folder.check_no_links({*resolved.recipe.splits, *workspace.known_splits(folder), "provenance", *workspace.MADE})
@@ -119,18 +126,18 @@ def run_build(resolved: ResolvedBuild, folder: Storage, options: BuildOptions) -
         # The process that held the lock before may have finished in the meantime.
         complete = None if options.restart else workspace.finished(folder, resolved.plan)
         if complete is not None:
-            _compare_with_sources(resolved, folder, complete, progress)
+            _compare_with_sources(resolved, folder, complete, times, progress)
             return complete, True
         options.on_lock()
         scratch = make_scratch_folder(scratch) if scratch else None
         if not options.restart and folder.exists(workspace.KEPT_PLAN):
             finish_update(folder)
         if options.update:
-            start_update(folder, resolved.plan)
-        workspace.start_or_resume(folder, resolved, restart=options.restart)
+            start_update(folder, resolved.plan, times)
+        workspace.start_or_resume(folder, resolved, times, restart=options.restart)
         with workspace.recording_failure(folder):
             try:
-                return _build(resolved, folder, scratch, options, progress), False
+                return _build(resolved, folder, scratch, options, times, progress), False
             except TokenmillError:
                 complete = _finished_by_another(folder, resolved.plan)
                 if complete is None:
@@ -138,15 +145,19 @@ def run_build(resolved: ResolvedBuild, folder: Storage, options: BuildOptions) -
                 return complete, True
 
 
-def _compare_with_sources(resolved: ResolvedBuild, folder: Storage, complete: Manifest, progress: Progress) -> None:
-    """Compare the sources with a finished dataset by content, if its plan, which has their pins, is gone."""
-    if workspace.matches_sources(folder, resolved.plan):
+def _compare_with_sources(
+    resolved: ResolvedBuild, folder: Storage, complete: Manifest, times: tuple[int, ...], progress: Progress
+) -> None:
+    """Compare the sources with a finished dataset by content, if its plan, which has their pins, is gone, or if they
+    were touched since."""
+    why = workspace.why_to_compare(folder, resolved.plan, times)
+    if not why:
         return
-    progress.emit("note", message="the dataset has no plan: comparing all of its sources with it")
+    progress.emit("note", message=f"{why}: comparing all sources of the dataset with it")
     from tokenmill.build.compare import compare_sources
 
     progress.emit("note", message=compare_sources(resolved, folder, complete))
-    workspace.record_comparison(folder, resolved.plan)
+    workspace.record_comparison(folder, resolved.plan, times)
 
 
 @contextlib.contextmanager
@@ -173,7 +184,12 @@ def _finished_by_another(folder: Storage, plan: Plan) -> Manifest | None:
 
 
 def _build(
-    resolved: ResolvedBuild, folder: Storage, scratch: Storage | None, options: BuildOptions, progress: Progress
+    resolved: ResolvedBuild,
+    folder: Storage,
+    scratch: Storage | None,
+    options: BuildOptions,
+    times: tuple[int, ...],
+    progress: Progress,
 ) -> Manifest:
     """Preflight, units, commit and clean-up of a build whose lock is held."""
     splits = resolved.recipe.splits
@@ -184,7 +200,14 @@ def _build(
     tokenizer_file = workspace.keep_tokenizer(folder, resolved.spec)
     executor = options.start_executor(folder, config, resolved.spec)
     run = BuildRun(
-        resolved=resolved, config=config, folder=folder, scratch=scratch, executor=executor, progress=progress
+        resolved=resolved,
+        config=config,
+        folder=folder,
+        scratch=scratch,
+        executor=executor,
+        progress=progress,
+        times=times,
+        to_compare=resolved.plan.units_of(workspace.touched_sources(folder, resolved.plan, times)),
     )
     try:
         found = _preflight(run, options)
@@ -263,8 +286,9 @@ def _run_units(run: BuildRun, expected: Estimate, linked: set[str]) -> Sequence[
             run.progress.set_remaining([cut.unit] if cut else [])
         if cut is not None:
             with _stop_on_error(executor, folder):
-                failures = executor.run(iter([cut]), run.progress.handle)
+                failures = executor.run(iter([_as_touched(run, cut)]), run.progress.handle)
             _raise_failures(failures, run.resolved)
+        _compare_touched(run, range(budget.num_units(len(plan.units))), cut)
     except KeyboardInterrupt:
         raise Interrupted(
             f"{len(known):,} of {counted(len(plan.units), 'unit')} are saved",
@@ -282,6 +306,8 @@ def _begin_units(run: BuildRun, expected: Estimate) -> dict[int, int]:
     known: dict[int, int] = {}  # not the receipts themselves: a million of them would be gigabytes
     documents = 0
     for receipt in workspace.trusted_receipts(run.folder, plan):
+        if receipt.unit in run.to_compare:
+            continue
         known[receipt.unit] = receipt.tokens
         documents += receipt.documents_read
     if before := workspace.num_receipts(run.folder):
@@ -305,7 +331,9 @@ def _start_background_tasks(
 ) -> tuple[Iterator[UnitTask], list[Callable[[int], None]]]:
     """Start what runs beside the units. Returns the tasks, and what to call after each unit."""
     folder, plan, root = run.folder, run.resolved.plan, run.resolved.listing.root
-    tasks: Iterator[UnitTask] = (make_task(plan, unit.index) for unit in _units_left(plan, known, budget))
+    tasks: Iterator[UnitTask] = (
+        _as_touched(run, make_task(plan, unit.index)) for unit in _units_left(plan, known, budget)
+    )
     release: list[Callable[[int], None]] = []
     if is_hub(root):
         tasks, done_with = stack.enter_context(prefetching(folder, root, tasks))
@@ -326,6 +354,31 @@ def _units_left(plan: Plan, known: dict[int, int], budget: Budget) -> Iterator[U
             return
         if unit.index not in known:
             yield unit
+
+
+def _as_touched(run: BuildRun, task: UnitTask) -> UnitTask:
+    """The task, with the text to be compared if a source was touched since an earlier run."""
+    return replace(task, compare_text=True) if task.unit.index in run.to_compare else task
+
+
+def _compare_touched(run: BuildRun, units: range, cut: UnitTask | None) -> None:
+    """Compare the units of sources that were touched while this run read them with their text as it is now."""
+    plan, times = run.resolved.plan, run.times
+    for _ in range(_MOST_COMPARISONS):
+        now = touch_times(run.resolved.listing.root, plan.sources)
+        if now == times:
+            return
+        touched = {source.name for source, was, is_now in zip(plan.sources, times, now, strict=True) if was != is_now}
+        times = now
+        run.progress.emit(
+            "note",
+            message=f"{few(sorted(touched), ', ')}: touched during the build; comparing the text with what was read",
+        )
+        tasks = [make_task(plan, unit) for unit in sorted(plan.units_of(touched)) if unit in units]
+        tasks += [cut] if cut is not None else []
+        with _stop_on_error(run.executor, run.folder):
+            failures = run.executor.run((replace(task, compare_text=True) for task in tasks), lambda message: None)
+        _raise_failures(failures, run.resolved)
 
 
 def _listener(run: BuildRun, known: dict[int, int], after_unit: Sequence[Callable[[int], None]]) -> Listener:

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import itertools
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -74,6 +74,17 @@ class Plan:
 
     def text_bytes(self) -> int:
         return sum(unit.text_bytes for unit in self.units)
+
+    def units_of(self, names: Collection[str]) -> frozenset[int]:
+        """The units that read any of these sources."""
+        numbers = {number for number, source in enumerate(self.sources) if source.name in names} if names else set()
+        if not numbers:
+            return frozenset()
+        return frozenset(
+            unit.index
+            for unit in self.units
+            if not numbers.isdisjoint(range(unit.source, unit.source + unit.num_sources))
+        )
 
 
 def make_plan(

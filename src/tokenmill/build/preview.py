@@ -37,6 +37,7 @@ from tokenmill.recipe import make_recipe
 from tokenmill.resources import MEMORY_BUDGET, free_memory, num_cores, resolve_workers
 from tokenmill.sizes import counted, format_bytes, format_count, format_seconds
 from tokenmill.sources.base import Batch, text_array, text_buffers
+from tokenmill.sources.files import touch_times
 from tokenmill.storage.base import MARGIN_BYTES, Storage, is_url, local_folder, open_folder
 from tokenmill.storage.filesystem import LocalFileSystem
 from tokenmill.storage.local import Folder
@@ -153,8 +154,9 @@ def plan(
     share = expected.share(wanted.max_tokens)
     standing = (0, False, ()) if folder is None or restart else _build_status(folder, setup.plan, update=update)
     done, finished, conflict = standing
-    if folder is not None and finished and not workspace.matches_sources(folder, setup.plan):
-        notes.append("the dataset has no plan: a build reads all of its sources, and compares them with it")
+    times = touch_times(setup.listing.root, setup.plan.sources) if finished else ()
+    if folder is not None and finished and (why := workspace.why_to_compare(folder, setup.plan, times)):
+        notes.append(f"{why}: a build reads all of its sources, and compares them with it")
     needed = 0 if finished else round(expected.output_bytes * share)
     if folder is not None and not restart:
         needed -= workspace.bytes_done(folder)

@@ -35,14 +35,18 @@ from tokenmill.units.receipts import (
 )
 
 _CLEAN = f"{KEPT}/clean.json"
+_TOUCHED = f"{KEPT}/touched.json"
 
 
-def start_update(folder: Storage, plan: Plan) -> None:
+def start_update(folder: Storage, plan: Plan, times: tuple[int, ...]) -> None:
     """Turn the unfinished build in a folder into one of this plan, if the recipe is the same. The lock is held, and
-    no earlier update is unfinished."""
-    if not folder.exists(receipts.PLAN) or workspace.is_stored(folder, plan):
+    no earlier update is unfinished. `times` are those at which the sources of the plan were touched."""
+    if not folder.exists(receipts.PLAN):
         return
-    old = workspace.load_plan(folder)
+    old = plan if workspace.is_stored(folder, plan) else workspace.load_plan(folder)
+    touched = workspace.touched_sources(folder, old, _times_of(old, plan, times))
+    if old is plan and not touched:
+        return
     if old.identity != plan.identity:
         return  # workspace.start_or_resume raises
     if plan.identity.get("split") == "nanogpt":
@@ -50,13 +54,23 @@ def start_update(folder: Storage, plan: Plan) -> None:
             "`update` does not go with `split='nanogpt'`: which documents it holds out depends on all of them",
             hint="start over with `restart=True`",
         )
-    if not _gather(folder, old, plan) and workspace.num_receipts(folder):
+    if not _gather(folder, old, plan, touched) and workspace.num_receipts(folder):
         raise OutputError(
             f"nothing in {folder.path} can be kept: no unit that is done would be one of the new plan",
             hint="choose another output, or start this one over with `restart=True`",
         )
+    if times:
+        folder.replace(_TOUCHED, records.seal(workspace.TouchTimes(times=times)))
     folder.write_parts(KEPT_PLAN, records.sealed_parts(plan))
     finish_update(folder)
+
+
+def _times_of(old: Plan, new: Plan, times: tuple[int, ...]) -> tuple[int, ...]:
+    """The times of the new plan's sources, in the order of the old plan; 0 for a source that is gone."""
+    if old is new or not times:
+        return times
+    found = {source.name: time for source, time in zip(new.sources, times, strict=True)}
+    return tuple(found.get(source.name, 0) for source in old.sources)
 
 
 def finish_update(folder: Storage) -> None:
@@ -70,6 +84,8 @@ def finish_update(folder: Storage) -> None:
     folder.link_all(_receipt_link(data, receipt) for data, receipt in _kept(folder))
     folder.sync(RECEIPTS)
     folder.replace(workspace.CLEAN, folder.read(_CLEAN))
+    if folder.exists(_TOUCHED):
+        folder.replace(workspace.TOUCHED, folder.read(_TOUCHED))
     folder.write_parts(receipts.PLAN, map(bytes, folder.blocks(KEPT_PLAN, max_bytes=records.MAX_RECORD_BYTES)))
     workspace.remove_kept(folder)
 
@@ -80,12 +96,12 @@ def num_kept(folder: Storage, old: Plan, new: Plan) -> int:
     return sum(f"{unit_name(was, NO_LIMIT)}.json" in done for was, _ in _matching_units(old, new))
 
 
-def _gather(folder: Storage, old: Plan, new: Plan) -> bool:
+def _gather(folder: Storage, old: Plan, new: Plan, touched: frozenset[str]) -> bool:
     """Give what is kept its new names beside the old ones. True if there was anything to keep."""
     workspace.remove_kept(folder)
     for parent in (PIECES, RECEIPTS, REJECTS):
         folder.make(_kept_name(parent))
-    matches = dict(_matching_units(old, new))
+    matches = dict(_matching_units(old, new, touched))
     clean = set(workspace.clean_units(folder, old))
     found = load_receipts(folder, matches, old.fingerprint)
 
@@ -104,14 +120,18 @@ def _gather(folder: Storage, old: Plan, new: Plan) -> bool:
     return bool(kept)
 
 
-def _matching_units(old: Plan, new: Plan) -> Iterator[tuple[int, int]]:
-    """Units of both plans that read the same part of the same sources: numbers in the old and in the new plan."""
+def _matching_units(old: Plan, new: Plan, touched: frozenset[str] = frozenset()) -> Iterator[tuple[int, int]]:
+    """Units of both plans that read the same part of the same sources: numbers in the old and in the new plan.
+
+    Sources that were touched since may be others, although their pins are the same.
+    """
     numbers = {(new.sources[unit.source].name, unit.start): unit.index for unit in new.units}
     for unit in old.units:
         number = numbers.get((old.sources[unit.source].name, unit.start))
         if number is not None:
             was, now = make_task(old, unit.index), make_task(new, number)
-            if was.sources == now.sources and was.unit.stop == now.unit.stop:
+            is_same = was.sources == now.sources and was.unit.stop == now.unit.stop
+            if is_same and touched.isdisjoint(source.name for source in now.sources):
                 yield unit.index, number
 
 

@@ -3,6 +3,7 @@
 OUT/.build/plan.json      the plan; its fingerprint must match
     .build/job.json       how its units were done, for repair and verify --source
     .build/clean.json     units that were done at the last clean stop: they need no rehash
+    .build/touched.json   when each local source was last touched, as of the plan
     .build/failure.json   why the last build failed, for the processes that wait for it
     .build/compared.json  that the sources of a dataset without a plan were compared by content
     .build/receipts       one a unit           .build/packs    the same, many in a file
@@ -79,6 +80,7 @@ EVENTS = ".build/events.jsonl"
 JOB = ".build/job.json"
 CLEAN = ".build/clean.json"
 COMPARED = ".build/compared.json"
+TOUCHED = ".build/touched.json"
 FAILURE = ".build/failure.json"
 KEPT = ".build/kept"
 KEPT_PLAN = f"{KEPT}/plan.json"
@@ -92,7 +94,8 @@ REMOVED_AT_ONCE = 1 << 16
 SWEPT = ("", ".build", PIECES, RECEIPTS, PACKS, REJECTS, "provenance")
 # What there is before the plan, and what is left without it when a build that is started over is killed.
 _BEGUN = (
-    LOCK, EVENTS, PIECES, RECEIPTS, PACKS, REJECTS, QUARANTINE, JOB, CLEAN, FAILURE, FETCHED, TOKENIZER_COPY, KEPT,
+    LOCK, EVENTS, PIECES, RECEIPTS, PACKS, REJECTS, QUARANTINE, JOB, CLEAN, TOUCHED, FAILURE, FETCHED, TOKENIZER_COPY,
+    KEPT,
 )  # fmt: skip
 _OF_A_UNIT = re.compile(r"\.build-(?:receipts|pieces|rejects)-(\d+)\..*")
 _SHARD_FILE = re.compile(r"\d{5,}\.(bin|idx|parquet)|.*\.tmp")
@@ -123,6 +126,13 @@ class Compared:
 
     plan: str
     manifest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TouchTimes:
+    """When the sources of a plan were touched, in their order; see `sources.files.touch_times`."""
+
+    times: tuple[Int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,14 +239,18 @@ def check_file_sizes(folder: Storage, found: Manifest) -> None:
         raise DatasetError(f"{folder.at(name)} {what}", hint="run tokenmill repair")
 
 
-def start_or_resume(folder: Storage, setup: ResolvedBuild, *, restart: bool) -> None:
-    """Start a build of this plan in the folder, or resume the one that is there. The lock is held."""
+def start_or_resume(folder: Storage, setup: ResolvedBuild, times: tuple[int, ...], *, restart: bool) -> None:
+    """Start a build of this plan in the folder, or resume the one that is there. The lock is held.
+
+    `times` are those at which the sources were touched.
+    """
     plan = setup.plan
     # A build that was killed before its first unit is replaced: a branch of the hub may have moved since.
     if restart or (folder.exists(PLAN) and not is_stored(folder, plan) and not may_have_units(folder)):
         start_over(folder)
     if not folder.exists(PLAN):
         folder.remove(manifest.NODES)
+        record_touch_times(folder, times)  # first: no plan is without them
         folder.write_parts(PLAN, records.sealed_parts(plan))
         return
     check_begun(folder, plan)
@@ -482,10 +496,35 @@ def _differences(found: Manifest, plan: Plan) -> list[str]:
     return differences(old_plan, new_plan)
 
 
-def matches_sources(folder: Storage, plan: Plan) -> bool:
-    """Whether a finished dataset is known to be of these sources: by its plan, or because they were compared."""
-    if folder.exists(PLAN):
-        return True
+def record_touch_times(folder: Storage, times: tuple[int, ...]) -> None:
+    if times:
+        folder.replace(TOUCHED, records.seal(TouchTimes(times=times)))
+
+
+def touched_sources(folder: Storage, plan: Plan, times: tuple[int, ...]) -> frozenset[str]:
+    """The names of the sources of a stored plan that were touched since, and have the size and time that they had.
+
+    None if an earlier version began the build: it recorded no times.
+    """
+    try:
+        before = records.unseal(TouchTimes, folder.read(TOUCHED), where=TOUCHED).times
+    except DatasetError:
+        return frozenset()
+    if before == times or len(before) != len(times):
+        return frozenset()
+    return frozenset(source.name for source, was, now in zip(plan.sources, before, times, strict=True) if was != now)
+
+
+def why_to_compare(folder: Storage, plan: Plan, times: tuple[int, ...]) -> str:
+    """Why a finished dataset may not be of these sources, which have the pins of its plan; "" if it is."""
+    if not folder.exists(PLAN) and not _is_compared(folder, plan):
+        return "the dataset has no plan"
+    if touched := touched_sources(folder, plan, times):
+        return f"{few(sorted(touched), ', ')} {'was' if len(touched) == 1 else 'were'} touched since"
+    return ""
+
+
+def _is_compared(folder: Storage, plan: Plan) -> bool:
     try:
         before = records.unseal(Compared, folder.read(COMPARED), where=COMPARED)
     except DatasetError:
@@ -493,12 +532,13 @@ def matches_sources(folder: Storage, plan: Plan) -> bool:
     return before == _compared(folder, plan)
 
 
-def record_comparison(folder: Storage, plan: Plan) -> None:
+def record_comparison(folder: Storage, plan: Plan, times: tuple[int, ...]) -> None:
     """Write down that the sources were compared by content, so that the next time their pins are enough."""
     with contextlib.suppress(LockedError, StorageError, OSError):  # a folder that cannot be written to stays as it is
         folder.make(".build")
         with locked(folder, patience=None):
             folder.replace(COMPARED, records.seal(_compared(folder, plan)))
+            record_touch_times(folder, times)
 
 
 def _compared(folder: Storage, plan: Plan) -> Compared:

@@ -2,6 +2,7 @@
 
 find    size and etag or time, which pin it      open_file, open_stream   for Arrow; decompressed text
 expand  a prefix or a pattern -> URLs            check_unchanged          is it still the file that was planned?
+                                                 touch_times              if not, although it has its size and time
 bring   a hub file -> a verified copy            require, ask             can all be read? does the hub answer?
 
 Only this module knows where a file is. It also recognises files that are not text by their first bytes, because names
@@ -110,6 +111,22 @@ def check_unchanged(path: str, source: Source) -> None:
     """
     if not source.etag and (found := find(path)) != pin_of(source):
         raise changed(path, source, found)
+
+
+def touch_times(root: str, sources: Iterable[Source]) -> tuple[int, ...]:
+    """When each local file was last touched: a time that its file system notes at every change, and that cannot be put
+    back. New rights and new links set it too, so another time does not prove another text.
+
+    Nothing for objects, whose pins are enough; 0 for a file that is not there.
+    """
+    return () if is_url(root) else tuple(_touch_time(f"{root}/{source.name}") for source in sources)
+
+
+def _touch_time(path: str) -> int:
+    try:
+        return min(max(0, os.stat(path).st_ctime_ns), MAX_INT - 1)
+    except OSError:  # its reader reports it
+        return 0
 
 
 def changed(path: str, source: Source, found: Pin) -> SourceChangedError:

@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from tokenmill import records
 from tokenmill.dataset import provenance
@@ -33,8 +34,9 @@ from tokenmill.dataset.statistics import (
     UnitStatistics,
     add_examples,
 )
-from tokenmill.errors import DeterminismError
+from tokenmill.errors import DeterminismError, SourceChangedError
 from tokenmill.recipe import load_filter
+from tokenmill.sizes import few
 from tokenmill.sources.base import Batch, Skip, naming_what_needs_memory, text_buffers
 from tokenmill.sources.reader import format_of
 from tokenmill.storage.base import Storage
@@ -47,6 +49,7 @@ from tokenmill.units.encode import (
     chars_of_groups,
     encode_batch,
     first_document,
+    hash_documents,
     name_of,
     num_eot,
     read_batches,
@@ -173,6 +176,8 @@ def begin_unit(
     unit, limit = task.unit, task.token_limit
     done = load_receipt(folder, unit.index, limit, config.fingerprint, rehash=True)
     if done is not None:
+        if task.compare_text:
+            _compare_text(folder, config, task, done)
         report(done.documents_read, done.tokens, unit.text_bytes, kept=True)
         return lambda: done
     run = UnitRun(config, task, folder)
@@ -191,6 +196,27 @@ def begin_unit(
         raise
     report(0, 0, unit.text_bytes - done_bytes)
     return run.finish
+
+
+def _compare_text(folder: Storage, config: BuildConfig, task: UnitTask, done: Receipt) -> None:
+    """Raise `SourceChangedError` unless a unit still has the documents that it had, and in their places."""
+    from tokenmill.sources.files import open_file
+
+    read_sum = np.zeros(2, np.uint64)
+    positions = [np.zeros(0, np.int64)]
+    for batch in read_batches(config, task):
+        read_sum += hash_documents(batch.text).sum(axis=0, dtype=np.uint64)
+        source = np.concatenate((batch.sources, np.array([skip.source for skip in batch.skips], np.int32)))
+        position = np.concatenate((batch.positions, np.array([skip.position for skip in batch.skips], np.int64)))
+        positions.append(position[np.lexsort((position, source))])
+    with open_file(folder.at(done.provenance)) as data, pq.ParquetFile(data) as file:
+        before = file.read(columns=["position"])["position"].to_numpy()
+    if hex_sum(read_sum) != done.read_sum or not np.array_equal(np.concatenate(positions), before):
+        names = few([source.name for source in task.sources], ", ")
+        raise SourceChangedError(
+            f"{names} changed since unit {done.unit} was built, with the same size and time",
+            hint="restore the old file, or resume with `update=True`, which keeps the results of the others",
+        )
 
 
 def _planned_bytes_read(task: UnitTask, batch: Batch, before: int) -> int:

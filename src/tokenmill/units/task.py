@@ -62,8 +62,12 @@ class BuildConfig:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnitTask:
-    """A unit to run, with the sources that it reads. `token_limit` cuts it to the rest of a budget."""
+    """A unit to run, with the sources that it reads. `token_limit` cuts it to the rest of a budget.
+
+    With `compare_text` a source was touched: if the unit is done, its text is compared with what was read then.
+    """
 
     unit: Unit
     sources: tuple[Source, ...]
     token_limit: Int = NO_LIMIT
+    compare_text: bool = False
