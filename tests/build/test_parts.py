@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -170,3 +171,20 @@ def test_the_ranks_of_a_node_share_its_part(setup: ResolvedBuild, tmp_path: Path
     ]
     seen = np.concatenate([batch["sample_index"] for loader in loaders for batch in loader])
     assert np.sort(seen).tolist() == list(range(loaders[0].num_samples))
+
+
+def test_a_part_is_refused_once_the_text_that_it_was_made_of_changed(
+    setup: ResolvedBuild, corpus: Path, tmp_path: Path
+) -> None:
+    """A node that lost its part would build it of the new text, beside parts of the old one."""
+    out, source = tmp_path / "part", corpus / "c.txt"
+    assert build(setup, 0, out, into=1)[-1]["already_complete"] is False
+    about, data = source.stat(), source.read_bytes()
+
+    def put_in_place(text: bytes) -> dict[str, Any]:
+        source.write_bytes(text)
+        os.utime(source, ns=(about.st_atime_ns, about.st_mtime_ns))
+        return build(setup, 0, out, into=1)[-1]
+
+    assert "c.txt changed since" in put_in_place(data.swapcase())["error"]["message"]
+    assert put_in_place(data)["already_complete"] is True
