@@ -55,6 +55,7 @@ T = TypeVar("T")
 
 # The integers of records. Nothing counts below -1, which stands for no limit.
 Int = Annotated[int, msgspec.Meta(ge=-1, lt=MAX_INT)]
+Share = Annotated[float, msgspec.Meta(ge=0, le=1)]
 
 MAX_RECORD_BYTES = 1 << 30
 # Of the lists and objects in a record.

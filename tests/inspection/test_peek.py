@@ -11,7 +11,7 @@ import pytest
 
 import tokenmill as api
 from conftest import Command, make_texts, write_jsonl
-from tokenmill import RecipeError, peek
+from tokenmill import DatasetError, RecipeError, peek
 
 TEXTS = [
     "The mill turns 数千の文書 🙂 naïve\x1b[31m red",
@@ -85,6 +85,9 @@ def test_a_tokenizer_tells_where_the_documents_of_raw_tokens_end(tmp_path: Path)
     split = api.open(path)["train"]
     (tmp_path / "raw").mkdir()
     split.tokens(0, split.num_tokens).tofile(tmp_path / "raw/train.bin")
+    with pytest.raises(DatasetError, match="does not record where its documents end") as caught:
+        peek(tmp_path / "raw/train.bin")
+    assert caught.value.hint.startswith("name the `tokenizer` if you peek or import")
     found = peek(tmp_path / "raw/train.bin", tokenizer="gpt2", count=9)
     assert [excerpt.text for excerpt in found] == TEXTS
 

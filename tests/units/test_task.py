@@ -52,3 +52,10 @@ def test_a_task_is_a_whole_unit_unless_a_budget_cuts_it(values: dict[type, Any])
     plain = json.loads(json.dumps(dataclasses.asdict(values[UnitTask])))
     del plain["token_limit"]
     assert records.convert(UnitTask, plain, where="task").token_limit == NO_LIMIT
+
+
+@pytest.mark.parametrize("share", [1 << 62, 1 << 63, 1.5, -0.5])
+def test_a_share_is_a_number_from_nothing_to_all(values: dict[type, Any], share: float) -> None:
+    plain = json.loads(json.dumps(dataclasses.asdict(values[BuildConfig])))
+    with pytest.raises(DatasetError, match=r"work\.split\[\.\.\.\]: expected (float|int) [<>]= "):
+        records.convert(BuildConfig, {**plain, "split": {"val": share}}, where="work")

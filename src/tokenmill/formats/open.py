@@ -261,7 +261,7 @@ class UnknownEnds:
     def between(self, start: int, stop: int) -> Numbers:
         raise DatasetError(
             f"{self.path} does not record where its documents end",
-            hint="give the id of the end of text with `eot_id`, or import with `tokenizer`",
+            hint="name the `tokenizer` if you peek or import; tokenmill.open takes the id of the end of text, eot_id",
         )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tokenmill.records import Int
+from tokenmill.records import Int, Share
 from tokenmill.sources.base import Source, Unit
 from tokenmill.units.receipts import NO_LIMIT
 
@@ -47,7 +47,7 @@ class BuildConfig:
     eot_id: Int | None
     vocab_size: Int
     dtype: str
-    split: dict[str, float]
+    split: dict[str, Share]
     split_names: tuple[str, ...]
     seed: Int
     min_chars: Int
