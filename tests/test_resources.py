@@ -76,3 +76,14 @@ def test_a_container_bounds_workers_that_nobody_asked_for(monkeypatch: pytest.Mo
     assert resolve_workers(2) == 2
     monkeypatch.setattr("tokenmill.resources.allowed_cores", lambda: 0.5)
     assert num_cores() == 1
+
+
+@pytest.mark.parametrize(("limit", "refused"), [(600_000_000, True), (900_000_000, False)])
+def test_a_limit_of_addresses_at_which_libraries_abort_is_refused(tmp_path: Path, limit: int, refused: bool) -> None:
+    code = f"import resource; resource.setrlimit(resource.RLIMIT_AS, ({limit}, {limit}))"
+    code += "; from tokenmill.cli.main import main; main()"
+    run = [sys.executable, "-c", code, "plan", "a.txt", "--tokenizer", "byte", "-j", "1"]
+    (tmp_path / "a.txt").write_text("a line\n")
+    done = subprocess.run(run, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert ("a process may have 600 MB of addresses here, and needs about 800 MB" in done.stderr) == refused
+    assert (done.returncode == 0) != refused

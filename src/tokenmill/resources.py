@@ -25,6 +25,7 @@ import pyarrow as pa
 
 from tokenmill import arguments
 from tokenmill.errors import RecipeError
+from tokenmill.sizes import format_bytes
 
 
 def resident_bytes() -> int:
@@ -67,6 +68,30 @@ def resolve_workers(workers: int | None) -> int:
             hint=f"give up to {most} with `workers` or DATASET_NUM_PROC; one per core is enough",
         )
     return workers if workers > 0 else max(1, cores * 3 // 4)
+
+
+# Of addresses: Arrow, numpy and gigatoken map this much before they have read anything.
+LEAST_ADDRESSES = 800_000_000
+
+
+def has_addresses() -> bool:
+    """Whether `ulimit -v` leaves enough to work with. Libraries in Rust abort if they get no memory."""
+    return _address_limit() >= LEAST_ADDRESSES
+
+
+def check_addresses() -> None:
+    """Refuse to encode where libraries would abort."""
+    if not has_addresses():
+        raise RecipeError(
+            f"a process may have {format_bytes(_address_limit())} of addresses here, and needs about "
+            f"{format_bytes(LEAST_ADDRESSES)}",
+            hint="allow more with ulimit -v; a control group limits the memory that is used, which is far less",
+        )
+
+
+def _address_limit() -> float:
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    return limit if limit != resource.RLIM_INFINITY else math.inf
 
 
 def num_cores() -> int:
@@ -147,12 +172,11 @@ def free_memory(groups: Path = GROUPS, own: Path = OWN, machine: Path = MACHINE)
 def _free_addresses() -> float:
     """Bytes of address space that `ulimit -v` leaves this process; infinite without such a limit."""
     try:
-        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
         with open("/proc/self/statm", encoding="ascii") as file:
             used = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
         return math.inf
-    return limit - used if limit != resource.RLIM_INFINITY else math.inf
+    return _address_limit() - used
 
 
 def _free_in_group(place: Path) -> float:

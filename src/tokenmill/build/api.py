@@ -19,7 +19,7 @@ from tokenmill.dataset.manifest import Manifest, Nodes
 from tokenmill.errors import LockedError, RecipeError
 from tokenmill.executors.forkserver import WorkerProcesses, needs_processes
 from tokenmill.formats.results import ExportResult
-from tokenmill.resources import num_cores, resolve_workers
+from tokenmill.resources import check_addresses, num_cores, resolve_workers
 from tokenmill.sizes import counted, format_seconds
 from tokenmill.storage.base import Storage, is_url, local_folder, open_folder
 
@@ -137,6 +137,7 @@ def prepare(
     folder = open_folder(output, spool=scratch)
     check_place(layout, folder)
     # On a cluster the cores of this machine do not count.
+    check_addresses()
     count = resolve_workers(workers) if executor == "local" else num_cores()
     # A process that waits needs no workers; if it builds in the end, it starts them then.
     early = (

@@ -34,7 +34,7 @@ from tokenmill.errors import DatasetError, OutputError, SourceChangedError, Toke
 from tokenmill.executors.in_process import InProcessProber
 from tokenmill.formats.nanogpt import TEST_SIZE
 from tokenmill.recipe import make_recipe
-from tokenmill.resources import MEMORY_BUDGET, free_memory, num_cores, resolve_workers
+from tokenmill.resources import MEMORY_BUDGET, check_addresses, free_memory, num_cores, resolve_workers
 from tokenmill.sizes import counted, format_bytes, format_count, format_seconds
 from tokenmill.sources.base import Batch, text_array, text_buffers
 from tokenmill.sources.files import touch_times
@@ -141,6 +141,7 @@ def plan(
         notes.append(GIVEN_UP)
     if folder is not None and not restart and not update:
         wanted = workspace.pin_hub_commits(folder, wanted)
+    check_addresses()
     setup = resolve_build(wanted, output=None if folder is None else folder.path)
     if folder is not None and not restart:
         setup = workspace.match_stored_plan(folder, setup)

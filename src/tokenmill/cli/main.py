@@ -78,10 +78,10 @@ def _early_workers(arguments: list[str]) -> Iterator[None]:
 
     The parser itself takes time to load, so this guesses from the words. A wrong guess costs time only.
     """
-    from tokenmill.resources import num_cores
+    from tokenmill.resources import has_addresses, num_cores
 
     line = " ".join(arguments)
-    if arguments[:1] != ["prepare"] or _NO_WORKERS.search(line) or num_cores() == 1:
+    if arguments[:1] != ["prepare"] or _NO_WORKERS.search(line) or num_cores() == 1 or not has_addresses():
         yield
         return
     from tokenmill.executors.forkserver import start_early, stop_unused

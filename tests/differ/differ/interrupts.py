@@ -4,7 +4,7 @@
                                                                         a terminal, to its workers too; once or twice
     130 within two seconds, a sentence, no process left            ->  once more: the bytes of an undisturbed run
 
-The two seconds are those of a machine that does nothing else: what a thread of the command was ready to run and had to
+The two seconds are those of a machine that does nothing else: what threads of the command were ready to run and had to
 wait, because other programs had the cores, is taken off. The kernel counts it, and a command that sleeps, waits for a
 lock or keeps a core busy does not gain by it.
 
@@ -24,6 +24,7 @@ import sys
 import tempfile
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -289,8 +290,11 @@ class Ending:
 
     @property
     def kept_from_running(self) -> float:
-        """Of the thread that was kept from it for longest."""
-        return max((now - self._before.get(thread, 0) for thread, now in self._now.items()), default=0) / 1e9
+        """Of the process that was kept from it for longest; its threads wait for each other, as for Python's lock."""
+        delays: Counter[int] = Counter()
+        for (process, thread), now in self._now.items():
+            delays[process] += now - self._before.get((process, thread), 0)
+        return max(delays.values(), default=0) / 1e9
 
     @property
     def seconds(self) -> float:
@@ -302,14 +306,16 @@ class Ending:
         return f"{self._took:.2f} s, of which it was kept from running for {self.kept_from_running:.2f} s,"
 
 
-def _run_delays(processes: Sequence[int]) -> dict[str, int]:
-    """The nanoseconds for which each thread has been ready to run, but did not run."""
-    found: dict[str, int] = {}
+def _run_delays(processes: Sequence[int]) -> dict[tuple[int, str], int]:
+    """The nanoseconds for which each thread of some processes has been ready to run, but did not run."""
+    found: dict[tuple[int, str], int] = {}
     for process in processes:
         with contextlib.suppress(OSError):
             for thread in os.listdir(f"/proc/{process}/task"):
                 with contextlib.suppress(OSError):
-                    found[thread] = int(Path(f"/proc/{process}/task/{thread}/schedstat").read_text().split()[1])
+                    found[process, thread] = int(
+                        Path(f"/proc/{process}/task/{thread}/schedstat").read_text().split()[1]
+                    )
     return found
 
 
