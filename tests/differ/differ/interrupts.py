@@ -361,6 +361,7 @@ def interrupts(
     jobs: Sequence[Job], count: int, *, seed: int = 0, limit: float = SECONDS_TO_END, has_bucket: bool = False
 ) -> Row:
     """Each command, interrupted `count` times or more at moments drawn by the seed."""
+    _heed_signals()
     chance = random.Random(seed)
     tried, hangs, wrong = 0, 0, []
     with make_bucket_world() if has_bucket else make_world() as world:
@@ -409,6 +410,7 @@ except KeyboardInterrupt:
 
 def swallowed(kinds: Sequence[str] = tuple(_FILTERS), *, limit: float = SECONDS_TO_END, patience: float = 30.0) -> Row:
     """An interrupt that code of others swallows, or makes another error of."""
+    _heed_signals()
     tried, wrong = 0, []
     for kind in kinds:
         for number in (signal.SIGINT, signal.SIGTERM):
@@ -417,6 +419,13 @@ def swallowed(kinds: Sequence[str] = tuple(_FILTERS), *, limit: float = SECONDS_
                 what = _interrupt_in_filter(Path(place), kind, number, limit, patience)
             wrong += [f"{kind} filter, {number.name}: {what}"] if what else []
     return Row(fault="interrupts that code of others swallows", tried=tried, wrong=tuple(wrong))
+
+
+def _heed_signals() -> None:
+    """A lab that runs in the background, or under nohup, ignores signals, and so would the commands that it starts."""
+    for number in set(SIGNALS):
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, signal.SIG_DFL)
 
 
 def _interrupt_in_filter(place: Path, kind: str, number: signal.Signals, limit: float, patience: float) -> str:
