@@ -25,7 +25,6 @@ import pyarrow as pa
 
 from tokenmill import arguments
 from tokenmill.errors import RecipeError
-from tokenmill.sizes import format_bytes
 
 
 def resident_bytes() -> int:
@@ -83,8 +82,8 @@ def check_addresses() -> None:
     """Refuse to encode where libraries would abort."""
     if not has_addresses():
         raise RecipeError(
-            f"a process may have {format_bytes(_address_limit())} of addresses here, and needs about "
-            f"{format_bytes(LEAST_ADDRESSES)}",
+            f"a process may have {_address_limit() / 1e6:.0f} MB of addresses here, and needs about "
+            f"{LEAST_ADDRESSES / 1e6:.0f} MB",
             hint="allow more with ulimit -v; a control group limits the memory that is used, which is far less",
         )
 
