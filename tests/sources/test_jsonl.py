@@ -240,6 +240,7 @@ def test_a_bad_line_is_given_to_one_parser(
 
 
 OPEN, CLOSED = b"[" * 600, b"[" * 300 + b"]" * 300
+WIDE = b"[" + b",".join([b"[1,{}]"] * 1000) + b"]"
 
 
 @pytest.mark.parametrize(
@@ -248,6 +249,8 @@ OPEN, CLOSED = b"[" * 600, b"[" * 300 + b"]" * 300
         (rb'{"text": "\ud800", "x": ' + OPEN + b"}", "invalid_json"),
         (rb'{"text": "\ud800", "x": ' + CLOSED + b"}", "lone_surrogate"),
         (rb'{"x": "\ud800", "text": "a", "y": ' + CLOSED + b"}", "lone_surrogate"),
+        (rb'{"text": "\ud800", "x": ' + WIDE + b"}", "lone_surrogate"),
+        (rb'{"x": ' + WIDE + rb', "text": "a [[\ud800"}', "lone_surrogate"),
         (rb'{"x": ["\ud800", ' + CLOSED + b'], "text": "a"}', "lone_surrogate"),
         (rb'{"x": "\ud800", "x" : ' + CLOSED + b', "text": 1}', "invalid_json"),
         (rb'{"text": "\ud800", "x": ' + CLOSED[:-1] + b"x]}", "invalid_json"),

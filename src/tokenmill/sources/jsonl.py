@@ -61,7 +61,7 @@ _OTHER_NUMBER = re.compile(rb"([:\[,]\s*)-?(?:Inf(?:inity)?|NaN)")
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)')
 # From so many brackets on, they are counted before Python's parser takes them, one inside the other.
 _MANY_BRACKETS = 50
-# With no more than these, no parser reaches its limit of depth.
+# With no more than these, or no more one inside the other, no parser reaches its limit of depth.
 _SAFE_BRACKETS = 900
 _KEY = re.compile(rb"(" + _STRING.pattern + rb")\s*:")
 _SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -353,6 +353,13 @@ def _is_balanced(line: bytes) -> bool:
     return outside.count(b"[") == outside.count(b"]") and outside.count(b"{") == outside.count(b"}")
 
 
+def _depth(line: bytes) -> int:
+    """How many brackets are at most one inside the other, outside of strings."""
+    outside = np.frombuffer(_STRING.sub(b"", line), np.uint8)
+    opens, closes = (np.isin(outside, np.frombuffer(some, np.uint8)) for some in (b"[{", b"]}"))
+    return int(np.cumsum(opens.astype(np.int8) - closes.astype(np.int8), dtype=np.int64).max(initial=0))
+
+
 def _parsed_by_arrow(lines: list[bytes], column: str) -> list[bytes | None]:
     """The text of each line; None for a line that Arrow refuses. Halves the lines until it accepts them."""
     text = _arrow_column(b"\n".join(lines), column, len(lines))
@@ -398,7 +405,7 @@ def _surrogate_between_brackets(line: bytes) -> bool | None:
     if not _is_balanced(line):
         return False
     is_plain = not any(odd in line for odd in (b"NaN", b"Inf", _MARK_ESCAPE, _MARK_BYTES))
-    is_safe = line.count(b"[") + line.count(b"{") <= _SAFE_BRACKETS
+    is_safe = line.count(b"[") + line.count(b"{") <= _SAFE_BRACKETS or _depth(line) <= _SAFE_BRACKETS
     if not (is_plain and is_safe and _is_utf8(line)) or _has_extreme_number(line):
         return None
     marked = _HALF_ESCAPE.sub(rb"\\uffff", line)
