@@ -6,6 +6,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -140,3 +141,24 @@ def test_what_an_interrupt_breaks_in_a_library_is_told_as_an_interrupt(tmp_path:
     _, said = process.communicate(timeout=30)
     assert process.returncode == 130
     assert said == "Interrupted. Run the same command to resume.\n"
+
+
+def test_an_interrupt_where_nothing_can_be_raised_ends_the_command_without_a_traceback() -> None:
+    code = """
+import os, signal, time, weakref
+from tokenmill.cli import signals
+signals.handle_signals()
+class Held: pass
+held = Held()
+callback = weakref.ref(held, lambda _: os.kill(os.getpid(), signal.SIGINT))
+del held
+time.sleep(30)
+"""
+    process = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    assert (process.returncode, process.stderr) == (130, "Interrupted. Run the same command to resume.\n")

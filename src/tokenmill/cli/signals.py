@@ -14,6 +14,7 @@ import _thread
 import contextlib
 import os
 import signal
+import sys
 import time
 from typing import NoReturn
 
@@ -32,6 +33,7 @@ def handle_signals() -> None:
     os.set_blocking(sender, False)
     signal.set_wakeup_fd(sender, warn_on_full_buffer=False)
     _thread.start_new_thread(_end_in_time, (receiver,))
+    sys.unraisablehook = _report_unraisable
     for number in SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, _interrupt)
@@ -48,6 +50,12 @@ def _interrupt(*_: object) -> None:
     if not _is_stopping:
         _is_stopping = True
         raise KeyboardInterrupt
+
+
+def _report_unraisable(unraisable: sys.UnraisableHookArgs) -> None:
+    """An interrupt that came where nothing can be raised, as in a callback of an import, is left to the thread."""
+    if not (_is_stopping and isinstance(unraisable.exc_value, KeyboardInterrupt)):
+        sys.__unraisablehook__(unraisable)
 
 
 def _end_in_time(receiver: int) -> NoReturn:
