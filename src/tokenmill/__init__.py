@@ -56,6 +56,7 @@ if TYPE_CHECKING:
     from tokenmill.formats.convert import export, import_
     from tokenmill.formats.open import open
     from tokenmill.formats.results import ExportResult, ImportResult
+    from tokenmill.inspection.doctor import Check, DoctorReport, doctor
     from tokenmill.inspection.peek import Excerpt, Piece, peek
     from tokenmill.inspection.trace import trace
     from tokenmill.inspection.viewer import Viewer, view
@@ -90,6 +91,7 @@ _HOMES = {
     "tokenmill.formats.open": ("open",),
     "tokenmill.formats.results": ("ExportResult", "ImportResult"),
     "tokenmill.formats.base": ("Expected",),
+    "tokenmill.inspection.doctor": ("Check", "DoctorReport", "doctor"),
     "tokenmill.inspection.peek": ("Excerpt", "Piece", "peek"),
     "tokenmill.inspection.trace": ("trace",),
     "tokenmill.inspection.viewer": ("Viewer", "view"),
@@ -108,12 +110,14 @@ __all__ = [
     "AccessError",
     "BadDocumentError",
     "BuildError",
+    "Check",
     "DamagedPieceError",
     "DataLoader",
     "Dataset",
     "DatasetError",
     "DeterminismError",
     "DiskFullError",
+    "DoctorReport",
     "Estimate",
     "Excerpt",
     "Expected",
@@ -153,6 +157,7 @@ __all__ = [
     "VerifyReport",
     "Viewer",
     "cluster",
+    "doctor",
     "export",
     "import_",
     "open",

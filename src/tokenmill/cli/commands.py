@@ -2,6 +2,7 @@
 
 prepare, plan                  recipe -> dataset, or what that would take
 verify, repair, bench          a dataset that is there
+doctor                         whether this machine, a corpus or a dataset is right
 inspect, peek, trace, view     what it contains, and where that came from
 export, import, consolidate    files of other trainers' layouts
 push, pull                     object stores
@@ -282,6 +283,35 @@ def view(options: dict[str, Any]) -> int:
         with contextlib.suppress(KeyboardInterrupt):
             viewer.wait()
     return 0
+
+
+_DOCTOR = """
+Check this machine, and that a corpus or a dataset works on it. Takes some seconds, and needs no network.
+
+\b
+Examples:
+  tokenmill doctor                          this machine
+  tokenmill doctor corpus/*.parquet         and what prepare would meet
+  tokenmill doctor data/owt                 and what a trainer would read
+  tokenmill doctor -o /nfs/owt --scratch /local/tmp
+
+\b
+Exit codes: 0 ok, with or without warnings, 4 a check failed.
+"""
+
+
+@command(app, "doctor", _DOCTOR, declared.DOCTOR_OPTIONS)
+def doctor(options: dict[str, Any]) -> int:
+    from tokenmill.inspection.doctor import doctor
+
+    targets = options.pop("target")
+    target = targets[0] if targets and len(targets) == 1 else targets or None
+    report = doctor(target, **library_arguments(options))
+    if options["json"]:
+        show.as_json({"ok": report.ok, **dataclasses.asdict(report)})
+    else:
+        show.checks(report)
+    return 0 if report.ok else 4
 
 
 _BENCH = """

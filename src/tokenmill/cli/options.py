@@ -271,6 +271,15 @@ VIEW_OPTIONS = {
     "tokenizer": Option(DATASET, "NAME", "a second tokenizer, to compare texts with; or that of files of a layout"),
     "port": Option(RUN, "N", "the port; any free one by default", kind=int, default=0, settings={"min": 0}),
 }
+DOCTOR_OPTIONS = {
+    "target": _argument("PATH...", "a dataset, or files, folders or globs of text", kind=SEVERAL, default=None),
+    "tokenizer": Option(TOKENIZER, "NAME", "the tokenizer for the text", default="gpt2"),
+    "text_column": Option(TEXT, "NAME", "the column or field that contains the text"),
+    "output": Option(RUN, "OUT", "the output of a build, whose disk is checked", ("-o", "--output")),
+    "scratch": Option(RUN, "DIR", "the scratch folder of a build, whose disk is checked"),
+    "network": _flag(RUN, "also ask the hub and the Ray cluster that are configured", "--network"),
+    "json": JSON,
+}
 BENCH_OPTIONS = {
     **_FINISHED,
     "split": Option(RUN, "NAME", "which split to read", default="train"),

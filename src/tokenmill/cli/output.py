@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from tokenmill.dataset.manifest import Nodes
     from tokenmill.formats.base import DetectedFiles
     from tokenmill.formats.results import ExportResult, ImportResult
+    from tokenmill.inspection.doctor import DoctorReport
     from tokenmill.inspection.peek import Excerpt
     from tokenmill.loader.trace import Trace, TracedDocument
     from tokenmill.maintenance.push_pull import TransferResult
@@ -446,6 +447,23 @@ def _table(names: list[str], rows: list[list[str]]) -> None:
     for row in (names, *rows):
         cells = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
         _print(f"  {'  '.join(cells)}")
+
+
+def checks(report: DoctorReport) -> None:
+    """A line for each check, which goes on below itself if the terminal is narrow."""
+    width = shutil.get_terminal_size().columns
+    names = max(len(check.name) for check in report.checks)
+    for check in report.checks:
+        begin, indent = f"{check.status:<7}  {check.name:<{names}}  ", " " * (names + 11)
+        texts = [check.found, f"-> {for_shell(check.hint)}"] if check.hint else [check.found]
+        for number, text in enumerate(texts):
+            _print(textwrap.fill(printable(text), width, initial_indent=indent if number else begin,
+                                 subsequent_indent=indent, break_on_hyphens=False))  # fmt: skip
+    numbers = [f"{report.count('ok')} ok"]
+    if warnings := report.count("warning"):
+        numbers.append(counted(warnings, "warning"))
+    numbers.append(f"{report.count('failed')} failed")
+    _print(f"{', '.join(numbers)}, in {report.seconds:.1f} s")
 
 
 def rates(record: dict[str, Any]) -> None:

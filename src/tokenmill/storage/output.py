@@ -15,6 +15,7 @@ import os
 import re
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
@@ -186,3 +187,15 @@ def temporary_folder() -> Iterator[str]:
     """The path of an empty folder in the system's temp folder."""
     with tempfile.TemporaryDirectory(prefix="tokenmill-") as path:
         yield path
+
+
+def write_speed(folder: str, num_bytes: int) -> float:
+    """Bytes a second that a folder takes, until they are durable. The file has no name, so nothing is left behind."""
+    block = os.urandom(1 << 20)  # some disks compress
+    with explained(folder), tempfile.TemporaryFile(dir=folder, prefix="tokenmill-") as file:
+        begin = time.perf_counter()
+        for _ in range(max(1, num_bytes // len(block))):
+            file.write(block)
+        file.flush()
+        os.fsync(file.fileno())
+        return max(1, num_bytes // len(block)) * len(block) / (time.perf_counter() - begin)
