@@ -310,7 +310,7 @@ def doctor(options: dict[str, Any]) -> int:
     if options["json"]:
         show.as_json({"ok": report.ok, **dataclasses.asdict(report)})
     else:
-        show.checks(report)
+        show.doctor_report(report)
     return 0 if report.ok else 4
 
 

@@ -449,7 +449,7 @@ def _table(names: list[str], rows: list[list[str]]) -> None:
         _print(f"  {'  '.join(cells)}")
 
 
-def checks(report: DoctorReport) -> None:
+def doctor_report(report: DoctorReport) -> None:
     """A line for each check, which goes on below itself if the terminal is narrow."""
     width = shutil.get_terminal_size().columns
     names = max(len(check.name) for check in report.checks)
