@@ -33,6 +33,8 @@ TORCH = "torch==2.13.0"
 ENVIRONMENTS = {
     "torch": (TORCH, "torchdata"),
     "lightning": (TORCH, "lightning"),
+    "lightning-2.5": (TORCH, "lightning==2.5.*"),
+    "pytorch-lightning": (TORCH, "pytorch_lightning"),
     "transformers": (TORCH, "transformers", "accelerate"),
     "torchtitan": (TORCH, "torchtitan"),
     "grain": ("jax", "grain"),
@@ -75,6 +77,18 @@ SUBJECTS = {
     ),
     "lightning": Subject(
         what="tokenmill.lightning.DataModule", script="train_lightning.py", needs="lightning", tail="drops"
+    ),
+    "lightning-2.5": Subject(
+        what="the same, in the oldest supported release",
+        script="train_lightning.py",
+        needs="lightning-2.5",
+        tail="drops",
+    ),
+    "pytorch-lightning": Subject(
+        what="the same, without the package lightning",
+        script="train_lightning.py",
+        needs="pytorch-lightning",
+        tail="drops",
     ),
     "transformers": Subject(
         what="Trainer, its own order", script="train_transformers.py", needs="transformers", tail="repeats"

@@ -2,13 +2,18 @@
 
 from typing import Any
 
-import lightning
-from lightning.pytorch.callbacks import ModelCheckpoint
 from recorder import DATASET, EPOCHS, SAVE_EVERY, SEQ_LEN, SHARE, STATE, WORLD_SIZE, finish, make_model, record
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD
 
 import tokenmill
+
+try:
+    import lightning
+    from lightning.pytorch.callbacks import ModelCheckpoint
+except ImportError:
+    import pytorch_lightning as lightning
+    from pytorch_lightning.callbacks import ModelCheckpoint
 
 
 class Model(lightning.LightningModule):
