@@ -12,7 +12,7 @@ import pytest
 import tokenmill
 from conftest import make_texts, write_jsonl
 from tokenmill.dataset.dataset import Dataset
-from tokenmill.errors import StateError
+from tokenmill.errors import RecipeError, StateError
 
 pytest.importorskip("torchtitan", reason="torchtitan is not installed")
 from tokenmill.torchtitan import DataLoader
@@ -75,3 +75,20 @@ def test_a_state_loads_on_another_data_parallel_degree(dataset: Dataset) -> None
 def test_the_state_of_another_dataloader_is_refused(dataset: Dataset) -> None:
     with pytest.raises(StateError, match="another dataloader"):
         build(DataLoader.Config(dataset=str(dataset.path))).load_state_dict({"dp_rank_0": b"", "world_size": 1})
+
+
+def test_the_main_branch_gets_the_same_rows_end_to_end(dataset: Dataset) -> None:
+    config = DataLoader.Config(dataset=str(dataset.path), seed=1)
+    asked = {"dp_world_size": 2, "dp_rank": 1, "tokenizer": None}
+    flat = config.build(**asked, max_context_length=32, num_tokens_per_batch=4 * 32)
+    rows = build(config, 1, 2)
+    for (ours, labels), (others, expected) in itertools.islice(zip(flat, rows, strict=True), 3):
+        assert labels.tolist() == expected.flatten().tolist()
+        assert {name: values.tolist() for name, values in ours.items()} == {
+            name: values.flatten().tolist() for name, values in others.items()
+        }
+    rows.load_state_dict(flat.state_dict())
+    once = replace(config, repeat=False).build(**asked, max_context_length=32, num_tokens_per_batch=4 * 32)
+    assert sum(1 for _ in once) == len(once._loader)
+    with pytest.raises(RecipeError, match="100 tokens per batch are not whole rows of 32"):
+        config.build(**asked, max_context_length=32, num_tokens_per_batch=100)

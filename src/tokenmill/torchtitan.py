@@ -6,7 +6,10 @@ torchtitan builds it with the rank and size of its data-parallel dimension. Batc
 positions that restart at documents, from which its attention masks follow, and labels of -100 where the next document
 begins. The state is the same on all ranks, so a checkpoint loads with another data-parallel degree, too.
 
-Only this module imports torchtitan. It is made for release 0.3.
+    release 0.3    seq_len, local_batch_size                   rows
+    main branch    max_context_length, num_tokens_per_batch    the same rows, end to end in one sequence
+
+Only this module imports torchtitan.
 """
 
 from __future__ import annotations
@@ -16,12 +19,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from torchtitan.components.dataloader import BaseDataLoader
-
 from tokenmill import torch as adapters
-from tokenmill.errors import StateError
+from tokenmill.errors import RecipeError, StateError
 from tokenmill.loader.loader import PackingKind
 from tokenmill.permutation import Order
+
+try:
+    from torchtitan.components.dataloader import BaseDataLoader
+except ImportError:  # the main branch
+    from torchtitan.components.data.loader import BaseDataLoader
 
 
 class DataLoader(BaseDataLoader):  # type: ignore[misc]  # torchtitan is not type-checked here
@@ -31,6 +37,7 @@ class DataLoader(BaseDataLoader):  # type: ignore[misc]  # torchtitan is not typ
     class Config(BaseDataLoader.Config):  # type: ignore[misc]  # as above
         """`dataset` is the path or URL of a prepared dataset; the other options are those of `tokenmill.DataLoader`."""
 
+        dataset: str = ""
         split: str = "train"
         packing: PackingKind = "concat"
         order: Order = "shuffled"
@@ -38,6 +45,8 @@ class DataLoader(BaseDataLoader):  # type: ignore[misc]  # torchtitan is not typ
         mask_boundaries: bool = True
         infinite: bool = True
         """Repeat endlessly, or read the split once."""
+        repeat: bool = True
+        """The same, by the name that the main branch has for it."""
 
     def __init__(
         self,
@@ -45,10 +54,21 @@ class DataLoader(BaseDataLoader):  # type: ignore[misc]  # torchtitan is not typ
         *,
         dp_world_size: int,
         dp_rank: int,
-        seq_len: int,
-        local_batch_size: int,
+        seq_len: int = 0,
+        local_batch_size: int = 0,
+        max_context_length: int = 0,
+        num_tokens_per_batch: int = 0,
         **_: Any,
     ) -> None:
+        self._is_flat = bool(max_context_length)
+        if self._is_flat:
+            seq_len, (local_batch_size, rest) = max_context_length, divmod(num_tokens_per_batch, max_context_length)
+            if rest:
+                raise RecipeError(
+                    f"{num_tokens_per_batch} tokens per batch are not whole rows of {max_context_length}",
+                    hint="make training.num_tokens_per_microbatch_per_dp_rank a multiple of "
+                    "training.max_context_length",
+                )
         self._loader = adapters.DataLoader(
             config.dataset,
             seq_len,
@@ -61,7 +81,7 @@ class DataLoader(BaseDataLoader):  # type: ignore[misc]  # torchtitan is not typ
             seed=config.seed,
             mask_boundaries=config.mask_boundaries,
             fields=("positions",),
-            epochs=None if config.infinite else 1,
+            epochs=None if config.infinite and config.repeat else 1,
         )
 
     def __repr__(self) -> str:
@@ -69,7 +89,9 @@ class DataLoader(BaseDataLoader):  # type: ignore[misc]  # torchtitan is not typ
 
     def __iter__(self) -> Iterator[tuple[dict[str, Any], Any]]:
         for batch in self._loader:
-            yield {"input": batch["input_ids"], "positions": batch["positions"]}, batch["labels"]
+            names = ("input_ids", "positions", "labels")
+            inputs, positions, labels = (batch[name].flatten() if self._is_flat else batch[name] for name in names)
+            yield {"input": inputs, "positions": positions}, labels
 
     def state_dict(self) -> dict[str, Any]:
         """The position, as one string: torch's checkpoints would take a mapping apart."""
