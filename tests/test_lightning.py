@@ -17,6 +17,7 @@ import tokenmill
 from conftest import make_texts, write_jsonl
 from ranks import meeting_place
 from tokenmill.dataset.dataset import Dataset
+from tokenmill.errors import RecipeError
 
 pytest.importorskip("lightning", reason="lightning is installed by the test group")
 
@@ -201,6 +202,9 @@ def test_a_dataset_without_validation_needs_no_setting(dataset: Dataset, tmp_pat
     tokenmill.prepare(str(tmp_path / "a.jsonl"), tmp_path / "out", tokenizer="byte", workers=1)
     assert tokenmill.lightning.DataModule(tmp_path / "out", 32, 4).val_dataloader() == []
     assert tokenmill.lightning.DataModule(dataset, 32, 4, val_split=None).val_dataloader() == []
+    few = tokenmill.lightning.DataModule(dataset, 32, 1000, rank=1, world_size=2)
+    with pytest.raises(RecipeError, match=r"too few for 2 ranks and batches of 1000: some"):
+        few.val_dataloader()
     validation = tokenmill.lightning.DataModule(dataset, 32, 4).val_dataloader()
     assert [len(list(validation)) for _ in range(2)] == [len(validation)] * 2
 

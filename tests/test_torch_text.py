@@ -166,6 +166,18 @@ def test_a_state_is_refused_if_nothing_tells_what_was_taken(sources: str, around
         dataset.state_dict()
 
 
+def test_workers_that_repeat_their_text_unnoticed_warn(sources: str) -> None:
+    loader = torch_data.DataLoader(Around(make(sources)), batch_size=None, num_workers=1)
+    take(loader, 2)
+    with pytest.raises(UserWarning, match="the same samples in the same order"):
+        take(loader, 2)
+
+
+def test_batches_in_the_order_of_the_workers_are_refused(sources: str) -> None:
+    with pytest.raises(StateError, match="in_order=False"):
+        take(torch_data.DataLoader(make(sources), batch_size=None, num_workers=2, in_order=False), 1)
+
+
 def test_workers_that_are_spawned_read_the_sources_themselves(sources: str) -> None:
     dataset = make(sources)
     start = dataset.state_dict()

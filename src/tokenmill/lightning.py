@@ -19,6 +19,7 @@ from typing import Any, Unpack
 
 from tokenmill import torch as adapters
 from tokenmill.dataset.dataset import Dataset
+from tokenmill.errors import RecipeError
 from tokenmill.formats.open import open as open_dataset
 from tokenmill.loader.batches import Batch
 from tokenmill.loader.loader import DatasetLike
@@ -87,7 +88,14 @@ class DataModule(LightningDataModule):  # type: ignore[misc]  # lightning is not
             return []
         options: TorchOptions = {**self._options, "split": self._val_split, "order": "sequential", "seed": 0}
         options |= {"epochs": 1, "drop_last": False, "skip": (), "max_seq_len": None}
-        return EvaluationLoader(opened, *self._sizes, **options)
+        loader = EvaluationLoader(opened, *self._sizes, **options)
+        if loader.num_samples <= loader.batch_size * (loader.world_size - 1):
+            raise RecipeError(
+                f"split {self._val_split!r} has {loader.num_samples:,} samples of {loader.seq_len:,} tokens, too few "
+                f"for {loader.world_size} ranks and batches of {loader.batch_size}: some ranks would have none",
+                hint="hold out more documents, use a smaller `batch_size`, or give `val_split=None`",
+            )
+        return loader
 
     def _open(self) -> Dataset | Mixture:
         if not isinstance(self._dataset, Dataset | Mixture):

@@ -193,6 +193,11 @@ class TextStream:
         """The epoch that is being read."""
         return self._cursor.epoch
 
+    @property
+    def is_shuffled(self) -> bool:
+        """Whether each epoch has an order of its own."""
+        return self._shuffle is not None
+
     def __iter__(self) -> Iterator[Batch]:
         """Batches from the current position to the end of the pass.
 

@@ -19,6 +19,7 @@ import itertools
 import os
 import sys
 import types
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Unpack
@@ -202,8 +203,10 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]  # torc
             return iter(self._loader)
         if self._refusal is not None:
             raise self._refusal
-        if not self._is_noticed:
-            self._unnoticed.fill_(True)
+        if not self._is_noticed and info.id == 0:
+            stream = self._loader.stream.identity
+            is_same = self._loader.epochs is not None and stream.get("order") == "sequential"
+            _note_unnoticed(self._unnoticed, begins=self._share is None and not is_same)
         if self._share is None:
             self._share = WorkerShare(self._loader, info.id, info.num_workers)
         return self._share.begin()
@@ -250,6 +253,9 @@ class IterableDataset(torch_data.IterableDataset):  # type: ignore[misc]  # torc
         self._is_noticed, self._refusal = False, None
         iterator, state = _find_iterator(self)
         if iterator is None:
+            return
+        self._refusal = _refusal_of(iterator)
+        if self._refusal is not None:
             return
         if self._watched is None or not self._watched.is_of(iterator):
             try:
@@ -418,6 +424,28 @@ def _read_counts(attributes: dict[str, Any], missing: list[str]) -> tuple[int, b
     return taken, received >= sent
 
 
+def _refusal_of(iterator: Any) -> StateError | None:
+    """Why workers of this iterator must not begin."""
+    if getattr(iterator, "_in_order", True) or iterator._num_workers == 1:
+        return None
+    return StateError(
+        "with in_order=False, batches come in the order in which workers finish them, which no state can resume",
+        hint="leave in_order=False out",
+    )
+
+
+def _note_unnoticed(unnoticed: torch.Tensor, *, begins: bool) -> None:
+    """Remember that the main process does not know of this iteration, and warn if it is not the first one."""
+    if unnoticed and begins:
+        warnings.warn(
+            "workers begin with the same samples in the same order as in the last iteration: another dataset is around "
+            "this one, so the number of batches taken is unknown. Call set_epoch(epoch) before each iteration.",
+            UserWarning,
+            stacklevel=3,
+        )
+    unnoticed.fill_(True)
+
+
 def _unnoticed_error() -> StateError:
     return StateError(
         "workers iterate over this dataset in a way that is not known here, so the number of batches taken is unknown",
@@ -555,8 +583,9 @@ class TextDataset(torch_data.IterableDataset):  # type: ignore[misc]  # torch is
             return map(as_tensors, self._stream)
         if self._refusal is not None:
             raise self._refusal
-        if not self._is_noticed:
-            self._unnoticed.fill_(True)
+        if not self._is_noticed and info.id == 0:
+            is_same = self._stream.epochs is not None and not self._stream.is_shuffled
+            _note_unnoticed(self._unnoticed, begins=not self._has_begun and not is_same)
         return self._share(info.id, info.num_workers)
 
     def _share(self, worker: int, workers: int) -> Iterator[Tensors]:
@@ -629,6 +658,9 @@ class TextDataset(torch_data.IterableDataset):  # type: ignore[misc]  # torch is
         self._is_noticed, self._refusal = False, None
         iterator, state = _find_iterator(self)
         if iterator is None:
+            return
+        self._refusal = _refusal_of(iterator)
+        if self._refusal is not None:
             return
         if self._watched is None or not self._watched.is_of(iterator):
             try:
