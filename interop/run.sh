@@ -43,6 +43,7 @@ if environment $trainers torch==2.13.0 numpy packaging tiktoken pyarrow datatrov
     "$trainers/bin/python" -m pip install --quiet --disable-pip-version-check --no-deps megatron-core==0.16.1; then
     step $trainers/bin/python -W ignore interop/megatron_shards.py "$work/dataset" "$corpus"
     step $ours interop/ours.py write "$work" "$corpus"
+    step $trainers/bin/python -W ignore interop/megatron_blend.py "$work/dataset" "$work/narrow"
     for kind in narrow wide; do
         step $trainers/bin/python -W ignore interop/layouts.py "$work/$kind" "$work/$kind-exports"
         step $ours interop/ours.py read "$work/$kind" "$work/$kind-exports"
