@@ -93,7 +93,7 @@ class DataModule(LightningDataModule):  # type: ignore[misc]  # lightning is not
             raise RecipeError(
                 f"split {self._val_split!r} has {loader.num_samples:,} samples of {loader.seq_len:,} tokens, too few "
                 f"for {loader.world_size} ranks and batches of {loader.batch_size}: some ranks would have none",
-                hint="hold out more documents, use a smaller `batch_size`, or give `val_split=None`",
+                hint="hold out more documents, use smaller batches, or give val_split=None for no validation",
             )
         return loader
 
