@@ -69,11 +69,12 @@ def stream_once(files: list[str], kind: str, workers: int, rows: int) -> Turn:
     before = OTHER_LOAD.now()
     batches = iter(stream)
     next(batches)
+    processes = [process for process in descendants(os.getpid()) if process != os.getpid()]
+    before_pool, pool, number = sum(map(core_seconds, processes)), 0.0, 0
     begin, own = time.perf_counter(), time.process_time()
-    pool_before, pool, number = _pool_seconds(), 0.0, 0
     for number, _ in enumerate(batches, start=1):
         if number % 64 == 0:  # the pool is gone when the loop ends
-            pool = _pool_seconds() - pool_before
+            pool = sum(map(core_seconds, processes)) - before_pool
     seconds = time.perf_counter() - begin
     OTHER_LOAD.add(before, OTHER_LOAD.now())
     return Turn(number * rows * SEQ_LEN / seconds, time.process_time() - own, pool)
@@ -113,10 +114,6 @@ def peer_once(files: list[str], workers: int, rows: int) -> float:
         if time.perf_counter() > begin + PEER_SECONDS:
             break
     return count * rows * SEQ_LEN / (time.perf_counter() - begin)
-
-
-def _pool_seconds() -> float:
-    return sum(core_seconds(process) for process in descendants(os.getpid()) if process != os.getpid())
 
 
 def main() -> None:
