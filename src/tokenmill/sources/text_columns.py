@@ -76,9 +76,11 @@ def refusal(columns: Collection[str], *, text_column: str | None, template: str 
     shown = ", ".join(sorted(columns)) or "none"
     rule = _asked_rule(text_column, template)
     if rule is None:
+        names = [name for name in sorted(columns) if name.isascii() and name.isidentifier()] or ["NAME"]
+        example = "\\n\\n".join(f"{{{name}}}" for name in names[:2])
         return RecipeError(
             f"{where}: no known shape of text among its columns: {shown}",
-            hint="name the text with `text_column='NAME'` or `template='{a}\\n\\n{b}'`",
+            hint=f"name the text, for example with `text_column={names[0]!r}` or `template='{example}'`",
         )
     wanted = rule_columns(rule)
     missing = [name for name in wanted if name not in columns]
