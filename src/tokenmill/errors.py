@@ -179,7 +179,7 @@ def _tree(root: type[TokenmillError]) -> dict[str, type[TokenmillError]]:
     return found
 
 
-MORE_MEMORY = "give a lower `max_document_bytes`, use fewer `workers`, or allow more memory"
+MORE_MEMORY = "prepare with a lower `max_document_bytes`, use fewer `workers`, or allow more memory"
 
 
 def to_record(error: BaseException) -> dict[str, str]:

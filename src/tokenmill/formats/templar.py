@@ -356,8 +356,8 @@ def check_files(
         for name, file in EXPECTED_FILES.items()
         if file in files
     )
-    if bad := [check.file for check in checks if check.has_passed is False]:
-        lines = "\n  ".join(line for check in checks for line in check.lines())
+    if bad := [one.file for one in checks if one.has_passed is False]:
+        lines = "\n  ".join(line for one in checks for line in one.lines())
         hint = "are the shards complete, and is the sequence length right? Leave `expected` out to skip this"
         if bad == ["sample_ids.bin"]:
             hint = (

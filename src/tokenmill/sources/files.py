@@ -133,7 +133,7 @@ def changed(path: str, source: Source, found: Pin) -> SourceChangedError:
     now = replace(source, bytes=found.bytes, modified=found.modified, etag=found.etag).pin()
     return SourceChangedError(
         f"{path} changed since the plan was made: it had {source.pin()}, now {now}",
-        hint="restore the old file, or resume with `update=True`, which keeps the results of the others",
+        hint="restore the old file, or prepare again with `update=True`, which keeps the results of the others",
     )
 
 
@@ -348,7 +348,7 @@ def wrong_kind(path: str, pin: Pin) -> NotTextError | None:
 def not_text(path: str, kind: FileType, why: str = "only UTF-8 text is read") -> NotTextError:
     return NotTextError(
         f"{path} is {kind.name}; {why}",
-        hint=f"{kind.hint}; or leave it out. An unfinished build resumes with `update=True`",
+        hint=f"{kind.hint}; or leave it out. An unfinished build resumes if prepare gets `update=True`",
     )
 
 
@@ -371,7 +371,7 @@ def explained(path: str, *, where: str = "") -> Iterator[None]:
         yield
     except (OSError, pa.ArrowException, UnicodeDecodeError) as error:  # UnicodeDecodeError: names of columns
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        hint = "run the same command again, or fix or remove the file and resume with `update=True`"
+        hint = "run the same command again, or fix or remove the file and prepare again with `update=True`"
         if isinstance(error, PermissionError):
             hint = hint_for(error, hint)
         raise SourceError(f"cannot read {path}{where}: {reason}", hint=hint) from None

@@ -129,7 +129,7 @@ def _check_planned(path: str, source: Source, format: SourceFormat) -> None:
     format.check(path, source)
     raise SourceError(
         f"{path} could not be read when the plan was made, and can be now",
-        hint="resume with `update=True`: it is planned anew",
+        hint="prepare again with `update=True`: it is planned anew",
     )
 
 
