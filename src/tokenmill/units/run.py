@@ -215,7 +215,7 @@ def _compare_text(folder: Storage, config: BuildConfig, task: UnitTask, done: Re
         names = few([source.name for source in task.sources], ", ")
         raise SourceChangedError(
             f"{names} changed since unit {done.unit} was built, with the same size and time",
-            hint="restore the old file, or resume with `update=True`, which keeps the results of the others",
+            hint="restore the old file, or prepare again with `update=True`, which keeps the results of the others",
         )
 
 
