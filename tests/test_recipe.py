@@ -27,7 +27,7 @@ def test_sources_may_be_paths_and_texts_one_or_many(sources: Any) -> None:
 
 def test_a_recipe_needs_sources_and_nothing_else() -> None:
     found = recipe()
-    assert (found.tokenizer, found.documents, found.eot, found.splits) == ("gpt2", "lines", "append", ("train",))
+    assert (found.tokenizer, found.documents, found.eot, found.splits) == ("gpt2", "auto", "append", ("train",))
     with pytest.raises(RecipeError, match="sources"):
         make_recipe({})
 

@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import importlib
 import os
 import sys
+import types
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import tokenmill
@@ -118,3 +123,93 @@ def test_a_filter_for_a_check_that_filters_nothing_is_refused(tokenmill: Command
     write_jsonl(tmp_path / "a.jsonl", ["x"])
     tokenmill("prepare", "a.jsonl", "-o", "out", "--tokenizer", "byte")
     assert "--filter is only used with --source" in tokenmill("verify", "out", "--filter", "json:loads", code=2).stderr
+
+
+REASONS = """
+import tokenmill
+
+def keep(text: str) -> bool | str:
+    if "turns" in text:
+        return "has_turns"
+    return "has_mill" if "mill" in text else "raw" not in text
+
+def unannotated(text):
+    return "has_turns" if "turns" in text else False
+
+def odd(text: str) -> bool | str:
+    return "Not a Name"
+
+def taken(text: str) -> bool | str:
+    return "too_short"
+
+class Rules:
+    def keep(self, text):
+        return True
+"""
+
+
+@pytest.fixture
+def reasons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    name = f"reasons_of_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(REASONS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return importlib.import_module(name)
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_filter_may_give_a_reason_which_is_counted(tmp_path: Path, reasons: Any, workers: int) -> None:
+    texts = make_texts(400, words=6)
+    source = write_jsonl(tmp_path / "a.jsonl", texts)
+    result = tokenmill.prepare(
+        source, tmp_path / "out", tokenizer="byte", workers=workers, filter=f"{reasons.__name__}:keep", unit_bytes=9000
+    )
+    answers = [reasons.keep(text) for text in texts]
+    expected = Counter("filtered" if answer is False else answer for answer in answers if answer is not True)
+    assert len(expected) == 3
+    assert result.manifest.dropped == expected
+    table = pa.concat_tables(
+        pq.read_table(path).select(["dropped"]) for path in sorted((tmp_path / "out/provenance").iterdir())
+    )
+    listed = table["dropped"].to_pylist()
+    assert listed == [None if answer is True else answer or "filtered" for answer in answers]
+    tokenmill.verify(tmp_path / "out", source="all", filter=f"{reasons.__name__}:keep")
+
+
+def test_a_text_that_an_unannotated_filter_returns_is_true_or_false_as_ever(tmp_path: Path, reasons: Any) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", ["it turns", "no"])
+    result = tokenmill.prepare(
+        source, tmp_path / "out", tokenizer="byte", workers=1, filter=f"{reasons.__name__}:unannotated"
+    )
+    assert (result.documents, result.manifest.dropped) == (1, {"filtered": 1})
+
+
+@pytest.mark.parametrize("function", ["odd", "taken"])
+def test_a_reason_that_cannot_be_counted_is_refused(tmp_path: Path, reasons: Any, function: str) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", ["text"])
+    with pytest.raises(RecipeError, match="gave the reason") as caught:
+        tokenmill.prepare(
+            source, tmp_path / "out", tokenizer="byte", workers=1, filter=f"{reasons.__name__}:{function}"
+        )
+    assert "letters from a to z" in caught.value.hint
+
+
+def test_a_filter_may_be_the_function_itself_if_its_module_has_it(tmp_path: Path, reasons: Any) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", make_texts(50, words=6))
+    given = tokenmill.prepare(source, tmp_path / "given", tokenizer="byte", workers=1, filter=reasons.keep)
+    named = tokenmill.prepare(
+        source, tmp_path / "named", tokenizer="byte", workers=1, filter=f"{reasons.__name__}:keep"
+    )
+    assert given.manifest == named.manifest
+
+
+def test_a_filter_that_workers_cannot_import_is_refused(tmp_path: Path, reasons: Any) -> None:
+    source = write_jsonl(tmp_path / "a.jsonl", ["text"])
+    script = types.FunctionType((lambda text: True).__code__, {"__name__": "__main__"}, "keep")
+    for function, said in (
+        (lambda text: True, "is not at the top of a module"),
+        (reasons.Rules().keep, "is not at the top of a module"),
+        (script, "is in the script itself"),
+    ):
+        with pytest.raises(RecipeError, match=said) as caught:
+            tokenmill.prepare(source, tmp_path / "out", tokenizer="byte", workers=1, filter=function)
+        assert "put the function in a module" in caught.value.hint

@@ -13,12 +13,25 @@ import math
 import operator
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, Protocol, TypedDict
 
 from tokenmill.errors import RecipeError
 
 # Where documents come from: files, folders, globs or URLs.
 Sources = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+# A function that gives texts, or rows with a text; or a dataset of the package `datasets`.
+Texts = Callable[[], Iterable[str | Mapping[str, Any]]]
+
+
+class TableOfTexts(Protocol):
+    """A `datasets.Dataset` or `IterableDataset`."""
+
+    @property
+    def column_names(self) -> Any: ...
+
+    def select_columns(self, column_names: Any) -> Any: ...
+
+
 # What `watch=` is called with, and the function itself.
 Event = dict[str, Any]
 Watcher = Callable[[Event], None]
@@ -53,7 +66,7 @@ class TextOptions(TypedDict, total=False):
     seed: int
     min_chars: int
     max_document_bytes: int | str
-    filter: str | None
+    filter: str | Callable[[str], object] | None
     on_bad: Literal["quarantine", "fail"]
 
 

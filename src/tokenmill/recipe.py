@@ -19,6 +19,7 @@ import inspect
 import json
 import os
 import string
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,6 +34,8 @@ from tokenmill.errors import RecipeError, hint_for, is_failure
 from tokenmill.sizes import parse_fraction, parse_size
 
 DEFAULT_MAX_DOCUMENT_BYTES = 64_000_000
+# The values of `documents` with which the rows of tables, and the lines of texts, are documents.
+BY_ROW = ("auto", "lines")
 _NOT_IN_IDENTITY = ("sources", "val_sources", "tokenizer", "eot_token", "on_bad")
 # How a build runs and what it prints. Users put these into recipes by mistake.
 NOT_IN_A_RECIPE = (
@@ -57,7 +60,7 @@ class Recipe:
     tokenizer: str = "gpt2"
     text_column: str | None = None
     template: str | None = None
-    documents: str = "lines"
+    documents: str = "auto"
     eot: Literal["append", "prepend", "none"] = "append"
     eot_token: str | None = None
     split: dict[str, float] | Literal["nanogpt"] = field(default_factory=dict)
@@ -121,6 +124,8 @@ class Recipe:
     def identity(self) -> dict[str, Any]:
         """Everything that changes the bytes of the dataset, except the sources and the tokenizer's content."""
         whole = {name: value for name, value in dataclasses.asdict(self).items() if name not in _NOT_IN_IDENTITY}
+        if self.documents == "auto":  # which files are whole documents, their sources say
+            whole["documents"] = "lines"
         if self.filter is not None:
             whole["filter"] = {"name": self.filter, "code": code_digest(self.filter)}
         if self.sample is None and self.split in ({}, "nanogpt"):
@@ -186,8 +191,8 @@ def _split_pairs(split: object) -> Iterator[tuple[str, str]]:
 
 def _parse_documents(documents: object) -> object:
     is_separator = str(documents).startswith("separator:") and documents != "separator:"
-    if documents not in ("lines", "files") and not is_separator:
-        raise RecipeError(f"{documents!r} is not known", hint="use lines, files or separator:TEXT")
+    if documents not in (*BY_ROW, "files") and not is_separator:
+        raise RecipeError(f"{documents!r} is not known", hint="use auto, lines, files or separator:TEXT")
     return documents
 
 
@@ -215,9 +220,21 @@ def _parse_source(source: object) -> object:
     return arguments.place("a source", source) if isinstance(source, str | os.PathLike) else source
 
 
+def _parse_filter(given: object) -> object:
+    """The name of a filter. A function is found again by its name, in other processes too."""
+    if not callable(given):
+        return given
+    module, name = getattr(given, "__module__", None), getattr(given, "__qualname__", "")
+    if module == "__main__" or getattr(sys.modules.get(str(module)), name, None) is not given:
+        where = "is in the script itself" if module == "__main__" else "is not at the top of a module"
+        raise RecipeError(f"the function {name or given!r} {where}, so workers cannot import it", hint=_FILTER_HINT)
+    return f"{module}:{name}"
+
+
 # Parsers of the fields that can be written in several ways, or that accept only some texts.
 _AS_WRITTEN: dict[str, Callable[[Any], Any]] = {
     "sources": _parse_sources,
+    "filter": _parse_filter,
     "val_sources": _parse_sources,
     "template": _parse_template,
     "documents": _parse_documents,
@@ -385,10 +402,13 @@ def _as_text(value: object) -> str:
     return str(value)
 
 
-_FILTER_HINT = "write it like `filter='mymodule:keep'`; PYTHONPATH=DIR finds modules that are in the folder DIR"
+_FILTER_HINT = (
+    "put the function in a module, and write it like `filter='mymodule:keep'`; PYTHONPATH=DIR finds modules that are "
+    "in the folder DIR"
+)
 
 
-def load_filter(name: str) -> Callable[[str], bool]:
+def load_filter(name: str) -> Callable[[str], object]:
     """The function that `module:function` names."""
     module_name, colon, function_name = name.partition(":")
     if not colon:
@@ -405,6 +425,15 @@ def load_filter(name: str) -> Callable[[str], bool]:
     if not callable(function):
         raise RecipeError(f"`filter={name!r}` is not a function", hint=_FILTER_HINT)
     return function  # type: ignore[no-any-return]  # getattr has no signature
+
+
+def gives_reasons(function: Callable[[str], object]) -> bool:
+    """Whether a text that a filter returns is the reason to drop a document: if it is annotated `-> bool | str`."""
+    try:
+        returned = get_type_hints(function).get("return")
+    except Exception:  # an annotation may name anything
+        return False
+    return returned is str or str in get_args(returned)
 
 
 def code_digest(name: str) -> str:

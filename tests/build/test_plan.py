@@ -421,3 +421,14 @@ def test_a_large_file_among_small_ones_has_few_of_them_in_its_unit() -> None:
     work = [unit.text_bytes + FILE_BYTES * unit.num_sources for unit in units]
     assert max(work) < 2 * 32_000_000
     assert len(units) == 10
+
+
+def test_a_source_with_cuts_is_cut_only_there() -> None:
+    extent = Extent(text_bytes=100, cuts=(0, 10, 45, 50, 90, 100))
+    source = Source(name="a", kind="csv", compression="", bytes=100, modified=0, split="", text={})
+    plan = make_plan(identity={}, sources=[source], extents=[extent], unit_bytes=30, sample=None, seed=0)
+    assert [(unit.start, unit.stop, unit.text_bytes) for unit in plan.units] == [
+        (0, 45, 45),
+        (45, 50, 5),
+        (50, 100, 50),
+    ]

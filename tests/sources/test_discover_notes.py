@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import lzma
 import os
 from pathlib import Path
 from typing import Any
@@ -46,12 +47,45 @@ def test_files_of_an_unknown_kind_that_are_named_are_read_as_lines_and_it_is_sai
     assert listed(tmp_path / "a.foo", documents="files").notes == ()
 
 
+def test_files_that_are_one_document_each_are_counted_and_it_is_said_how_to_have_lines(tmp_path: Path) -> None:
+    fill(tmp_path, a__md=b"# a\n\nb\n", b__py=b"x = 1\n", c__md=b"c")
+    found = listed(tmp_path / "*.md", tmp_path / "b.py")
+    assert {source.kind for source in found.sources} == {"document"}
+    assert found.notes == ("each of 3 files is one document: 2 .md, 1 .py; `documents='lines'` makes it one a line",)
+    assert listed(tmp_path / "*.md", documents="lines").notes == (
+        "2 files of unknown kind read as text, a document a line: 2 .md",
+    )
+
+
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv.gz"])
-def test_tables_as_text_are_refused_unless_they_are_wanted_as_texts(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_bytes(gzip.compress(b"a,b\n") if name.endswith("gz") else b"a,b\n")
-    with pytest.raises(RecipeError, match="tables as text are not read"):
-        listed(tmp_path / name)
-    assert len(listed(tmp_path / name, documents="files").sources) == 1
+def test_tables_as_text_are_texts_if_that_is_wanted(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(gzip.compress(b"text\n") if name.endswith("gz") else b"text\n")
+    assert [source.kind for source in listed(tmp_path / name).sources] == ["csv"]
+    assert [source.kind for source in listed(tmp_path / name, documents="files").sources] == ["text"]
+
+
+def test_a_folder_gives_tables_as_text_only_if_it_has_nothing_better(tmp_path: Path) -> None:
+    fill(tmp_path, a__csv=b"text\na\n", b__json=b'[{"text": "b"}]')
+    (tmp_path / "c.txt.xz").write_bytes(lzma.compress(b"c\n"))
+    assert [source.name for source in listed(tmp_path).sources] == ["a.csv", "b.json", "c.txt.xz"]
+    fill(tmp_path, d__txt=b"d\n")
+    found = listed(tmp_path)
+    assert [source.name for source in found.sources] == ["d.txt"]
+    assert found.notes[0].startswith("3 files of other kinds in the folders passed over: ")
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("openwebtext", "Skylion007/openwebtext"),
+        ("wikitext:small", "Salesforce/wikitext:small"),
+        ("my-set", "ORGANIZATION/my-set"),
+    ],
+)
+def test_a_dataset_of_the_hub_without_its_organization_is_explained(name: str, known: str) -> None:
+    with pytest.raises(RecipeError, match=f"no source matches '{name}'") as caught:
+        list_sources(make_recipe({"sources": name}))
+    assert caught.value.hint.endswith(f"datasets of the hub are named with their organization: {known}")
 
 
 @pytest.mark.parametrize("name", ["a.json", "a.json.gz", "a.jsonl.zstd"])
@@ -66,7 +100,7 @@ def test_other_names_of_json_lines_are_json_lines(tmp_path: Path, name: str) -> 
     assert (source.kind, source.text) == ("jsonl", {"column": "text"})
 
 
-@pytest.mark.parametrize("content", [b'[\n  {\n "text": "a"}\n]\n', b'[{"text": "a"}]', b'{\n  "text": "a"\n}\n'])
+@pytest.mark.parametrize("content", [b"[1, 2]", b'{\n  "text": "a"\n}\n'])
 def test_json_that_is_not_lines_is_refused_with_the_way_to_lines(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "a.json").write_bytes(content)
     with pytest.raises(RecipeError, match="is not JSON lines") as caught:

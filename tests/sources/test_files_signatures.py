@@ -96,6 +96,7 @@ BINARIES = {
     "compressed with gzip": gzip.compress(PROSE.encode()),
     "compressed with zstd": zstandard.compress(PROSE.encode()),
     "compressed with bzip2": bz2.compress(PROSE.encode()),
+    "compressed with lz4": pa.Codec("lz4").compress(PROSE.encode(), asbytes=True),
     "compressed with xz": lzma.compress(PROSE.encode()),
     "a tar archive": written(tarred),
     "a parquet file": written(lambda file: pq.write_table(TABLE, file, compression=None, use_dictionary=False)),

@@ -51,6 +51,11 @@ def one_line(path: Path) -> Path:
         ("a.parquet", "parquet", ""),
         ("a.arrow", "arrow", ""),
         ("LICENSE", None, ""),
+        ("a.jsonl.bz2", "jsonl", "bz2"),
+        ("a.txt.xz", "text", "xz"),
+        ("a.txt.lz4", "text", "lz4"),
+        ("a.csv", "csv", ""),
+        ("a.TSV.gz", "csv", "gz"),
     ],
 )
 def test_kind_and_compression_come_from_the_ending(name: str, kind: str | None, compression: str) -> None:
@@ -66,12 +71,18 @@ def test_a_json_file_is_text_if_its_lines_are_not_documents(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["a.zip", "a.tar", "a.tar.gz", "a.tgz", "a.txt.bz2", "a.jsonl.xz", "A.ZIP", "a.tar.zst"]
+    ("name", "program"),
+    [
+        ("a.zip", "with unzip"),
+        ("A.ZIP", "with unzip"),
+        ("a.7z", "with 7z"),
+        *((name, "with tar") for name in ("a.tar", "a.tar.gz", "a.tgz", "a.tar.zst", "a.tar.bz2", "a.txz")),
+    ],
 )
-def test_archives_and_other_compressions_are_refused(tmp_path: Path, name: str) -> None:
-    with pytest.raises(RecipeError, match=name) as caught:
+def test_archives_are_refused_with_what_to_do(tmp_path: Path, name: str, program: str) -> None:
+    with pytest.raises(RecipeError, match=f"{name}: archives are not read") as caught:
         listed(one_line(tmp_path / name))
-    assert caught.value.hint
+    assert program in caught.value.hint
 
 
 @pytest.mark.parametrize("name", ["a.parquet.gz", "a.arrow.zst"])
@@ -80,20 +91,27 @@ def test_tables_that_were_compressed_again_are_refused(tmp_path: Path, name: str
         listed(one_line(tmp_path / name))
 
 
+@pytest.mark.parametrize("name", ["a.md", "a.html.gz", "A.PY", "x.y.rst"])
+def test_a_file_of_prose_with_markup_or_of_code_is_one_document_unless_lines_are_wanted(name: str) -> None:
+    assert read_as(name, documents="auto")[0] == "document"
+    assert read_as(name, documents="lines")[0] == "text"
+
+
 def test_a_kind_that_this_version_does_not_know_is_an_error() -> None:
     with pytest.raises(SourceError, match="sources of kind 'xml' are not read by this version"):
         format_of("xml")
 
 
-@pytest.mark.parametrize("kind", ["parquet", "jsonl", "text"])
+@pytest.mark.parametrize("kind", ["parquet", "jsonl", "text", "csv"])
 def test_a_local_build_loads_the_formats_of_its_sources_only(tmp_path: Path, kind: str) -> None:
     write_jsonl(tmp_path / "a.jsonl", ["some text"])
     (tmp_path / "a.text").write_text("some text\n")
+    (tmp_path / "a.csv").write_text("text\nsome text\n")
     pq.write_table(pa.table({"text": ["some text"]}), tmp_path / "a.parquet")
     code = f"""
 import sys, tokenmill
 tokenmill.prepare("a.{kind}", "out", tokenizer="byte", workers=1)
-formats = ("parquet", "arrow", "jsonl", "text")
+formats = ("parquet", "arrow", "jsonl", "text", "csv", "json_array")
 print(*(name for name in formats if f"tokenmill.sources.{{name}}" in sys.modules))
 """
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)

@@ -31,6 +31,14 @@ def text_of(row: dict[str, Any]) -> str:
         ({"prompt": "P", "response": "R"}, "P\n\nR"),
         ({"question": "Q", "answer": "A"}, "Q\n\nA"),
         ({"prompt": "P", "completion": "C"}, "P\n\nC"),
+        ({"query": "Q", "response": "R"}, "Q\n\nR"),
+        ({"chosen": "C", "rejected": "R"}, "C"),
+        ({"chosen": "Human: P\n\nAssistant: C", "rejected": "R"}, "Human: P\n\nAssistant: C"),
+        ({"prompt": "P", "chosen": "C", "rejected": "R"}, "P\n\nC"),
+        ({"system": "S", "question": "Q", "chosen": "C", "rejected": "R"}, "Q\n\nC"),
+        ({"prompt": "P", "chosen": [{"content": "P"}, {"content": "C"}], "rejected": []}, "P\n\nC"),
+        ({"prompt": [{"content": "P"}], "chosen": [{"content": "C"}], "rejected": []}, "P\n\nC"),
+        ({"prompt": "P", "response": "R", "chosen": "C", "rejected": "D"}, "P\n\nR"),
     ],
 )
 def test_every_known_shape_is_recognised_and_its_parts_joined_by_a_blank_line(row: dict[str, Any], text: str) -> None:

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any, Unpack
 
 from tokenmill import arguments
-from tokenmill.arguments import RecipeOptions, Sources, Watcher
+from tokenmill.arguments import RecipeOptions, Sources, TableOfTexts, Texts, Watcher
 from tokenmill.dataset import manifest as manifests
 from tokenmill.dataset.manifest import Manifest, Nodes
 from tokenmill.errors import LockedError, RecipeError
@@ -70,7 +70,7 @@ class PrepareResult:
 
 
 def prepare(
-    sources: Sources = (),
+    sources: Sources | Texts | TableOfTexts = (),
     output: str | os.PathLike[str] = "",
     *,
     config: str | os.PathLike[str] | None = None,
@@ -99,6 +99,10 @@ def prepare(
     With `only_layout` the dataset is removed once that export is complete and was compared, so that the tokens are on
     the disk once. Given up with it: `repair`, `verify` against the sources, provenance, other exports.
 
+    `sources` may also be a function that returns texts or rows (a generator function, or `lambda: texts`), or a
+    `datasets.Dataset`. Its texts are stored in `.build/sources` of the output first. A resumed build calls it again,
+    and refuses other texts.
+
     If sources of an unfinished build have changed, `update` keeps the units of the others, and `restart` keeps nothing.
 
     Every rank of a job may call it at the same time with `wait`: one of them builds, the others
@@ -122,7 +126,7 @@ def prepare(
     check_executor(executor, ray_address, placement)
     only_layout, fields = check_only_layout(only_layout, layout), {"sources": sources, **recipe}
     if placement == "node-local":
-        _check_node_local(layout is not None or scratch is not None, update=update)
+        _check_node_local(layout is not None or scratch is not None, sources, update=update)
         return _prepare_on_nodes(
             fields,
             output,
@@ -149,7 +153,7 @@ def prepare(
         from tokenmill.build.wait import wait_for
         from tokenmill.recipe import make_recipe
 
-        wanted = make_recipe(fields, config=config)
+        wanted = make_recipe(_with_texts_stored(fields, folder, restart=restart), config=config)
         besides: dict[str, Any] = {}
         if layout is not None:
             from tokenmill.build.export_layout import build_and_export, plan_layout_export
@@ -204,6 +208,21 @@ def prepare(
     finally:
         if processes is not None:
             processes.stop()
+
+
+def _are_from_python(sources: object) -> bool:
+    """Whether sources are a function, a `datasets.Dataset` or several: anything but names of files."""
+    return callable(sources) or hasattr(sources, "select_columns") or isinstance(sources, Mapping)
+
+
+def _with_texts_stored(fields: dict[str, Any], folder: Storage, *, restart: bool) -> dict[str, Any]:
+    """The fields of a recipe, in which texts from Python are files."""
+    if not _are_from_python(fields["sources"]):
+        return fields
+    from tokenmill.build.python_sources import store
+
+    chosen = {name: arguments.text_or_none(name, fields.get(name)) for name in ("text_column", "template")}
+    return {**fields, "sources": store(fields["sources"], folder, restart=restart, **chosen)}
 
 
 def _noting(watch: Watcher | None) -> tuple[list[str], Watcher]:
@@ -273,7 +292,9 @@ def _check_flags(
     return wait, restart, update, timeout
 
 
-def _check_node_local(has_besides: bool, *, update: bool) -> None:
+def _check_node_local(has_besides: bool, sources: object, *, update: bool) -> None:
+    if _are_from_python(sources):
+        raise RecipeError("texts from Python are on one node", hint="write them to files that all nodes reach first")
     if has_besides:
         raise RecipeError("`layout` and `scratch` do not go with `placement='node-local'`", hint=_NO_BESIDES)
     if update:

@@ -183,6 +183,10 @@ def _cut(index: int, source: Source, extent: Extent, size: int) -> Iterator[dict
     if extent.sections:
         bounds = _section_bounds(extent.sections, parts)
         weights = [sum(extent.sections[a:b]) for a, b in bounds]
+    elif extent.cuts and parts > 1:
+        spans = _section_bounds([b - a for a, b in itertools.pairwise(extent.cuts)], parts)
+        bounds = [(extent.cuts[a], extent.cuts[b]) for a, b in spans]
+        weights = [b - a for a, b in bounds]
     elif extent.divisible and parts > 1:
         cuts = [source.bytes * part // parts for part in range(parts + 1)]
         bounds = list(itertools.pairwise(cuts))

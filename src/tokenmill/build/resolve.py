@@ -18,7 +18,7 @@ from tokenmill.build.plan import MANY_FILES, Plan, make_plan
 from tokenmill.dataset.bin_idx import dtype_for
 from tokenmill.errors import RecipeError, SourceError, TokenizerError
 from tokenmill.formats.nanogpt import num_validation, original_permutation
-from tokenmill.recipe import Recipe
+from tokenmill.recipe import BY_ROW, Recipe
 from tokenmill.resources import max_batch_documents
 from tokenmill.sizes import counted
 from tokenmill.sources.base import Source, Unit, naming_what_needs_memory
@@ -108,7 +108,7 @@ def _check_used(recipe: Recipe, kinds: set[str]) -> None:
             raise RecipeError(
                 f"{option}: none of the sources has columns", hint="leave it out: text files are all text"
             )
-    if recipe.documents != "lines" and all(have_columns):
+    if recipe.documents not in BY_ROW and all(have_columns):
         raise RecipeError(
             "documents: none of the sources is a text file", hint="leave it out: rows and lines of JSON are documents"
         )

@@ -50,6 +50,7 @@ from tokenmill.recipe import check_filter
 from tokenmill.records import Int
 from tokenmill.sizes import few
 from tokenmill.sources.base import Source
+from tokenmill.sources.discover import IN_WORKSPACE
 from tokenmill.storage import hub
 from tokenmill.storage.base import Storage, is_hub
 from tokenmill.storage.locks import LOCK, locked
@@ -86,6 +87,8 @@ KEPT = ".build/kept"
 KEPT_PLAN = f"{KEPT}/plan.json"
 TOKENIZER_COPY = ".build/tokenizer"
 QUARANTINE = ".build/quarantine"
+# Texts that came from Python: see python_sources.py.
+SOURCES = IN_WORKSPACE
 # The folders of a build that are there as long as units run.
 MADE = (PIECES, RECEIPTS, REJECTS)
 PROVENANCE_SUFFIX = ".provenance.parquet"
@@ -95,7 +98,7 @@ SWEPT = ("", ".build", PIECES, RECEIPTS, PACKS, REJECTS, "provenance")
 # What there is before the plan, and what is left without it when a build that is started over is killed.
 _BEGUN = (
     LOCK, EVENTS, PIECES, RECEIPTS, PACKS, REJECTS, QUARANTINE, JOB, CLEAN, TOUCHED, FAILURE, FETCHED, TOKENIZER_COPY,
-    KEPT,
+    KEPT, SOURCES,
 )  # fmt: skip
 _OF_A_UNIT = re.compile(r"\.build-(?:receipts|pieces|rejects)-(\d+)\..*")
 _SHARD_FILE = re.compile(r"\d{5,}\.(bin|idx|parquet)|.*\.tmp")
@@ -247,7 +250,7 @@ def start_or_resume(folder: Storage, setup: ResolvedBuild, times: tuple[int, ...
     plan = setup.plan
     # A build that was killed before its first unit is replaced: a branch of the hub may have moved since.
     if restart or (folder.exists(PLAN) and not is_stored(folder, plan) and not may_have_units(folder)):
-        start_over(folder)
+        start_over(folder, but=(SOURCES,) if setup.listing.root == folder.at(SOURCES) else ())
     if not folder.exists(PLAN):
         folder.remove(manifest.NODES)
         record_touch_times(folder, times)  # first: no plan is without them

@@ -152,7 +152,11 @@ OPTIONS: dict[str, Option] = {
     "text_column": _recipe_field("text_column", TEXT, "NAME", "the column or field that contains the text"),
     "template": _recipe_field("template", TEXT, "TEXT", 'text from several columns: "{title}\\n\\n{body}"'),
     "documents": _recipe_field(
-        "documents", TEXT, "WHAT", "what a document is in text files: lines (the default), files or separator:TEXT"
+        "documents",
+        TEXT,
+        "WHAT",
+        "what a document is in text files: auto (the default: a line, or the whole file for .md, .html, .py, ...), "
+        "lines, files or separator:TEXT",
     ),
     "filter": _recipe_field(
         "filter",

@@ -40,7 +40,7 @@ TOKENIZER_FILES = ("tokenizer.json", "tokenizer.tiktoken", "characters.json", "t
 DROPS = ("empty", "too_short", "too_large", "filtered", "no_tokens", "over_budget")
 # Left out by a sample of documents. Not among the reasons above, which every provenance file lists.
 NOT_SAMPLED = "not_sampled"
-BAD = ("invalid_json", "missing_field", "null_text", "not_text", "lone_surrogate", "invalid_utf8")
+BAD = ("invalid_json", "missing_field", "null_text", "not_text", "lone_surrogate", "invalid_utf8", "invalid_csv")
 # Describes the tokenizer of imported tokens if none was named.
 UNKNOWN_TOKENIZER: dict[str, Any] = {
     "name": "unknown",

@@ -53,7 +53,8 @@ GROUP_ROWS = 1 << 20
 SMALL_ROWS = 1 << 14
 # Joined when there are this many: even a table of two rows takes kilobytes.
 MAX_PENDING_TABLES = 1 << 10
-REASONS = (*DROPS, *BAD)
+# What provenance lists in any case. Other reasons follow in files that have them.
+REASONS = (*DROPS, *(reason for reason in BAD if reason != "invalid_csv"))
 
 
 class ProvenanceWriter:

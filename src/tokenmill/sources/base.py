@@ -88,12 +88,13 @@ class Extent:
     """How large a source is and where it can be cut.
 
     `sections` are the text bytes of its row groups or record batches. A source without sections is cut at any byte if
-    it is `divisible`, otherwise nowhere.
+    it is `divisible`, otherwise only at its `cuts`: bytes at which documents begin, from 0 to the end of the file.
     """
 
     text_bytes: int
     sections: tuple[int, ...] = ()
     divisible: bool = False
+    cuts: tuple[int, ...] = ()
 
 
 class Section(NamedTuple):
@@ -110,6 +111,8 @@ class SourceFormat(Protocol):
         parquet  a run of row groups       a row            the footer
         arrow    a run of record batches   a row            the headers of the batches
         jsonl    a range of bytes          a byte offset    reading them
+        csv      a range of bytes          a byte offset    reading them
+        json     a file                    a byte offset    reading them
         text     a range of bytes, a file  a byte offset    reading them; by files, where a file is a document
 
     Planning, probing and reading ask for these properties, never for the kind of a source. The defaults are those of a
@@ -124,6 +127,8 @@ class SourceFormat(Protocol):
     """The position of a document is its byte offset in the decompressed text. Otherwise it is its row."""
     is_one_document: ClassVar[bool] = False
     """The whole file is one document."""
+    starts_anywhere: ClassVar[bool] = True
+    """Documents are found from any byte of a plain file on. Otherwise only from where the plan cuts it."""
     joins_small_files: ClassVar[bool] = False
     """Small files can be read many at a time: see small_files.py."""
 

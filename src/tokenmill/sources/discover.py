@@ -1,7 +1,8 @@
 """Finding sources: files, folders, globs and URLs become a table of pinned files in a fixed order, with notes.
 
 Names are relative to the common folder of all sources, so a copy of the corpus elsewhere has the same names. A folder
-gives its files of known kinds. A file that is named, or matched by a glob, is read as text if its ending is unknown.
+gives its files of known kinds; those of second choice, such as .csv, if it has no others. A file that is named, or
+matched by a glob, is read as text if its ending is unknown.
 
 The notes tell the user before the build what was skipped or guessed, and what cannot be read.
 """
@@ -12,13 +13,14 @@ import contextlib
 import json
 import os
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
 from tokenmill.errors import NotTextError, RecipeError, SourceError, StorageError
+from tokenmill.recipe import BY_ROW
 from tokenmill.records import make_table
 from tokenmill.sources.base import Extent, Rule, Source, SourceFormat, default_unit_bytes, naming_what_needs_memory
 from tokenmill.sources.files import (
@@ -29,6 +31,7 @@ from tokenmill.sources.files import (
     ending_of,
     expand,
     find,
+    is_plain_json,
     pin_of,
     require,
     wrong_kind,
@@ -53,6 +56,8 @@ if TYPE_CHECKING:
     from tokenmill.recipe import Recipe
 
 
+# Where a build stores the texts that it gets from Python: the only sources that may be in its output.
+IN_WORKSPACE = ".build/sources"
 _REQUESTS_AT_ONCE = 16
 # A short error must not lead to another plan. No pause between the tries: object stores have their own retries below.
 _TRIES = 3
@@ -60,6 +65,23 @@ _TRIES = 3
 # checked when they are read: a request for each of a million objects would take too long.
 _MAX_HEADS = 1000
 _MAX_REMOTE_HEADS = 16
+# Datasets of the hub that are widely known by a name without an organization.
+_OWNERS = {
+    "bookcorpus": "bookcorpus/bookcorpus",
+    "c4": "allenai/c4",
+    "gsm8k": "openai/gsm8k",
+    "imdb": "stanfordnlp/imdb",
+    "lambada": "cimec/lambada",
+    "openwebtext": "Skylion007/openwebtext",
+    "oscar": "oscar-corpus/oscar",
+    "ptb_text_only": "ptb-text-only/ptb_text_only",
+    "squad": "rajpurkar/squad",
+    "tiny_shakespeare": "karpathy/tiny_shakespeare",
+    "wikipedia": "wikimedia/wikipedia",
+    "wikitext": "Salesforce/wikitext",
+}
+# A name has fewer.
+_MANY_SPACES = 8
 # How many files that are not text an error names.
 _MAX_NAMED = 3
 
@@ -122,8 +144,8 @@ def _find_files(recipe: Recipe, output: str | None, passed_over: PassedOver) -> 
     pins: dict[str, Pin] = {}
     inside = None if output is None else os.path.join(output, "")
     for split, arguments in (("", recipe.sources), ("val", recipe.val_sources)):
-        for path, pin in _expand(arguments, passed_over, any_ending=recipe.documents != "lines"):
-            if inside is not None and path.startswith(inside):
+        for path, pin in _expand(arguments, passed_over, any_ending=recipe.documents not in BY_ROW):
+            if inside is not None and path.startswith(inside) and not path.startswith(f"{inside}{IN_WORKSPACE}/"):
                 continue
             if found.setdefault(path, split) != split:
                 raise RecipeError(f"{path} is a source and a validation source", hint="name it once")
@@ -203,9 +225,7 @@ def _expand(arguments: Sequence[str], passed_over: PassedOver, *, any_ending: bo
                 hint="name the sources that it was made from, or some of its files by a pattern",
             )
         elif os.path.isdir(path):
-            files = list(_walk(path, passed_over, any_ending=any_ending))
-            if not files:
-                raise _no_files(argument)
+            files = _chosen(argument, passed_over, partial(_walk, path), any_ending=any_ending)
             yield from ((file, None) for file in files)
         elif os.path.exists(path):
             yield path, None
@@ -219,9 +239,24 @@ def _expand(arguments: Sequence[str], passed_over: PassedOver, *, any_ending: bo
                     said = f"{argument!r} is not a local path; as a dataset of the hub: {error.message}"
                     raise type(error)(said, hint=error.hint) from None
             elif not matches:
-                on_hub = f"; {dataset} would be one on the hub" if dataset else ""
-                raise RecipeError(f"no source matches {argument!r}", hint=f"check the path; quote globs{on_hub}")
+                raise RecipeError(
+                    f"no source matches {argument!r}", hint=f"check the path; quote globs{_hub_hint(argument)}"
+                )
             yield from ((match, None) for match in matches)
+
+
+def _hub_hint(argument: str) -> str:
+    """What an argument that names nothing could be."""
+    if argument.count(" ") >= _MANY_SPACES or "\n" in argument:
+        return "; `sources` names files: for texts, give `tokenmill.prepare` a function that returns them"
+    if dataset := plain_name(argument):
+        return f"; {dataset} would be one on the hub"
+    name, _, config = argument.partition(":")
+    if not name.replace("_", "").replace("-", "").isalnum():
+        return ""
+    owner = _OWNERS.get(name)
+    known = f"{owner}{':' if config else ''}{config}" if owner else f"ORGANIZATION/{argument}"
+    return f"; datasets of the hub are named with their organization: {known}"
 
 
 def _is_a_path(argument: str) -> bool:
@@ -236,26 +271,42 @@ def _expand_url(argument: str, passed_over: PassedOver, *, any_ending: bool) -> 
         raise RecipeError(f"no source matches {argument!r}", hint="check the URL; quote globs")
     if is_prefix:
         start = "" if is_hub(argument) else argument
-        found = {
-            path: found[path]
-            for path in found
-            if _is_wanted(path.removeprefix(start), passed_over, any_ending=any_ending)
-        }
-        if not found:
-            raise _no_files(argument)
+
+        def files_in(noted: PassedOver, is_wanted: IsWanted) -> list[str]:
+            return [path for path in found if _is_wanted(path.removeprefix(start), noted, is_wanted)]
+
+        chosen = _chosen(argument, passed_over, files_in, any_ending=any_ending)
+        found = {path: found[path] for path in chosen}
     for path, pin in sorted(found.items(), key=lambda item: item[0]):
         check_name(path)
         yield path, pin
 
 
-def _no_files(argument: str) -> RecipeError:
-    return RecipeError(
-        f"{argument} has no files of a known kind ({KNOWN}, also with .gz or .zst)",
+IsWanted = Callable[[str], bool]
+
+
+def _chosen(
+    argument: str,
+    passed_over: PassedOver,
+    files_in: Callable[[PassedOver, IsWanted], Iterable[str]],
+    *,
+    any_ending: bool,
+) -> list[str]:
+    """The files of a folder that are sources: those of first choice, or else those of second choice."""
+    kinds: tuple[IsWanted, ...] = (is_known, partial(is_known, is_second=True))
+    for is_wanted in ((lambda name: True),) if any_ending else kinds:
+        noted = PassedOver()
+        if files := list(files_in(noted, is_wanted)):
+            passed_over.endings.update(noted.endings)
+            passed_over.datasets.extend(noted.datasets)
+            return files
+    raise RecipeError(
+        f"{argument} has no files of a known kind ({KNOWN}, also compressed)",
         hint="name the files with a glob, or use `documents='files'`",
     )
 
 
-def _walk(folder: str, passed_over: PassedOver, *, any_ending: bool) -> Iterator[str]:
+def _walk(folder: str, passed_over: PassedOver, is_wanted: IsWanted) -> Iterator[str]:
     """The files of a folder, without those of datasets in it."""
     for parent, folders, files in globs.walk(folder):
         if globs.is_dataset(parent):
@@ -264,18 +315,18 @@ def _walk(folder: str, passed_over: PassedOver, *, any_ending: bool) -> Iterator
             continue
         folders[:] = [name for name in folders if not globs.is_passed_over(name)]
         for name in files:
-            if _is_wanted(name, passed_over, any_ending=any_ending):
+            if _is_wanted(name, passed_over, is_wanted):
                 yield os.path.join(parent, name)
 
 
-def _is_wanted(name: str, passed_over: PassedOver, *, any_ending: bool) -> bool:
-    """Whether a file in a folder is a source: not hidden, and of a known kind."""
+def _is_wanted(name: str, passed_over: PassedOver, is_wanted: IsWanted) -> bool:
+    """Whether a file in a folder is a source: not hidden, and of a kind that is wanted."""
     *folders, last = name.split("/")
     # Hugging Face stores computed results next to a dataset.
     is_cache = last.startswith("cache-") and last.endswith(".arrow")
     if last.startswith(".") or is_cache or any(map(globs.is_passed_over, folders)):
         return False
-    if any_ending or is_known(last):
+    if is_wanted(last):
         return True
     if not is_companion(last):
         passed_over.endings[ending_of(last)] += 1
@@ -296,6 +347,10 @@ def _describe(
     found = pins.get(path) or find(path)
     check_kind(path, documents=recipe.documents)
     kind, compression = read_as(path, documents=recipe.documents)
+    if recipe.documents in BY_ROW and is_plain_json(path):
+        from tokenmill.sources.json_array import kind_of_json
+
+        kind = kind_of_json(path, compression, found, text_column=recipe.text_column, template=recipe.template)
     source = Source(
         name=name.replace(os.sep, "/"),
         kind=kind,
@@ -390,14 +445,18 @@ def notes(
 def _text_notes(recipe: Recipe, sources: Iterable[Source]) -> Iterator[str]:
     """Where a text was found that could be meant otherwise."""
     unknown: Counter[str] = Counter()
+    whole: Counter[str] = Counter()
     rules: Counter[str] = Counter()
     for source in sources:
-        if recipe.documents == "lines" and kind_of(source.name)[0] is None:
-            unknown[ending_of(source.name)] += 1
+        if recipe.documents in BY_ROW and kind_of(source.name)[0] is None:
+            (whole if source.kind == "document" else unknown)[ending_of(source.name)] += 1
         if source.text and recipe.text_column is None and recipe.template is None:
             rules[json.dumps(source.text)] += 1
     if unknown:
         yield f"{_files(unknown.total())} of unknown kind read as text, a document a line: {count_endings(unknown)}"
+    if whole:
+        said = f"each of {_files(whole.total())} is one document: {count_endings(whole)}"
+        yield f"{said}; `documents='lines'` makes it one a line"
     for rule, count in rules.most_common():
         yield from (f"the text of {_files(count)} is {what}" for what in _guessed(json.loads(rule)))
 
@@ -409,6 +468,10 @@ def _guessed(rule: Rule) -> Iterator[str]:
         yield f"{' and '.join(parts)}, with a blank line between"
     elif "turns" in rule:
         yield f"what is said in {rule['turns']}, with a blank line between the turns; who says it is left out"
+    elif "chosen" in rule:
+        *asked, chosen = rule["chosen"]
+        behind = f", behind {asked[0]} unless it repeats that" if asked else ""
+        yield f"{chosen}, the preferred answer{behind}; rejected is left out"
 
 
 def _files(count: int) -> str:

@@ -1,4 +1,4 @@
-"""The files of the sources: on a local disk, in an object store or on the hub; plain, .gz or .zst.
+"""The files of the sources: on a local disk, in an object store or on the hub; plain or compressed.
 
 find    size and etag or time, which pin it      open_file, open_stream   for Arrow; decompressed text
 expand  a prefix or a pattern -> URLs            check_unchanged          is it still the file that was planned?
@@ -276,8 +276,11 @@ def _store(url: Url) -> Any:
     return open_store(Url(url.scheme, url.bucket, ""))
 
 
-COMPRESSIONS = {".gz": "gz", ".zst": "zst", ".zstd": "zst"}
-CODECS = {"gz": "gzip", "zst": "zstd"}
+COMPRESSIONS = {".gz": "gz", ".zst": "zst", ".zstd": "zst", ".bz2": "bz2", ".xz": "xz", ".lz4": "lz4"}
+# As Arrow names them. The standard library has xz, and an empty stream of bz2 between others, which Arrow refuses.
+_CODECS = {"gz": "gzip", "zst": "zstd", "lz4": "lz4"}
+# The most memory that an .xz file may ask for; the largest preset of xz asks for 65 MB.
+_XZ_MEMORY_BYTES = 256 << 20
 _STEP_BYTES = 1 << 14
 # Real text expands less than this; anything beyond is a decompression bomb.
 _MAX_EXPANSION = 64
@@ -325,11 +328,68 @@ def open_stream(
         if compression:
             if not file.size():
                 raise SourceError(f"cannot read {path}: it is empty, not even compressed", hint="remove the file")
-            with explained(path), pa.CompressedInputStream(file, CODECS[compression]) as stream:
+            with explained(path), _decompressed(file, compression) as stream:
                 yield _CheckedStream(stream, path, separator if check else None)
         else:
             file.seek(start)
             yield _CheckedStream(file, path, separator if check and not start else None)
+
+
+def _decompressed(file: pa.NativeFile, compression: str) -> contextlib.AbstractContextManager[ByteStream]:
+    if compression in ("bz2", "xz"):
+        return contextlib.nullcontext(_PythonStream(file, compression))
+    stream: contextlib.AbstractContextManager[ByteStream] = pa.CompressedInputStream(file, _CODECS[compression])
+    return stream
+
+
+class _PythonStream:
+    """The text of a .bz2 or .xz file: one stream or several, in .xz files with padding between them."""
+
+    def __init__(self, file: pa.NativeFile, compression: str) -> None:
+        self._file = file
+        self._is_xz = compression == "xz"
+        self._begin()
+
+    def _begin(self) -> None:
+        import bz2
+        import lzma
+
+        self._failed = lzma.LZMAError  # bz2 raises OSError
+        self._stream: Any = (
+            lzma.LZMADecompressor(lzma.FORMAT_XZ, memlimit=_XZ_MEMORY_BYTES) if self._is_xz else bz2.BZ2Decompressor()
+        )
+
+    def read(self, size: int) -> bytes:
+        while True:
+            given = b""
+            if self._stream.eof:
+                given = self._without_padding(self._stream.unused_data) or self._next()
+                if not given:
+                    return b""
+                self._begin()
+            elif self._stream.needs_input and not (given := self._next()):
+                raise OSError("Truncated compressed stream")
+            try:
+                data: bytes = self._stream.decompress(given, size)
+            except self._failed as error:
+                raise OSError(f"xz decompress failed: {error}") from None
+            if data:
+                return data
+
+    def _next(self) -> bytes:
+        """The next bytes of the file that are not padding."""
+        while data := bytes(self._file.read(_STEP_BYTES)):
+            if not self._stream.eof or (data := self._without_padding(data)):
+                return data
+        return b""
+
+    def _without_padding(self, data: bytes) -> bytes:
+        return data.lstrip(b"\0") if self._is_xz else data
+
+    def readinto(self, buffer: memoryview) -> int:
+        data = self.read(len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
 
 
 def check_text(path: str, compression: str, pin: Pin, *, separator: bytes) -> None:
@@ -358,7 +418,7 @@ def expansion(path: str, compression: str, pin: Pin, *, max_bytes: int) -> float
         head = file.read(max_bytes)
     num_bytes = 0
     # The data is cut off unless the file is small.
-    with contextlib.suppress(OSError), pa.CompressedInputStream(pa.BufferReader(head), CODECS[compression]) as stream:
+    with contextlib.suppress(OSError), _decompressed(pa.BufferReader(head), compression) as stream:
         while (count := len(stream.read(_STEP_BYTES))) and num_bytes < _MAX_EXPANSION * len(head):
             num_bytes += count
     return max(1, num_bytes) / max(1, len(head))
@@ -436,6 +496,7 @@ _WEB = FileType("a web archive (WARC)", "extract its texts to .jsonl first, for 
 _PROGRAM = FileType("a program", "leave it out")
 _IMAGE = FileType("an image", "leave it out")
 _SOUND = FileType("a sound or a film", "leave it out")
+_BZIP2 = FileType("compressed with bzip2", "rename it so that it ends in .bz2, like a.jsonl.bz2")
 _TAR = FileType("a tar archive", _UNPACK)
 
 _SIGNATURES: dict[bytes, FileType] = {
@@ -447,9 +508,12 @@ _SIGNATURES: dict[bytes, FileType] = {
     b"PK\x05\x06": _ZIP,
     b"\x1f\x8b": FileType("compressed with gzip", "rename it so that it ends in .gz, like a.jsonl.gz"),
     b"\x28\xb5\x2f\xfd": FileType("compressed with zstd", "rename it so that it ends in .zst, like a.jsonl.zst"),
-    **{b"BZh%d1AY&SY" % level: FileType("compressed with bzip2", "decompress it: bzip2 -d") for level in range(1, 10)},
-    b"\xfd7zXZ\0": FileType("compressed with xz", "decompress it: xz -d"),
-    b"\x04\x22\x4d\x18": FileType("compressed with lz4", "decompress it: lz4 -d"),
+    **{
+        b"BZh%d1AY&SY" % level: FileType("compressed with bzip2", "rename it so that it ends in .bz2")
+        for level in range(1, 10)
+    },
+    b"\xfd7zXZ\0": FileType("compressed with xz", "rename it so that it ends in .xz, like a.jsonl.xz"),
+    b"\x04\x22\x4d\x18": FileType("compressed with lz4", "rename it so that it ends in .lz4, like a.jsonl.lz4"),
     b"7z\xbc\xaf\x27\x1c": FileType("a 7z archive", _UNPACK),
     b"Rar!\x1a\x07": FileType("a RAR archive", _UNPACK),
     b"PAR1\x15": _PARQUET,

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -74,21 +74,14 @@ class JsonLinesFormat(LineFormat):
 
     def find_text(self, path: str, source: Source, *, text_column: str | None, template: str | None) -> Rule:
         """The rule of the first objects that have a known shape, or the requested fields."""
-        seen: set[str] = set()
-        for objects in fields(path, source.compression, pin_of(source)):
-            rule = common_rule(objects, text_column=text_column, template=template)
-            if rule is not None:
-                return rule
-            if len(seen) < _MAX_NAMES:
-                seen.update(*objects)
-        if seen:
-            raise refusal(sorted(seen)[:_MAX_NAMES], text_column=text_column, template=template, where=path)
-        if is_plain_json(path):
+        groups = fields(path, source.compression, pin_of(source))
+        rule = first_rule(groups, path, text_column=text_column, template=template)
+        if rule is None and is_plain_json(path):
             raise RecipeError(
                 f"{path} is not JSON lines: it has no line that is an object",
                 hint="put one object on each line: jq -c '.[]' FILE > FILE.jsonl",
             )
-        return unseen_rule(text_column=text_column, template=template)
+        return rule or unseen_rule(text_column=text_column, template=template)
 
     def check(self, path: str, source: Source) -> None:
         for _ in fields(path, source.compression, pin_of(source)):
@@ -96,6 +89,27 @@ class JsonLinesFormat(LineFormat):
 
     def parse_lines(self, run: DocumentRun, index: int, rule: Rule, limit: int) -> Batch:
         return lines(run, index, rule, limit)
+
+
+def first_rule(
+    groups: Iterable[list[list[str]]], path: str, *, text_column: str | None, template: str | None
+) -> Rule | None:
+    """The rule of the first group of objects that decides, from the names of their fields; None without objects."""
+    seen: set[str] = set()
+    for objects in groups:
+        rule = common_rule(objects, text_column=text_column, template=template)
+        if rule is not None:
+            return rule
+        if len(seen) < _MAX_NAMES:
+            seen.update(*objects)
+    if seen:
+        raise refusal(sorted(seen)[:_MAX_NAMES], text_column=text_column, template=template, where=path)
+    return None
+
+
+def judged_objects(objects: list[bytes], positions: npt.NDArray[np.int64], index: int, rule: Rule, limit: int) -> Batch:
+    """The documents of objects that were found one by one."""
+    return judged_batch(index, _judge_lines(objects, positions, rule, limit))
 
 
 def lines(run: DocumentRun, index: int, rule: Rule, limit: int) -> Batch:
@@ -116,7 +130,7 @@ def lines(run: DocumentRun, index: int, rule: Rule, limit: int) -> Batch:
         text = parse(data, rule["column"], len(starts))
     if text is not None:
         return make_batch(index, text, starts + at)
-    return judged_batch(index, _judge_lines(bytes(data).split(b"\n"), starts + at, rule, limit))
+    return judged_objects(bytes(data).split(b"\n"), starts + at, index, rule, limit)
 
 
 def _is_one_object_a_line(
@@ -142,23 +156,23 @@ def fields(path: str, compression: str, pin: Pin | None = None) -> Iterator[list
     if pin is not None and not compression and not pin.etag and pin.bytes <= _PEEK_STEP:
         data = read_small(path, pin)
         if data is not None and recognise(data[:HEAD_BYTES]) is None:
-            yield from _field_names_in_groups(data.split(b"\n"))
+            yield from names_in_groups(data.split(b"\n"))
             return
     with open_stream(path, compression, pin=pin) as stream:
         pending: list[bytes] = []  # the beginning of a line whose end is not read yet
         for _ in range(_PEEK_BYTES // _PEEK_STEP):
             chunk = stream.read(_PEEK_STEP)
             if not chunk:
-                yield from _field_names_in_groups([b"".join(pending)])
+                yield from names_in_groups([b"".join(pending)])
                 return
             first, *others = chunk.split(b"\n")
             pending.append(first)
             if others:
-                yield from _field_names_in_groups([b"".join(pending), *others[:-1]])
+                yield from names_in_groups([b"".join(pending), *others[:-1]])
                 pending = others[-1:]
 
 
-def _field_names_in_groups(lines: list[bytes]) -> Iterator[list[list[str]]]:
+def names_in_groups(lines: Iterable[bytes]) -> Iterator[list[list[str]]]:
     """The names of the fields of each line that is an object with any, `_VOTES` objects at a time."""
     objects = filter(None, map(_field_names, lines))
     while group := list(itertools.islice(objects, _VOTES)):
@@ -170,13 +184,13 @@ def _field_names(line: bytes) -> list[str]:
     if not line.lstrip().startswith(b"{"):  # an exception for each of millions of such lines would be slow
         return []
     try:
-        return list(_fields_decoder().decode(line))
+        return list(fields_decoder().decode(line))
     except (ValueError, RecursionError):
         return []
 
 
 @lru_cache(maxsize=1)
-def _fields_decoder() -> msgspec.json.Decoder[dict[str, msgspec.Raw]]:
+def fields_decoder() -> msgspec.json.Decoder[dict[str, msgspec.Raw]]:
     """A decoder that takes the names of an object's fields and leaves the values undecoded."""
     return msgspec.json.Decoder(dict[str, msgspec.Raw])
 
@@ -330,7 +344,7 @@ def _may_be_text_of(line: bytes, column: str) -> bool:
     if b"Inf" in line or b"NaN" in line:
         line = _OTHER_NUMBER.sub(rb"\g<1>0", line)
     try:
-        row = _fields_decoder().decode(line.decode(errors="replace"))
+        row = fields_decoder().decode(line.decode(errors="replace"))
     except RecursionError:
         return True
     except ValueError:
@@ -410,7 +424,7 @@ def _surrogate_between_brackets(line: bytes) -> bool | None:
         return None
     marked = _HALF_ESCAPE.sub(rb"\\uffff", line)
     try:
-        row = _fields_decoder().decode(marked)
+        row = fields_decoder().decode(marked)
     except ValueError:
         return None if _SURROGATE_ESCAPE.search(marked) else False
     if any(map(_is_marked, (bytes(value) for value in row.values()))):

@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 
 from tokenmill.errors import RecipeError, SourceError
+from tokenmill.recipe import BY_ROW
 from tokenmill.sources.base import BATCH_BYTES, Batch, Section, Source, SourceFormat, Unit, even
 from tokenmill.sources.files import COMPRESSIONS, check_unchanged, ending_of, is_plain_json, pinned
 from tokenmill.sources.text_columns import UNREAD
@@ -27,11 +28,29 @@ KINDS = {
     ".arrow": "arrow",
     ".txt": "text",
     ".text": "text",
+    ".csv": "csv",
+    ".tsv": "csv",
 }
-# The endings that messages list. A .json file is more often one JSON value than JSON lines.
-KNOWN = ", ".join(ending for ending in KINDS if ending != ".json")
-_ARCHIVES = (".zip", ".tar", ".tgz", ".7z", ".rar", ".bz2", ".xz")
-_TABLES_AS_TEXT = (".csv", ".tsv")
+# A .json or .csv file in a folder may describe the other files, so it is a source only where there are no others.
+_SECOND_CHOICE = (".json", ".csv", ".tsv")
+_SECOND_COMPRESSIONS = (".bz2", ".xz", ".lz4")
+KNOWN = ", ".join(KINDS)
+_UNPACK = {
+    **dict.fromkeys((".tar", ".tgz", ".tbz2", ".txz"), "tar"),
+    ".zip": "unzip",
+    ".7z": "7z",
+    ".rar": "unrar",
+}
+# Prose with markup, and source code: files of which a line alone says little.
+_WHOLE = frozenset((
+    ".md", ".markdown", ".mdx", ".rst", ".html", ".htm", ".xhtml", ".tex", ".adoc", ".asciidoc", ".org", ".wiki",
+    ".ipynb", ".py", ".pyi", ".pyx", ".c", ".h", ".cc", ".cpp", ".cxx", ".hh", ".hpp", ".hxx", ".cu", ".cuh", ".rs",
+    ".go", ".java", ".kt", ".kts", ".scala", ".js", ".jsx", ".mjs", ".cjs", ".ts", ".tsx", ".vue", ".svelte",
+    ".css", ".scss", ".less", ".rb", ".php", ".pl", ".pm", ".lua", ".jl", ".r", ".m", ".mm", ".swift", ".hs", ".ml",
+    ".mli", ".ex", ".exs", ".erl", ".clj", ".cljs", ".lisp", ".el", ".scm", ".sh", ".bash", ".zsh", ".fish", ".ps1",
+    ".bat", ".sql", ".cs", ".fs", ".vb", ".dart", ".zig", ".nim", ".d", ".f", ".f90", ".f95", ".asm", ".s", ".v",
+    ".sv", ".vhd", ".vhdl", ".proto", ".thrift", ".cmake", ".gradle", ".tf", ".nix", ".lean", ".thy", ".sol",
+))  # fmt: skip
 # Files that other programs leave beside their data.
 _COMPANIONS = ("dataset_info.json", "dataset_dict.json", "state.json", "_SUCCESS")
 
@@ -51,10 +70,18 @@ def format_of(kind: str, documents: str = "lines") -> SourceFormat:
         from tokenmill.sources.jsonl import JsonLinesFormat
 
         return JsonLinesFormat()
-    if kind == "text":
+    if kind == "csv":
+        from tokenmill.sources.csv import CsvFormat
+
+        return CsvFormat()
+    if kind == "json":
+        from tokenmill.sources.json_array import JsonArrayFormat
+
+        return JsonArrayFormat()
+    if kind in ("text", "document"):
         from tokenmill.sources.text import text_format
 
-        return text_format(documents)
+        return text_format("files" if kind == "document" else documents)
     raise SourceError(
         f"sources of kind {kind!r} are not read by this version", hint="use the tokenmill that made the plan"
     )
@@ -146,15 +173,30 @@ def positions_are_bytes(name: str) -> bool:
 
 
 def read_as(path: str, *, documents: str) -> tuple[str, str]:
-    """Kind and compression of a source. A .json file is plain text unless a document is a line."""
+    """Kind and compression of a source. Of .json and .csv files, all is text unless a document is a row."""
     kind, compression = kind_of(path)
-    is_text = kind is None or (documents != "lines" and is_plain_json(path))
-    return "text" if is_text else str(kind), compression
+    if kind is None:
+        return "document" if documents == "auto" and is_whole(path) else "text", compression
+    is_text = documents not in BY_ROW and (kind == "csv" or is_plain_json(path))
+    return "text" if is_text else kind, compression
 
 
-def is_known(name: str) -> bool:
-    """Whether a file in a folder is taken as a source. A plain .json file usually is something else."""
-    return kind_of(name)[0] is not None and not name.lower().endswith(".json")
+def is_whole(name: str) -> bool:
+    """Whether a file is one document unless the user says otherwise: prose with markup, or source code."""
+    ending = ending_of(name.lower())
+    return f".{ending.split('.')[1]}" in _WHOLE if ending else False
+
+
+def is_known(name: str, *, is_second: bool = False) -> bool:
+    """Whether a file in a folder is taken as a source, or as one of second choice, if there are no others."""
+    if kind_of(name)[0] is None:
+        return False
+    lower = name.lower()
+    return is_second or not (lower.endswith((*_SECOND_CHOICE, *_SECOND_COMPRESSIONS)) or _is_table(lower))
+
+
+def _is_table(name: str) -> bool:
+    return ending_of(name).startswith((".csv", ".tsv"))
 
 
 def is_companion(name: str) -> bool:
@@ -165,17 +207,13 @@ def is_companion(name: str) -> bool:
 def check_kind(path: str, *, documents: str) -> None:
     """Refuse files that cannot be read, or that would be read as something that they are not."""
     kind, compression = kind_of(path)
-    if kind is not None and not compression:
-        return
-    if path.lower().removesuffix(".gz").removesuffix(".zst").endswith(_ARCHIVES):
-        raise RecipeError(f"{path}: archives are not read", hint="unpack it first")
-    if kind is not None and format_of(kind).has_sections:
+    lower = path.lower()
+    stem = os.path.splitext(lower)[0] if compression else lower
+    if unpack := _UNPACK.get(os.path.splitext(stem)[1]):
+        raise RecipeError(f"{path}: archives are not read", hint=f"unpack it with {unpack}, then name the folder")
+    if compression and kind is not None and format_of(kind).has_sections:
         raise RecipeError(
             f"{path}: a compressed {kind} file is not read", hint="decompress it: it is compressed inside"
-        )
-    if ending_of(path).lower().startswith(_TABLES_AS_TEXT) and documents == "lines":
-        raise RecipeError(
-            f"{path}: tables as text are not read", hint="make it parquet or JSON lines, or use `documents='files'`"
         )
 
 

@@ -8,6 +8,7 @@ from typing import ClassVar
 import numpy as np
 import pyarrow as pa
 
+from tokenmill.recipe import BY_ROW
 from tokenmill.sources.base import BATCH_BYTES, Batch, Rule, Skip, Source, SourceFormat, make_batch
 from tokenmill.sources.byte_ranges import BOM, DocumentRun, LineFormat, read_runs
 from tokenmill.sources.files import HEAD_BYTES, check_text, open_stream, pin_of, recognise
@@ -17,8 +18,8 @@ _BLANK = r"^[\s\v\p{Z}\x{85}\x{1c}-\x{1f}]*$"
 
 
 def text_format(documents: str) -> SourceFormat:
-    """The format of text files by the recipe's `documents`: lines, files, or separator:TEXT."""
-    if documents == "lines":
+    """The format of text files by the recipe's `documents`: auto, lines, files, or separator:TEXT."""
+    if documents in BY_ROW:
         return TextLines()
     if documents == "files":
         return WholeText()

@@ -5,7 +5,8 @@ If the user names none, the rule is found from the names of the columns, by the 
 
     text                              {"column": "text"}
     instruction, input?, output       {"join": [...]}    also input/output, prompt/response, question/answer,
-    messages, conversations           {"turns": ...}     prompt/completion
+    messages, conversations           {"turns": ...}     prompt/completion, query/response
+    prompt?, chosen, rejected         {"chosen": [...]}  the prompt, unless the chosen answer repeats it, and the answer
 
 All rows of a table have the same columns. Each object of JSON lines has its own fields, so an optional part stays in
 the rule even if many objects lack it.
@@ -37,6 +38,9 @@ _SHAPES: tuple[tuple[str, ...], ...] = (
     ("prompt", "response"),
     ("question", "answer"),
     ("prompt", "completion"),
+    ("query", "response"),
+    *(("chosen", "rejected", asked) for asked in ("prompt", "question", "query", "instruction", "input")),
+    ("chosen", "rejected"),
 )
 # The rule of a source that could not be read when it was planned.
 UNREAD: Rule = {"unread": True}
@@ -106,6 +110,8 @@ def _shape(columns: Collection[str]) -> tuple[str, ...] | None:
 
 
 def _shape_rule(shape: Sequence[str]) -> Rule:
+    if shape[0] == "chosen":
+        return {"chosen": [*shape[2:], "chosen"]}
     if len(shape) > 1:
         return {"join": list(shape)}
     return {"column": "text"} if shape[0] == "text" else {"turns": shape[0]}
@@ -117,6 +123,8 @@ def rule_columns(rule: Rule) -> list[str]:
         return [rule["column"]]
     if "template" in rule:
         return list(dict.fromkeys(template_columns(rule["template"])))
+    if "chosen" in rule:
+        return list(rule["chosen"])
     return [rule["turns"]] if "turns" in rule else [name.rstrip("?") for name in rule["join"]]
 
 
@@ -125,19 +133,27 @@ def row_text(rule: Rule, row: Mapping[str, Any]) -> tuple[str, str]:
     if "column" in rule:
         return _string(row, rule["column"])
     if "template" in rule:
-        values = {}
-        for name in template_columns(rule["template"]):
-            value = row.get(name)
-            if value is None or isinstance(value, bytes):
-                value, reason = _string(row, name)
-                if reason:
-                    return "", reason
-            values[name] = value
-        return fill(rule["template"], values), ""
+        return _filled(row, rule["template"])
     if "turns" in rule:
         return _turns(row, rule["turns"])
+    return _preferred(row, rule["chosen"]) if "chosen" in rule else _joined(row, rule["join"])
+
+
+def _filled(row: Mapping[str, Any], template: str) -> tuple[str, str]:
+    values = {}
+    for name in template_columns(template):
+        value = row.get(name)
+        if value is None or isinstance(value, bytes):
+            value, reason = _string(row, name)
+            if reason:
+                return "", reason
+        values[name] = value
+    return fill(template, values), ""
+
+
+def _joined(row: Mapping[str, Any], names: Sequence[str]) -> tuple[str, str]:
     parts = []
-    for name in rule["join"]:
+    for name in names:
         if name.endswith("?") and row.get(name[:-1]) is None:
             continue
         part, reason = _string(row, name.rstrip("?"))
@@ -174,6 +190,18 @@ def _turns(row: Mapping[str, Any], name: str) -> tuple[str, str]:
             return "", "not_text"
         texts.append(text)
     return _GLUE.join(text for text in texts if text), ""
+
+
+def _preferred(row: Mapping[str, Any], names: Sequence[str]) -> tuple[str, str]:
+    """The preferred answer, a string or turns, behind what was asked unless the answer repeats that."""
+    texts = []
+    for name in names:
+        text, reason = (_turns if isinstance(row.get(name), list) else _string)(row, name)
+        if reason:
+            return "", reason
+        texts.append(text)
+    *asked, answer = texts
+    return _GLUE.join(part for part in (*(one for one in asked if not answer.startswith(one)), answer) if part), ""
 
 
 def _turn_text(turn: Any) -> str | None:

@@ -8,6 +8,7 @@ A build and a text stream both use these functions, so a trainer gets the same t
 from __future__ import annotations
 
 import itertools
+import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
@@ -20,7 +21,7 @@ import pyarrow as pa
 import xxhash
 
 from tokenmill.dataset.bin_idx import Tokens, numpy_dtype
-from tokenmill.dataset.manifest import BAD, NOT_SAMPLED
+from tokenmill.dataset.manifest import BAD, DROPS, NOT_SAMPLED
 from tokenmill.errors import (
     BadDocumentError,
     BuildError,
@@ -29,7 +30,7 @@ from tokenmill.errors import (
     TokenizerError,
     is_failure,
 )
-from tokenmill.recipe import load_filter
+from tokenmill.recipe import gives_reasons, load_filter
 from tokenmill.sources.base import Batch, Skip, text_buffers
 from tokenmill.sources.files import bring
 from tokenmill.sources.reader import read_unit
@@ -39,7 +40,9 @@ from tokenmill.units.memory import reserve_memory
 from tokenmill.units.receipts import NO_LIMIT
 from tokenmill.units.task import BuildConfig, UnitTask
 
-Filter = Callable[[str], bool]
+Filter = Callable[[str], object]
+# The name of a reason of a filter.
+_REASON = re.compile(r"[a-z][a-z_]{0,39}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,18 +305,42 @@ def _reasons(
         if found.any():
             yield reason, found
     if keep is not None:
-        candidates_left = ~np.logical_or.reduce([invalid, *candidates.values()])
-        unwanted = np.zeros(len(text), np.bool_)
-        texts = valid.filter(pa.array(candidates_left)).to_pylist()
-        for place, document in zip(np.flatnonzero(candidates_left).tolist(), texts, strict=True):
-            try:
-                unwanted[place] = not keep(document)
-            except BaseException as error:
-                if not is_failure(error):
-                    raise
-                where = Skip(int(batch.sources[place]), int(batch.positions[place]), "filtered")
-                raise _filter_failed(error, where, config, task) from error
-        yield "filtered", unwanted
+        left = ~np.logical_or.reduce([invalid, *candidates.values()])
+        yield from _filtered(batch, valid, left, config, task, keep=keep)
+
+
+def _filtered(
+    batch: Batch, text: pa.Array, left: npt.NDArray[np.bool_], config: BuildConfig, task: UnitTask, *, keep: Filter
+) -> Iterator[tuple[str, npt.NDArray[np.bool_]]]:
+    """What the user's filter drops of the documents that are `left`, by reason."""
+    unwanted = {"filtered": np.zeros(len(text), np.bool_)}
+    reasons = gives_reasons(keep)
+    for place, document in zip(np.flatnonzero(left).tolist(), text.filter(pa.array(left)).to_pylist(), strict=True):
+        try:
+            answer = keep(document)
+            is_wanted = bool(answer)
+        except BaseException as error:
+            if not is_failure(error):
+                raise
+            where = Skip(int(batch.sources[place]), int(batch.positions[place]), "filtered")
+            raise _filter_failed(error, where, config, task) from error
+        if reasons and isinstance(answer, str) and answer:
+            if answer not in unwanted:
+                _check_reason(answer, config)
+                unwanted[answer] = np.zeros(len(text), np.bool_)
+            unwanted[answer][place] = True
+        elif not is_wanted:
+            unwanted["filtered"][place] = True
+    yield from unwanted.items()
+
+
+def _check_reason(reason: str, config: BuildConfig) -> None:
+    """Refuse a reason that cannot be counted among the others."""
+    if not _REASON.fullmatch(reason) or reason in (*DROPS, *BAD, NOT_SAMPLED):
+        raise RecipeError(
+            f"the filter {config.filter} gave the reason {reason[:60]!r}",
+            hint="a reason has up to 40 letters from a to z or underscores, and is not one that tokenmill gives itself",
+        )
 
 
 def _candidates(

@@ -167,8 +167,8 @@ def sample_documents(
         ranges = _row_groups(wanted, [group.text_bytes for group in groups], request.read_bytes)
         rows, planned = sum(group.num_rows for group in groups), sum(group.text_bytes for group in groups)
         counts = [DocumentCount(source=unit.source, start=unit.start, planned_bytes=planned, documents=rows)]
-    elif source.compression:
-        ranges = [_compressed(wanted, path, request.read_bytes)]
+    elif source.compression or not format.starts_anywhere:
+        ranges = [_from_start(wanted, path, request.read_bytes)]
     elif format.is_one_document:
         positions = tuple((float(position), wanted.at + position) for position in wanted.positions)
         ranges = [ReadRange(unit, positions, unit.text_bytes)]
@@ -206,10 +206,11 @@ def _row_groups(wanted: ProbeSlice, sizes: Sequence[int], max_bytes: int) -> lis
     return ranges
 
 
-def _compressed(wanted: ProbeSlice, path: str, max_bytes: int) -> ReadRange:
-    """A whole file. How much it expands to is estimated from its beginning."""
-    source, planned = wanted.task.sources[0], wanted.task.unit.text_bytes
-    scale = EXPANSION / expansion(path, source.compression, pin_of(source), max_bytes=_PEEK_BYTES)
+def _from_start(wanted: ProbeSlice, path: str, max_bytes: int) -> ReadRange:
+    """A whole slice. How much a compressed file expands to is estimated from its beginning."""
+    source, planned, scale = wanted.task.sources[0], wanted.task.unit.text_bytes, 1.0
+    if source.compression:
+        scale = EXPANSION / expansion(path, source.compression, pin_of(source), max_bytes=_PEEK_BYTES)
     near = min(1.0, max_bytes * len(wanted.positions) * scale / max(1, planned))
     positions = tuple((near * position / scale, wanted.at + position) for position in wanted.positions)
     return ReadRange(wanted.task.unit, positions, *((planned, None) if near == 1.0 else (None, scale)))

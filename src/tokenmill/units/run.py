@@ -24,7 +24,7 @@ import pyarrow.parquet as pq
 from tokenmill import records
 from tokenmill.dataset import provenance
 from tokenmill.dataset.bin_idx import ShardWriter
-from tokenmill.dataset.manifest import BAD, NOT_SAMPLED, SourceTotal
+from tokenmill.dataset.manifest import BAD, DROPS, NOT_SAMPLED, SourceTotal
 from tokenmill.dataset.provenance import REASONS, SCHEMA, dictionary_column
 from tokenmill.dataset.statistics import (
     MAX_EXAMPLE_CHARS,
@@ -34,7 +34,7 @@ from tokenmill.dataset.statistics import (
     UnitStatistics,
     add_examples,
 )
-from tokenmill.errors import DeterminismError, SourceChangedError
+from tokenmill.errors import DeterminismError, RecipeError, SourceChangedError
 from tokenmill.recipe import load_filter
 from tokenmill.sizes import few
 from tokenmill.sources.base import Batch, Skip, naming_what_needs_memory, text_buffers
@@ -84,13 +84,16 @@ def rows(
     skips: Sequence[Skip],
 ) -> pa.Table:
     """Provenance of a batch: kept documents and skips, in the order of the source."""
+    # The reasons of all datasets come first, so that a file without others has the bytes that it always had.
+    reasons = list(dict.fromkeys((*REASONS, *(skip.reason for skip in skips))))
+    if len(reasons) > _MAX_REASONS:
+        raise RecipeError(f"a filter gives more than {_MAX_REASONS} reasons", hint="give fewer, as one word each")
+    numbers = {reason: number for number, reason in enumerate(reasons)}
     source = np.concatenate((sources, np.array([skip.source for skip in skips], np.int32)))
     position = np.concatenate((positions, np.array([skip.position for skip in skips], np.int64)))
     split = np.concatenate((splits, np.full(len(skips), -1, np.int8)))
-    has_sample = any(skip.reason == NOT_SAMPLED for skip in skips)
-    reasons = (*REASONS, NOT_SAMPLED) if has_sample else REASONS
     reason = np.concatenate(
-        (np.full(len(splits), -1, np.int8), np.array([reasons.index(skip.reason) for skip in skips], np.int8))
+        (np.full(len(splits), -1, np.int8), np.array([numbers[skip.reason] for skip in skips], np.int8))
     )
     counts = np.concatenate((tokens.astype(np.int32), np.zeros(len(skips), np.int32)))
     # Skips come behind the kept documents; without skips the order is right already.
@@ -107,8 +110,8 @@ def rows(
     )
 
 
-# A filter may leave documents out because nobody should read them.
-_WITHOUT_TEXT = ("filtered",)
+# Not those of a filter, which may leave documents out because nobody should read them.
+_WITH_TEXT = {*DROPS, *BAD, NOT_SAMPLED} - {"filtered"}
 
 
 def _beginning(batch: Batch, skip: Skip) -> str:
@@ -121,6 +124,10 @@ def _beginning(batch: Batch, skip: Skip) -> str:
     # A character has at most four bytes; the last one may be cut.
     part = bytes(data[start : min(stop, start + 4 * MAX_EXAMPLE_CHARS)])
     return part.decode(errors="backslashreplace" if skip.reason == "invalid_utf8" else "ignore")[:MAX_EXAMPLE_CHARS]
+
+
+# Provenance numbers them in 8 bits.
+_MAX_REASONS = 100
 
 
 class ReportProgress(Protocol):
@@ -367,7 +374,7 @@ class UnitRun:
         for skip in skips:
             if left[skip.reason] > 0:
                 left[skip.reason] -= 1
-                text = "" if skip.reason in _WITHOUT_TEXT else _beginning(batch, skip)
+                text = _beginning(batch, skip) if skip.reason in _WITH_TEXT else ""
                 yield skip.reason, DropExample(source=name_of(skip, self.task), position=skip.position, text=text)
 
     def _reject(self, skips: list[Skip]) -> None:

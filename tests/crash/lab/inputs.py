@@ -1,4 +1,4 @@
-"""Sources that are not what they should be: changed parquet, JSON lines, compressed text and Arrow files.
+"""Sources that are not what they should be: changed parquet, JSON, CSV, compressed text and Arrow files.
 
 Each changed file is listed, planned and read as a build does it. What comes out are documents that can be
 looked at, or an error of ours. The libraries that read them are native code: a file that ends their
@@ -7,9 +7,13 @@ process is a finding too, so the points run in cells.
 
 from __future__ import annotations
 
+import bz2
 import contextlib
+import csv
 import gzip
+import io
 import json
+import lzma
 import os
 import random
 import tempfile
@@ -59,6 +63,12 @@ def _arrow(kind: Callable[..., pa.ipc.RecordBatchStreamWriter], text: pa.Array) 
     return sink.getvalue().to_pybytes()
 
 
+def _csv(delimiter: str = ",") -> bytes:
+    sink = io.StringIO(newline="")
+    csv.writer(sink, delimiter=delimiter).writerows([("id", "text"), *enumerate(f'"{text}"\n' for text in TEXTS)])
+    return sink.getvalue().encode()
+
+
 def samples() -> dict[str, bytes]:
     """One valid file of each kind, small enough that a change hits something."""
     plain = "\n".join(TEXTS).encode()
@@ -74,6 +84,13 @@ def samples() -> dict[str, bytes]:
         "a.txt": plain,
         "a.txt.gz": gzip.compress(plain),
         "a.txt.zst": zstandard.compress(plain),
+        "a.csv": _csv(),
+        "a.tsv.gz": gzip.compress(_csv("\t")),
+        "a.json": json.dumps([{"id": i, "text": text} for i, text in enumerate(TEXTS)], indent=1).encode(),
+        "object.json": json.dumps({"n": 1, "data": [{"text": text} for text in TEXTS]}).encode(),
+        "a.jsonl.bz2": bz2.compress(LINES),
+        "a.jsonl.xz": lzma.compress(LINES),
+        "a.jsonl.lz4": pa.Codec("lz4").compress(LINES, asbytes=True),
         "stream.arrow": _arrow(pa.ipc.new_stream, pa.array(TEXTS)),
         "file.arrow": _arrow(pa.ipc.new_file, pa.array(TEXTS, pa.large_string())),
         "dictionary.arrow": _arrow(pa.ipc.new_stream, pa.array(TEXTS).dictionary_encode()),
@@ -83,12 +100,17 @@ def samples() -> dict[str, bytes]:
 
 def change(name: str, data: bytes, chance: random.Random) -> bytes:
     """The file with something wrong: in its packing, in what is packed, or in what says where things are."""
-    inner = {".gz": (gzip.decompress, gzip.compress), ".zst": (zstandard.decompress, zstandard.compress)}
+    inner = {
+        ".gz": (gzip.decompress, gzip.compress),
+        ".zst": (zstandard.decompress, zstandard.compress),
+        ".bz2": (bz2.decompress, bz2.compress),
+        ".xz": (lzma.decompress, lzma.compress),
+    }
     kind = chance.random()
     for ending, (unpack, pack) in inner.items():
         if name.endswith(ending) and kind < 0.5:
             return bytes(pack(_change_text(name, bytes(unpack(data)), chance)))
-    if name.endswith((".jsonl", ".txt")):
+    if name.endswith((".jsonl", ".txt", ".csv", ".json")):
         return _change_text(name, data, chance)
     if kind < 0.7 and name.endswith((".parquet", ".arrow")):
         # Footers and headers are few bytes of a file, and most of what can be wrong with it.
@@ -105,6 +127,8 @@ def _change_text(name: str, data: bytes, chance: random.Random) -> bytes:
         at = chance.randrange(len(lines))
         lines[at] = value_of(lines[at], chance)
         return b"\n".join(lines)
+    if name.endswith(".json") and chance.random() < 0.5:
+        return value_of(data, chance)
     return bytes_of(data, chance, b'{"text": "\\ud83d\\ude42"}\r\n\x00\xff\xef\xbb\xbf')
 
 
@@ -177,7 +201,7 @@ def run(points: int, *, seed: int = 0) -> Row:
     found = explore(changed_sources, (seed,), points, patience=30, memory=ADDRESS_BYTES, is_quiet=True)
     if found.peak_bytes > MEMORY_BUDGET:
         found.wrong.append(f"a cell took {found.peak_bytes} bytes of memory")
-    return found.row("changed parquet, jsonl, gz, zst, txt, arrow sources")
+    return found.row("changed parquet, arrow, jsonl, json, csv, txt sources, plain and compressed")
 
 
 EXPERIMENTS = [("inputs", lambda: run(12_000))]

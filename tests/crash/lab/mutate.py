@@ -99,7 +99,7 @@ def value_of(text: bytes, chance: random.Random) -> bytes:
         tree = _change(tree, chance)
     changed = json.dumps(tree, ensure_ascii=False, separators=(",", ":")).encode(errors="surrogatepass")
     kind = chance.random()
-    if kind < 0.04:
+    if kind < 0.04 and text.startswith(b"{"):
         return b"{" + _member(text, chance) + b"," + changed[1:]
     if kind < 0.07:
         return changed.replace(b":0", b":" + chance.choice((b"NaN", b"1e999", b"-Infinity", b"9" * 5000, b"0.1e1")), 1)
