@@ -56,6 +56,8 @@ if TYPE_CHECKING:
     from tokenmill.formats.convert import export, import_
     from tokenmill.formats.open import open
     from tokenmill.formats.results import ExportResult, ImportResult
+    from tokenmill.inspection.compare import ComparedDocument, ComparedValue, Comparison, DocumentSide, compare
+    from tokenmill.inspection.compare_tokenizers import SourceRatio, TokenizerResult, compare_tokenizers
     from tokenmill.inspection.doctor import Check, DoctorReport, doctor
     from tokenmill.inspection.peek import Excerpt, Piece, peek
     from tokenmill.inspection.trace import trace
@@ -91,6 +93,10 @@ _HOMES = {
     "tokenmill.formats.open": ("open",),
     "tokenmill.formats.results": ("ExportResult", "ImportResult"),
     "tokenmill.formats.base": ("Expected",),
+    "tokenmill.inspection.compare": (
+        "ComparedDocument", "ComparedValue", "Comparison", "DocumentSide", "compare",
+    ),
+    "tokenmill.inspection.compare_tokenizers": ("SourceRatio", "TokenizerResult", "compare_tokenizers"),
     "tokenmill.inspection.doctor": ("Check", "DoctorReport", "doctor"),
     "tokenmill.inspection.peek": ("Excerpt", "Piece", "peek"),
     "tokenmill.inspection.trace": ("trace",),
@@ -111,6 +117,9 @@ __all__ = [
     "BadDocumentError",
     "BuildError",
     "Check",
+    "ComparedDocument",
+    "ComparedValue",
+    "Comparison",
     "DamagedPieceError",
     "DataLoader",
     "Dataset",
@@ -118,6 +127,7 @@ __all__ = [
     "DeterminismError",
     "DiskFullError",
     "DoctorReport",
+    "DocumentSide",
     "Estimate",
     "Excerpt",
     "Expected",
@@ -142,11 +152,13 @@ __all__ = [
     "SilentStoreError",
     "SourceChangedError",
     "SourceError",
+    "SourceRatio",
     "SourceRow",
     "StateError",
     "StorageError",
     "TextStream",
     "TokenizerError",
+    "TokenizerResult",
     "TokenmillError",
     "Trace",
     "TracedDocument",
@@ -157,6 +169,8 @@ __all__ = [
     "VerifyReport",
     "Viewer",
     "cluster",
+    "compare",
+    "compare_tokenizers",
     "doctor",
     "export",
     "import_",

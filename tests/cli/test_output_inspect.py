@@ -45,3 +45,24 @@ def test_a_dataset_without_train_opens_and_names_its_splits_to_who_asks_for_trai
     for ask in (lambda: dataset["train"], lambda: DataLoader(only_val, 32, 2)):
         with pytest.raises(KeyError, match="no split 'train'; there are val"):
             ask()
+
+
+def test_inspect_shows_lengths_by_split_and_totals_by_source(tokenmill: Command, tmp_path: Path) -> None:
+    for name, texts in (("a.jsonl", make_texts(60)), ("b.jsonl", make_texts(20, seed=1))):
+        write_jsonl(tmp_path / name, texts)
+    tokenmill("prepare", "a.jsonl", "b.jsonl", "-o", "out", "--tokenizer", "byte", "-q")
+    split = library.open(tmp_path / "out")["train"]
+    lengths = sorted(len(document) for document in split)
+    record = json.loads(tokenmill("inspect", "out", "--json").stdout)["statistics"]
+    found = record["lengths"]["train"]
+    assert (found["shortest"], found["longest"]) == (lengths[0], lengths[-1])
+    middle = lengths[(len(lengths) - 1) // 2]
+    assert middle <= found["median"] <= middle * 1.25, "medians are known up to the bin of a length"
+    by_source = {one["source"]: one for one in record["sources"]}
+    for name in ("a.jsonl", "b.jsonl"):
+        tokens = [len(split.document(i)) for i in range(len(split)) if split.source(i).source == name]
+        assert (by_source[name]["documents"], by_source[name]["tokens"]) == (len(tokens), sum(tokens))
+    shown = tokenmill("inspect", "out", COLUMNS="60").stdout
+    assert f"  lengths    train: {lengths[0]} to {lengths[-1]:,} tokens" in shown
+    assert "  source   documents  tokens  bytes/token" in shown
+    assert max(len(line) for line in shown.splitlines() if str(tmp_path) not in line) <= 60

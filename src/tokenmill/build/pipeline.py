@@ -154,7 +154,7 @@ def _compare_with_sources(
     if not why:
         return
     progress.emit("note", message=f"{why}: comparing all sources of the dataset with it")
-    from tokenmill.build.compare import compare_sources
+    from tokenmill.build.check_sources import compare_sources
 
     progress.emit("note", message=compare_sources(resolved, folder, complete))
     workspace.record_comparison(folder, resolved.plan, times)

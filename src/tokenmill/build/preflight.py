@@ -22,6 +22,7 @@ from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from random import Random
 from statistics import fmean
 from typing import Any
 
@@ -212,11 +213,18 @@ READ_BYTES = 1_000_000
 
 
 def make_request(
-    plan: Plan, positions: int = POSITIONS, *, encode_bytes: int = ENCODE_BYTES, read_bytes: int = READ_BYTES
+    plan: Plan,
+    positions: int = POSITIONS,
+    *,
+    encode_bytes: int = ENCODE_BYTES,
+    read_bytes: int = READ_BYTES,
+    chance: Random | None = None,
 ) -> ProbeRequest:
-    """Positions at even distances over all that was planned."""
+    """Positions at even distances over all that was planned, or by `chance` one between each two of these."""
     total = plan.text_bytes()
     wanted = [total * (2 * position + 1) // (2 * positions) for position in range(positions)]
+    if chance is not None:
+        wanted = [int(total * (position + chance.random()) / positions) for position in range(positions)]
     slices: list[ProbeSlice] = []
     num_files = begin = taken = 0
     for unit in plan.units:

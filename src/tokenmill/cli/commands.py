@@ -4,6 +4,7 @@ prepare, plan                  recipe -> dataset, or what that would take
 verify, repair, bench          a dataset that is there
 doctor                         whether this machine, a corpus or a dataset is right
 inspect, peek, trace, view     what it contains, and where that came from
+compare, tokenizers            two datasets, or several tokenizers, side by side
 export, import, consolidate    files of other trainers' layouts
 push, pull                     object stores
 cluster                        hosts -> a cluster file for Ray
@@ -282,6 +283,55 @@ def view(options: dict[str, Any]) -> int:
         print(f"Viewing {show.printable(options['dataset'])}. Ctrl-C ends it. Open:\n{viewer.url}", flush=True)
         with contextlib.suppress(KeyboardInterrupt):
             viewer.wait()
+    return 0
+
+
+_COMPARE = """
+Show what differs between two datasets or recipes: settings, sources, counts, and the first document.
+
+\b
+Examples:
+  tokenmill compare data/owt data/owt-filtered
+  tokenmill compare data/owt out/nanogpt         tokens of a layout
+  tokenmill compare old.yaml new.yaml            recipes, by their fields
+
+\b
+Exit codes: 0 equal, 1 different.
+"""
+
+
+@command(app, "compare", _COMPARE, declared.COMPARE_OPTIONS)
+def compare(options: dict[str, Any]) -> int:
+    from tokenmill.inspection.compare import compare
+
+    found = compare(options["a"], options["b"])
+    if options["json"]:
+        show.as_json({"equal": found.equal, **dataclasses.asdict(found)})
+    else:
+        show.comparison(found)
+    return 0 if found.equal else 1
+
+
+_TOKENIZERS = """
+Compare tokenizers on a sample of a corpus: bytes per token, tokens per word, and speed.
+
+\b
+Example:
+  tokenmill tokenizers corpus/*.parquet --tokenizer gpt2 --tokenizer llama3/tokenizer.json
+"""
+
+
+@command(app, "tokenizers", _TOKENIZERS, declared.TOKENIZERS_OPTIONS)
+def tokenizers(options: dict[str, Any]) -> int:
+    from tokenmill.inspection.compare_tokenizers import compare_tokenizers
+
+    found = compare_tokenizers(options["sources"], options["tokenizers"] or ["gpt2"], **{
+        name: options[name] for name in ("text_column", "seed")
+    })  # fmt: skip
+    if options["json"]:
+        show.as_json({"tokenizers": [show.tokenizer_record(one) for one in found]})
+    else:
+        show.tokenizers(found)
     return 0
 
 

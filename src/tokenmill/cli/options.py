@@ -284,6 +284,18 @@ DOCTOR_OPTIONS = {
     "network": _flag(RUN, "also ask the hub and the Ray cluster that are configured", "--network"),
     "json": JSON,
 }
+COMPARE_OPTIONS = {
+    "a": _argument("A", "a dataset, token files of a layout, or a recipe (.yaml)"),
+    "b": _argument("B", "another one"),
+    "json": JSON,
+}
+TOKENIZERS_OPTIONS = {
+    "sources": _argument("TEXT...", "files, folders or globs of text", kind=SEVERAL),
+    "tokenizers": Option(TOKENIZER, "NAME", "a tokenizer; may be repeated", ("--tokenizer",), kind=SEVERAL),
+    "text_column": Option(TEXT, "NAME", "the column or field that contains the text"),
+    "seed": Option(TEXT, "N", "seed of the sample", kind=int, default=0, settings={"min": 0}),
+    "json": JSON,
+}
 BENCH_OPTIONS = {
     **_FINISHED,
     "split": Option(RUN, "NAME", "which split to read", default="train"),

@@ -25,9 +25,11 @@ if TYPE_CHECKING:
     from tokenmill.build.api import PrepareResult
     from tokenmill.build.preview import PlanResult
     from tokenmill.dataset.dataset import Dataset
-    from tokenmill.dataset.manifest import Nodes
+    from tokenmill.dataset.manifest import Manifest, Nodes
     from tokenmill.formats.base import DetectedFiles
     from tokenmill.formats.results import ExportResult, ImportResult
+    from tokenmill.inspection.compare import Comparison
+    from tokenmill.inspection.compare_tokenizers import TokenizerResult
     from tokenmill.inspection.doctor import DoctorReport
     from tokenmill.inspection.peek import Excerpt
     from tokenmill.loader.trace import Trace, TracedDocument
@@ -309,12 +311,31 @@ def dataset(record: dict[str, Any], split: str, texts: list[str] | None) -> None
         _wrapped("sources", f"{record['sources']:,}, {counted(record['documents_read'], 'document')} read")
     for reason, count in record["dropped"].items():
         _wrapped("dropped", f"{count:,} {reason.replace('_', ' ')}")
+    if "statistics" in record:
+        _statistics(record["statistics"])
     nodes(record)
     if texts is None:
         _print("\nThe files do not record where documents end. tokenmill peek shows them with --tokenizer NAME.")
     for index, text in enumerate(texts or ()):
         _print(f"\n{split} document {index}:")
         _excerpt_of_text(text, index, split, record["path"])
+
+
+def _statistics(record: Mapping[str, Any]) -> None:
+    """How long documents are, and what each source gave."""
+    for name, lengths in _train_first(record["lengths"]):
+        median, most = (f"{lengths[key]:,}" for key in ("median", "longest"))
+        _wrapped("lengths", f"{name}: {lengths['shortest']:,} to {most} tokens, half of the documents up to {median}")
+    sources = record["sources"]
+    if len(sources) > 1:
+        _print("")
+        rows = [
+            [shortened(one["source"]), f"{one['documents']:,}", f"{one['tokens']:,}", f"{one['bytes_per_token']:.2f}"]
+            for one in sources[:_SHOWN_VALUES]
+        ]
+        _text_table(["source", "documents", "tokens", "bytes/token"], rows)
+        if len(sources) > _SHOWN_VALUES:
+            _print(f"  and {len(sources) - _SHOWN_VALUES:,} more: --json has all")
 
 
 def _excerpt_of_text(text: str, index: int, split: str, path: str) -> None:
@@ -449,6 +470,103 @@ def _table(names: list[str], rows: list[list[str]]) -> None:
         _print(f"  {'  '.join(cells)}")
 
 
+def comparison(found: Comparison) -> None:
+    """What differs, each with the value of A and that of B below each other."""
+    if found.equal:
+        _print(f"{found.a} and {found.b} are equal")
+    else:
+        _print(f"A  {found.a}\nB  {found.b}")
+    for title, values in (("settings", found.settings), ("sources", found.sources), ("counts", found.counts)):
+        if values:
+            _print(f"\n{title}")
+        for value in values[:_SHOWN_VALUES]:
+            _print(f"  {value.what}")
+            _labelled("A", _value(value.a))
+            _labelled("B", _value(value.b))
+        if len(values) > _SHOWN_VALUES:
+            _print(f"  and {len(values) - _SHOWN_VALUES:,} more: --json has all")
+    for one in found.documents:
+        at = "" if one.offset is None else f", from token {one.offset:,}"
+        _print(f"\nfirst difference in {one.split}: document {one.document:,}{at}")
+        for name, side in (("A", one.a), ("B", one.b)):
+            if side is None:
+                _labelled(name, "has no such document")
+                continue
+            _labelled(name, json.dumps(side.text, ensure_ascii=False))
+            _labelled(" ", counted(side.num_tokens, "token") + ("" if side.source is None else f", {side.source}"))
+    for text in found.compared:
+        _print(text if found.equal else f"\n{text}")
+
+
+def _labelled(label: str, text: str) -> None:
+    """A text behind a letter, which continues below itself."""
+    for number, line in enumerate(_lines(text, _width() - 7)):
+        _print(f"    {' ' if number else label}  {line}")
+
+
+def _value(value: Any) -> str:
+    if value is None:
+        return "-"
+    return f"{value:,}" if type(value) is int else value if isinstance(value, str) else json.dumps(value)
+
+
+def tokenizer_record(one: TokenizerResult) -> dict[str, Any]:
+    ratios = {"bytes_per_token": one.total.bytes_per_token, "tokens_per_word": one.total.tokens_per_word}
+    sources = {
+        name: {**dataclasses.asdict(part), "bytes_per_token": part.bytes_per_token}
+        for name, part in one.sources.items()
+    }
+    return {**dataclasses.asdict(one), "total": {**dataclasses.asdict(one.total), **ratios}, "sources": sources}
+
+
+def tokenizers(found: Sequence[TokenizerResult]) -> None:
+    """A row for each tokenizer, then the bytes per token of each source."""
+    total, names = found[0].total, [shortened(one.name) for one in found]
+    sample = f"{counted(total.documents, 'document')}, {format_bytes(total.bytes)}"
+    _print(f"a sample of {sample} from {counted(len(found[0].sources), 'source')}")
+    rows = [
+        [name, f"{one.vocab_size:,}", f"{one.total.bytes_per_token:.2f}", f"{one.total.tokens_per_word:.2f}",
+         _rate_of_encoding(one)]
+        for name, one in zip(names, found, strict=True)
+    ]  # fmt: skip
+    _text_table(["tokenizer", "vocabulary", "bytes/token", "tokens/word", "speed"], rows)
+    for one in found:
+        if one.note:
+            _wrapped(shortened(one.name), one.note)
+    if len(found[0].sources) > 1:
+        _print("\nbytes/token by source")
+        sources = list(found[0].sources)
+        rows = [
+            [shortened(source), *(f"{one.sources[source].bytes_per_token:.2f}" for one in found)]
+            for source in sources[:_SHOWN_VALUES]
+        ]
+        _text_table(["source", *names], rows)
+        if len(sources) > _SHOWN_VALUES:
+            _print(f"  and {len(sources) - _SHOWN_VALUES:,} more: --json has all")
+
+
+_SHOWN_VALUES, _SHOWN_NAME = 20, 24
+_NO_WORK = 50_000_000_000
+
+
+def _rate_of_encoding(one: TokenizerResult) -> str:
+    """Bytes are their own ids: there is nothing to encode."""
+    return "-" if one.bytes_per_second > _NO_WORK else f"{format_bytes(one.bytes_per_second)}/s"
+
+
+def shortened(name: str) -> str:
+    """The end of a path, which tells more than its beginning."""
+    return name if len(name) <= _SHOWN_NAME else f"...{name[3 - _SHOWN_NAME :]}"
+
+
+def _text_table(names: list[str], rows: list[list[str]]) -> None:
+    """Columns of numbers behind a first column of names."""
+    widths = [max(map(len, column)) for column in zip(names, *rows, strict=True)]
+    for row in (names, *rows):
+        cells = [row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]
+        _print(f"  {'  '.join(cells)}")
+
+
 def doctor_report(report: DoctorReport) -> None:
     """A line for each check, which goes on below itself if the terminal is narrow."""
     width = shutil.get_terminal_size().columns
@@ -525,7 +643,38 @@ def describe(path: str) -> dict[str, Any]:
             name: {"tokens": split.tokens, "documents": split.documents, "shards": len(split.shards)}
             for name, split in manifest.splits.items()
         },
+        **_describe_statistics(folder, manifest),
     }
+
+
+def _describe_statistics(folder: Storage, manifest: Manifest) -> dict[str, Any]:
+    """Lengths by split and totals by source, if the dataset has statistics: imports and older ones have none."""
+    import numpy as np
+
+    from tokenmill.dataset.statistics import LENGTH_EDGES, load_statistics
+
+    found = load_statistics(folder, manifest)
+    if found is None:
+        return {}
+    lengths = {}
+    for name, split in found.splits.items():
+        if sum(split.documents):
+            counts = np.cumsum(split.lengths)
+            bin = int(np.searchsorted(counts, -(-int(counts[-1]) // 2)))
+            # The last length of the bin: lengths inside of it are not told apart.
+            last = int(LENGTH_EDGES[bin + 1]) - 1 if bin + 1 < len(LENGTH_EDGES) else split.longest
+            median = min(last, split.longest)
+            lengths[name] = {"shortest": split.shortest, "median": median, "longest": split.longest}
+    sums = {
+        what: np.sum([getattr(split, what) for split in found.splits.values()], axis=0).tolist()
+        for what in ("documents", "tokens", "bytes", "characters")
+    }
+    sources = [
+        {"source": source.name, **{what: sums[what][number] for what in sums},
+         "bytes_per_token": sums["bytes"][number] / max(1, sums["tokens"][number])}
+        for number, source in enumerate(manifest.sources)
+    ]  # fmt: skip
+    return {"statistics": {"lengths": lengths, "sources": sources}}
 
 
 def _describe_files(folder: Storage, opened: Dataset, detected: DetectedFiles) -> dict[str, Any]:

@@ -24,7 +24,7 @@ from typing import Any
 import tokenmill
 from differ.seeding import Bug, replaced
 from lab_runner import Row
-from tokenmill.build import compare, workspace
+from tokenmill.build import check_sources, workspace
 from tokenmill.dataset.dataset import Dataset
 from tokenmill.dataset.manifest import Manifest
 from tokenmill.errors import OutputError, StateError, TokenmillError
@@ -344,7 +344,7 @@ BUGS = [
     ),
     Bug(
         name="an order of documents is taken by their hashes",
-        plant=replaced(compare._Comparison, "_compare_tokens", lambda *_: None),
+        plant=replaced(check_sources._SourceCheck, "_compare_tokens", lambda *_: None),
         trial=lambda: without_build(("swapped",), range(1)),
         says="the dataset of the old text is said to be complete",
     ),

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import tokenmill
-from tokenmill.build import compare
+from tokenmill.build import check_sources
 from tokenmill.errors import SourceChangedError
 
 Write = Callable[[Path, list[str]], None]
@@ -97,8 +97,8 @@ def test_other_text_of_the_same_size_and_time_is_refused(kind: str, options: dic
 
 
 def test_one_document_out_of_the_sample_is_found_by_its_hash(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(compare, "ENCODED_BYTES", 0)
-    monkeypatch.setattr(compare._Comparison, "_is_sampled", lambda *_: False)
+    monkeypatch.setattr(check_sources, "ENCODED_BYTES", 0)
+    monkeypatch.setattr(check_sources._SourceCheck, "_is_sampled", lambda *_: False)
     source, output, texts = tmp_path / "a.parquet", tmp_path / "out", make_texts()
     write_table(source, texts)
     prepare(source, output)

@@ -1,4 +1,4 @@
-"""Compares the sources with a finished dataset whose plan is gone.
+"""Checks that the sources are those of a finished dataset whose plan is gone.
 
     all documents    read again: their hashes add up to the manifest's, their positions are those of the provenance
     a sample         encoded again: the same tokens as in the shards; some of every source, all of a small corpus
@@ -43,7 +43,7 @@ _HINT = "start over with `restart=True`, choose another output, or put the old f
 
 def compare_sources(resolved: ResolvedBuild, folder: Storage, found: Manifest) -> str:
     """What was compared, in a sentence; `SourceChangedError` if the dataset was made of other documents."""
-    comparison = _Comparison(resolved, folder, found)
+    comparison = _SourceCheck(resolved, folder, found)
     max_tokens = resolved.recipe.max_tokens
     for unit in resolved.plan.units:
         if max_tokens is not None and comparison.num_tokens >= max_tokens:
@@ -63,7 +63,7 @@ class _Rows:
     tokens: npt.NDArray[np.int64]
 
 
-class _Comparison:
+class _SourceCheck:
     """How far the sources have been compared with the dataset."""
 
     def __init__(self, resolved: ResolvedBuild, folder: Storage, found: Manifest) -> None:
