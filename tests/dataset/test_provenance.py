@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import errno
 import os
+import pickle
 import threading
 from pathlib import Path
 from types import SimpleNamespace
@@ -164,6 +165,16 @@ def test_documents_of_a_remote_dataset_are_found_in_its_cache(
     here, there = api.open(path)["train"], api.open(f"{bucket.url}/out")
     assert there["train"].sources(range(21)) == here.sources(range(21))
     assert there.find("a.jsonl", here.source(7).position).document == 7
+
+
+def test_another_process_gets_no_copy_of_the_manifest_and_finds_sources_all_the_same(tmp_path: Path) -> None:
+    for number in range(50):
+        write_jsonl(tmp_path / f"{number:03d}.jsonl", [f"text {number}"])
+    path = api.prepare(tmp_path, tmp_path / "out", tokenizer="byte", workers=1).output
+    split = api.open(path)["train"]
+    sent = pickle.dumps(split)
+    assert b"049.jsonl" not in sent
+    assert pickle.loads(sent).source(7) == split.source(7)
 
 
 def test_a_damaged_file_is_named(tmp_path: Path) -> None:

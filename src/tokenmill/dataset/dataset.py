@@ -418,18 +418,19 @@ class LazyProvenance:
 
     def __init__(self, folder: Storage, manifest: Manifest) -> None:
         self._folder = folder
-        self._manifest = manifest
+        self._manifest: Manifest | None = manifest
         self._reader: Any = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Other processes open the files themselves."""
-        return {**self.__dict__, "_reader": None}
+        """Other processes open the files themselves, if they need them."""
+        return {**self.__dict__, "_manifest": None, "_reader": None}
 
     def load(self) -> Any:
         if self._reader is None:
             # By name, so that nothing of Arrow is imported on a trainer node.
             provenance = importlib.import_module("tokenmill.dataset.provenance")
-            self._reader = provenance.ProvenanceReader(self._folder, self._manifest)
+            manifest = self._manifest or manifests.load_manifest(self._folder)
+            self._reader = provenance.ProvenanceReader(self._folder, manifest)
         return self._reader
 
 
