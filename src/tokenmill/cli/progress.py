@@ -28,7 +28,7 @@ _BAR_CELLS = (24, 16, 8)
 _GAP = "  "
 # Columns in their order; and by their use, for a terminal that has no room for all.
 _IN_ORDER = ("label", "bar", "share", "bytes", "documents", "tokens", "speed", "left", "workers")
-_BY_USE = ("share", "left", "speed", "bytes", "tokens", "bar", "label", "documents", "workers")
+_BY_USE = ("share", "left", "speed", "bytes", "label", "tokens", "bar", "documents", "workers")
 
 
 class ProgressDisplay:

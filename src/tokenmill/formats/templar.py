@@ -154,7 +154,7 @@ def check(options: Options, outline: Outline) -> None:
         require_sample(options.seq_len or SEQ_LEN, outline)
     if options.templar_compat and outline.dtype != "uint16":
         raise RecipeError("Templar's own ids need uint16 tokens", hint="drop `templar_compat`")
-    if options.consolidated and options.shard_size is not None:
+    if options.consolidated and options.shard_size is not None and "val" not in outline.splits:
         raise RecipeError("`consolidated` writes no shards, so `shard_size` does nothing", hint="drop one of the two")
 
 
