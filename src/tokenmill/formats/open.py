@@ -261,7 +261,7 @@ class UnknownEnds:
     def between(self, start: int, stop: int) -> Numbers:
         raise DatasetError(
             f"{self.path} does not record where its documents end",
-            hint="name the `tokenizer` if you peek or import; tokenmill.open takes the id of its end of text",
+            hint="name the `tokenizer` if you peek or import, or import with `eot_id`; tokenmill.open takes it, too",
         )
 
 
