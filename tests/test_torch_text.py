@@ -96,7 +96,7 @@ def test_epochs_follow_each_other(sources: str, drop_last: bool, options: dict[s
 
 
 def test_workers_may_be_as_far_ahead_as_the_trainer_wants(sources: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(adapters, "_STEPS", 2)
+    monkeypatch.setattr(adapters, "STEPS", 2)
     dataset = make(sources, batch_size=1)
     loader = iter(through(dataset, 2, prefetch_factor=9))
     whole = take(make(sources, batch_size=1), 40)
@@ -106,16 +106,6 @@ def test_workers_may_be_as_far_ahead_as_the_trainer_wants(sources: str, monkeypa
     again = make(sources, batch_size=1)
     again.load_state_dict(dataset.state_dict())
     assert take(again, 10) == whole[30:]
-
-
-def test_a_position_that_workers_wrote_over_is_not_taken_for_another(sources: str) -> None:
-    positions, cursor = adapters._Positions(3), make(sources)._stream._cursor
-    for step in range(4):
-        positions.note(step, step + 1, cursor)
-    assert [positions.read(step)[0] for step in (1, 2, 3)] == [2, 3, 4]
-    for missing in (0, 4, None):
-        with pytest.raises(tokenmill.errors.StateError, match="workers have not noted how far they are"):
-            positions.read(missing)
 
 
 @pytest.mark.parametrize("workers", [1, 2])
