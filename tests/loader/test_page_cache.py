@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 
 import tokenmill
 from tokenmill.dataset.dataset import TokenSplit
-from tokenmill.dataset.windows import Windows
-from tokenmill.loader import page_cache
+from tokenmill.dataset.windows import Windows, read_ahead
 from tokenmill.loader.loader import DataLoader
+from tokenmill.storage import memory_maps
 
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="only Linux takes the advice")
 PAGE_TOKENS = mmap.PAGESIZE // 2
@@ -38,7 +38,7 @@ def test_memory_stays_flat_while_a_larger_dataset_is_read(
     dataset_bytes = 192 << 20
     with (tmp_path / "train.bin").open("wb") as file:
         file.truncate(dataset_bytes)
-    monkeypatch.setattr(page_cache, "MAX_RESIDENT_BYTES", bound)
+    monkeypatch.setattr(memory_maps, "MAX_RESIDENT_BYTES", bound)
     loader = DataLoader(tokenmill.open(tmp_path / "train.bin", dtype="uint16"), 1 << 14, 16, epochs=1, prefetch=0)
     before = resident_bytes()
     peak = max(resident_bytes() for _ in loader)
@@ -88,10 +88,10 @@ def cached_pages(split: TokenSplit) -> Any:
 def test_rows_that_are_not_in_memory_are_read_before_they_are_touched(
     cold: TokenSplit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(page_cache, "_memory_bytes", lambda: 0)
+    monkeypatch.setattr(memory_maps, "machine_memory", lambda: 0)
     windows = Windows(cold, PAGE_TOKENS - 1)
     batches = np.array([[1000, 40], [7, 500]]) * PAGE_TOKENS
-    assert len(list(page_cache.read_ahead(cold, list(batches), lambda starts: windows.token_ranges(starts[None])))) == 2
+    assert len(list(read_ahead(cold, list(batches), lambda starts: windows.token_ranges(starts[None])))) == 2
     deadline = time.monotonic() + 20
     while not all(is_cached(cold, page) for page in (7, 40, 500, 1000)):
         assert time.monotonic() < deadline
@@ -102,11 +102,11 @@ def test_rows_that_are_not_in_memory_are_read_before_they_are_touched(
 def test_a_row_of_a_dataset_that_has_no_room_in_memory_brings_nothing_from_around_it(
     cold: TokenSplit, monkeypatch: pytest.MonkeyPatch, memory_bytes: int
 ) -> None:
-    monkeypatch.setattr(page_cache, "_memory_bytes", lambda: memory_bytes)
+    monkeypatch.setattr(memory_maps, "machine_memory", lambda: memory_bytes)
     windows = Windows(cold, PAGE_TOKENS - 1)
     cold.shard_bytes(0)
     far = np.array([1000 * PAGE_TOKENS])
-    list(page_cache.read_ahead(cold, [far], lambda starts: windows.token_ranges(starts[None])))
+    list(read_ahead(cold, [far], lambda starts: windows.token_ranges(starts[None])))
     windows.gather(np.array([40 * PAGE_TOKENS]))
     assert is_cached(cold, 40)
     assert any(is_cached(cold, page) for page in (39, 41, 44)) == (memory_bytes > 0)
@@ -116,7 +116,7 @@ def test_nothing_is_said_of_rows_that_are_in_memory(cold: TokenSplit) -> None:
     cold.tokens(0, cold.num_tokens).sum()
     windows = Windows(cold, 64)
     batches = list(np.arange(0, cold.num_tokens - 65, 4096).reshape(-1, 1))
-    assert not list(page_cache.read_ahead(cold, batches, lambda starts: windows.token_ranges(starts[None])))
+    assert not list(read_ahead(cold, batches, lambda starts: windows.token_ranges(starts[None])))
 
 
 @pytest.mark.parametrize("packing", ["concat", "best_fit"])
@@ -144,7 +144,7 @@ def test_a_loader_announces_its_batches(
 )
 def test_ranges_are_merged_into_whole_blocks_that_do_not_touch(ranges: list[tuple[int, int]], block: int) -> None:
     begins, sizes = np.array(ranges).T
-    merged = list(page_cache.merge(begins, begins + sizes, block))
+    merged = list(memory_maps.merge(begins, begins + sizes, block))
     wanted = {place // block for begin, size in ranges for place in range(begin, begin + size)}
     assert [number for begin, end in merged for number in range(begin // block, end // block)] == sorted(wanted)
     assert all(end < begin for (_, end), (begin, _) in itertools.pairwise(merged))

@@ -13,27 +13,33 @@ the view keeps its shards mapped. Other token ranges are cut where shards end, a
 computed at once:
 
     tokens [start, stop) of the split  --cut at shard ends-->  slices of maps  --joined-->  one array
+
+A row that is not in memory stalls its reader, one disk access after another. So `read_ahead` tells the system about
+the rows of many batches at once, and it reads them while others are in use.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import bisect
+import mmap
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
 from tokenmill import arguments
 from tokenmill.dataset.bin_idx import Tokens, numpy_dtype
 from tokenmill.dataset.dataset import TokenSplit, distinct
 from tokenmill.errors import RecipeError
-
-Numbers = npt.NDArray[np.int64]
+from tokenmill.storage import memory_maps
+from tokenmill.storage.memory_maps import Numbers
 
 # Wider rows are few, and a view of them could span more bytes than numpy can address.
 _MAX_VIEW_WIDTH = 1 << 15
+# Samples that are probed: if they are in memory, the others are not read ahead.
+_NUM_PROBES = 4
 
 
 class Windows:
@@ -246,3 +252,35 @@ def _copy_slices(shard: memoryview, slices: ShardSlices, number: int) -> dict[in
     """The slices of one shard, copied."""
     found = np.flatnonzero(slices.shards == number).tolist()
     return {at: memoryview(bytes(shard[slices.begins[at] : slices.ends[at]])) for at in found}
+
+
+def read_ahead(split: TokenSplit, batches: Sequence[Numbers], find: Callable[[Numbers], TokenRanges]) -> Iterator[None]:
+    """With each step, have the system read the tokens of one more batch; `find` gives the tokens of samples.
+
+    There are no steps if the dataset fits into memory and a few probed samples are already there. A larger dataset is
+    never completely cached: it is read without readahead around its rows, which would evict other rows.
+    """
+    samples = np.concatenate(batches)
+    if not memory_maps.CAN_READ_AHEAD or not len(samples):
+        return
+    fits = split.num_tokens * numpy_dtype(split.dtype).itemsize <= memory_maps.machine_memory() // 2
+    if not fits:
+        for mapped in memory_maps.find_maps(split.maps()):
+            mapped.madvise(mmap.MADV_RANDOM)
+    elif all(_is_cached(split, token) for token in find(samples[:: -(-len(samples) // _NUM_PROBES)]).starts.tolist()):
+        return
+    for batch in batches:
+        slices = slice_ranges(split, find(batch))
+        for number in distinct(slices.shards):
+            mine = slices.shards == number
+            path, offset = split.shard_location(number)
+            begins, ends = slices.begins[mine] + offset, slices.ends[mine] + offset
+            memory_maps.read_pages_ahead(path, begins, ends, fits_in_memory=fits)
+        yield
+
+
+def _is_cached(split: TokenSplit, token: int) -> bool:
+    number = bisect.bisect_right(split.token_ends, token)
+    path, offset = split.shard_location(number)
+    first = split.token_ends[number - 1] if number else 0
+    return memory_maps.is_cached(path, offset + (token - first) * numpy_dtype(split.dtype).itemsize)

@@ -1,1 +1,1 @@
-"""Batches for a trainer: loader, mixtures, packing, page cache. Needs only numpy and msgspec."""
+"""Batches for a trainer: loader, mixtures, packing, states. Needs only numpy and msgspec."""

@@ -24,9 +24,8 @@ import numpy.typing as npt
 from tokenmill import arguments
 from tokenmill.dataset.bin_idx import Tokens
 from tokenmill.dataset.dataset import TokenSplit
-from tokenmill.dataset.windows import Windows
+from tokenmill.dataset.windows import Windows, read_ahead
 from tokenmill.errors import RecipeError
-from tokenmill.loader.page_cache import read_ahead
 from tokenmill.permutation import ORDERS, Order, make_key, permute, positions_of, sample_with_replacement
 
 Batch = dict[str, npt.NDArray[Any]]

@@ -31,11 +31,11 @@ from tokenmill.formats import open as datasets
 from tokenmill.loader.batches import Batch, BatchSpec, Labels, Numbers, SampleStream, WindowStream
 from tokenmill.loader.mixture import Mixture, MixtureStream
 from tokenmill.loader.packing import open_packed
-from tokenmill.loader.page_cache import release
 from tokenmill.loader.skip import NO_SKIPS, Skip, check_skip
 from tokenmill.loader.state import STATE_VERSION, check_content, check_ignore, check_state, seq_lens
 from tokenmill.loader.trace import Trace, trace_step
 from tokenmill.permutation import Order
+from tokenmill.storage.memory_maps import release
 
 PackingKind = Literal["concat", "document_start", "best_fit", "padded", "truncated"]
 # What a loader reads.

@@ -43,7 +43,7 @@ import numpy.typing as npt
 from tokenmill import arguments, records
 from tokenmill.dataset.bin_idx import Tokens, numpy_dtype
 from tokenmill.dataset.dataset import Dataset, TokenSplit
-from tokenmill.dataset.windows import TokenRanges, Windows, read_ranges
+from tokenmill.dataset.windows import TokenRanges, Windows, read_ahead, read_ranges
 from tokenmill.errors import DatasetError, RecipeError, StorageError
 from tokenmill.loader.batches import (
     IGNORED,
@@ -60,7 +60,6 @@ from tokenmill.loader.batches import (
     positions_in_epoch,
     samples_in_order,
 )
-from tokenmill.loader.page_cache import read_ahead
 from tokenmill.permutation import Order
 from tokenmill.records import Int
 from tokenmill.storage.base import Storage

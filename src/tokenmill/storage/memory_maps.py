@@ -1,4 +1,4 @@
-"""Memory maps of files: as arrays, and for hashing.
+"""Memory maps of files: as arrays, and for hashing; and their pages, which are read ahead and released.
 
 `map_file` uses mmap directly because each of Python's own maps keeps a file descriptor open. A process may have as few
 as 256 of them (1,024 by default on Linux), and a mixture of datasets has thousands of shards.
@@ -7,6 +7,10 @@ as 256 of them (1,024 by default on Linux), and a mixture of datasets has thousa
 end the process (SIGBUS), so each block is populated first, which reports the problem as an error.
 
 Anonymous files are memory that travels between processes as a descriptor. There is no name to remove.
+
+A page that is not in memory stalls its reader, so the system is told early which bytes will be read. Mapped pages
+count as memory of the process while they are mapped. Beyond a limit, all of them are released at once; the system
+keeps them in its cache as long as it has memory to spare. All of this is advice to Linux. Elsewhere nothing is done.
 """
 
 from __future__ import annotations
@@ -21,7 +25,7 @@ import os
 import stat
 import sys
 import tempfile
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -152,6 +156,79 @@ def _libc() -> ctypes.CDLL:
     libc.munmap.argtypes = (pointer, size)
     libc.madvise.argtypes = (pointer, size, number)
     return libc
+
+
+MAX_RESIDENT_BYTES = 1 << 30
+# What will be read completely is read in a few large blocks, which is faster than many small ones.
+_BLOCK_BYTES = 1 << 16
+CAN_READ_AHEAD = hasattr(os, "posix_fadvise") and hasattr(os, "RWF_NOWAIT") and hasattr(mmap, "MADV_RANDOM")
+_CAN_RELEASE = hasattr(mmap, "MADV_DONTNEED") and os.path.exists("/proc/self/statm")
+
+Numbers = npt.NDArray[np.int64]
+
+
+def release(maps: Iterable[npt.NDArray[Any]], others_bytes: int = 0) -> int:
+    """Release the pages of these maps once there are too many. Other maps of the process have `others_bytes`.
+
+    Returns what the others have, which is known exactly after a release, for the next call.
+    """
+    maps = list(maps)
+    if not _CAN_RELEASE or sum(mapped.nbytes for mapped in maps) <= MAX_RESIDENT_BYTES:
+        return others_bytes
+    if resident_bytes() - others_bytes <= MAX_RESIDENT_BYTES:
+        return others_bytes
+    for mapped in find_maps(maps):
+        mapped.madvise(mmap.MADV_DONTNEED)
+    return resident_bytes()
+
+
+def resident_bytes() -> int:
+    """Bytes of mapped files that are in memory for this process."""
+    fd = os.open("/proc/self/statm", os.O_RDONLY)
+    try:
+        return int(os.read(fd, 256).split()[2]) * mmap.PAGESIZE
+    finally:
+        os.close(fd)
+
+
+def read_pages_ahead(path: str, begins: Numbers, ends: Numbers, *, fits_in_memory: bool) -> None:
+    """Have the system read these ranges of bytes of a file in the background."""
+    try:
+        fd = open_plain(path)
+    except OSError:
+        return  # the read itself reports the error; a shard of a URL may not be copied yet
+    try:
+        for begin, end in merge(begins, ends, _BLOCK_BYTES if fits_in_memory else mmap.PAGESIZE):
+            os.posix_fadvise(fd, begin, end - begin, os.POSIX_FADV_WILLNEED)
+    finally:
+        os.close(fd)
+
+
+def merge(begins: Numbers, ends: Numbers, block_bytes: int) -> Iterator[tuple[int, int]]:
+    """These ranges of bytes as whole blocks. Ranges that touch are merged."""
+    by_begin = np.argsort(begins)
+    begins = begins[by_begin] // block_bytes * block_bytes
+    ends = np.maximum.accumulate(-(-ends[by_begin] // block_bytes) * block_bytes)
+    firsts = np.flatnonzero(np.append(True, begins[1:] > ends[:-1]))
+    lasts = np.append(firsts[1:], len(begins)) - 1
+    return zip(begins[firsts].tolist(), ends[lasts].tolist(), strict=True)
+
+
+def is_cached(path: str, position: int) -> bool:
+    """Whether a byte of a file can be read without waiting. False if the file system cannot tell."""
+    try:
+        fd = open_plain(path)
+        try:
+            return os.preadv(fd, [bytearray(1)], position, os.RWF_NOWAIT) == 1
+        finally:
+            os.close(fd)
+    except OSError:
+        return False
+
+
+def machine_memory() -> int:
+    """The memory of this machine in bytes."""
+    return os.sysconf("SC_PHYS_PAGES") * mmap.PAGESIZE
 
 
 Visitor = Callable[[memoryview], None]

@@ -11,6 +11,9 @@ import pyarrow as pa
 
 Ids = npt.NDArray[np.unsignedinteger[Any]]
 
+# Smaller documents need no more memory than every worker has.
+LARGE_BYTES = 8_000_000
+
 
 @dataclass(frozen=True, slots=True)
 class Encoded:

@@ -12,6 +12,7 @@ import re
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Generator, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import cast
 
@@ -34,9 +35,8 @@ from tokenmill.recipe import gives_reasons, load_filter
 from tokenmill.sources.base import Batch, Skip, text_buffers
 from tokenmill.sources.files import bring
 from tokenmill.sources.reader import read_unit
-from tokenmill.storage.base import local_folder
-from tokenmill.tokenizers.base import Encoded, Engine
-from tokenmill.units.memory import reserve_memory
+from tokenmill.storage.base import Storage, local_folder
+from tokenmill.tokenizers.base import LARGE_BYTES, Encoded, Engine
 from tokenmill.units.receipts import NO_LIMIT
 from tokenmill.units.task import BuildConfig, UnitTask
 
@@ -113,7 +113,7 @@ def encode_unit(
             )
         if tokens_left == 0:
             return
-        with reserve_memory(batch.text, engine(), folder, where=first_document(batch, task)):
+        with memory_for(batch.text, engine(), folder, where=first_document(batch, task)):
             found = encode_batch(batch, config, task, engine(), keep=keep, tokens_left=tokens_left)
         all_tokens = len(found.encoded.ids) + num_eot(config) * len(found.encoded.lengths)
         if tokens_left is not None:
@@ -142,6 +142,15 @@ def read_batches(config: BuildConfig, task: UnitTask) -> Iterator[Batch]:
         limit=config.max_document_bytes,
         max_documents=config.max_documents,
     )
+
+
+def memory_for(text: pa.Array, engine: Engine, folder: Storage, *, where: str) -> AbstractContextManager[None]:
+    """A context in which to encode a batch. A large document waits for its turn, and is refused if it would not fit."""
+    if text.nbytes < LARGE_BYTES:
+        return nullcontext()
+    from tokenmill.units.memory import reserve_memory
+
+    return reserve_memory(text, engine, folder, where=where)
 
 
 def encode_batch(

@@ -21,9 +21,8 @@ from tokenmill.resources import free_memory
 from tokenmill.sizes import format_bytes
 from tokenmill.sources.base import text_buffers
 from tokenmill.storage.base import Storage
-from tokenmill.tokenizers.base import Engine
+from tokenmill.tokenizers.base import LARGE_BYTES, Engine
 
-LARGE_BYTES = 8_000_000
 _BLOCK_BYTES = 1 << 20
 _SPACES = np.zeros(256, np.bool_)
 _SPACES[list(b" \t\n\v\f\r")] = True
@@ -32,8 +31,7 @@ _SPACES[list(b" \t\n\v\f\r")] = True
 @contextlib.contextmanager
 def reserve_memory(text: pa.Array, engine: Engine, folder: Storage, *, where: str) -> Iterator[None]:
     """A context in which to encode a batch. Raises `SourceError` if it has a document that would not fit in memory."""
-    # If the whole batch is small, each document is.
-    need = 0 if text.nbytes < LARGE_BYTES else bytes_needed(text, engine)
+    need = bytes_needed(text, engine)
     if not need:
         yield
         return

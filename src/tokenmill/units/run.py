@@ -50,12 +50,12 @@ from tokenmill.units.encode import (
     encode_batch,
     first_document,
     hash_documents,
+    memory_for,
     name_of,
     num_eot,
     read_batches,
     tokens_of_split,
 )
-from tokenmill.units.memory import reserve_memory
 from tokenmill.units.receipts import (
     NO_LIMIT,
     PIECES,
@@ -269,7 +269,7 @@ class UnitRun:
         """Encode a batch and write it to the pieces. Returns its number of tokens."""
         before = sum(writer.tokens for writer in self.pieces.values())
         tokens_left = None if self.task.token_limit == NO_LIMIT else self.task.token_limit - before
-        with reserve_memory(batch.text, engine, self.folder, where=first_document(batch, self.task)):
+        with memory_for(batch.text, engine, self.folder, where=first_document(batch, self.task)):
             documents = encode_batch(batch, self.config, self.task, engine, keep=self.keep, tokens_left=tokens_left)
         total = 0
         for split, writer in enumerate(self.pieces.values()):
