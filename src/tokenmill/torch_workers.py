@@ -1,7 +1,7 @@
 """Torch's worker processes: which batches each of them makes, and how many of them the trainer has taken.
 
     main process    torch's iterator  <- a, b, c, d ...       Watched: what was taken, read from the iterator
-    worker 0 of 2   a     c     e                             Share: what this worker makes
+    worker 0 of 2   a     c     e                             WorkerShare: what this worker makes
     worker 1 of 2      b     d     f
 
 Workers run ahead, and torch does not tell a dataset what the trainer takes. So a `WorkerDataset` finds the iterator of
@@ -57,7 +57,7 @@ class WorkerDataset(torch_data.IterableDataset, Generic[Loader]):  # type: ignor
         self._loader = loader
         # In the main process, the iteration by workers; in a worker, its share of it.
         self._watched: Watched[Loader] | None = None
-        self._share: Share | None = None
+        self._share: WorkerShare | None = None
         # Workers that the main process has not noticed say so in shared memory.
         self._is_noticed = False
         self._unnoticed = torch.zeros((), dtype=torch.bool).share_memory_()
@@ -74,7 +74,7 @@ class WorkerDataset(torch_data.IterableDataset, Generic[Loader]):  # type: ignor
         """Watch an iterator of torch that begins at the position of the loader."""
 
     @abstractmethod
-    def _make_share(self, worker: int, workers: int, state: dict[str, Any] | None = None) -> Share:
+    def _make_share(self, worker: int, workers: int, state: dict[str, Any] | None = None) -> WorkerShare:
         """The share of a worker, from the position of the loader on, or from a state of the share."""
 
     @abstractmethod
@@ -213,7 +213,7 @@ class Watched(Generic[Loader]):
         return taken, received >= sent
 
 
-class Share(Protocol):
+class WorkerShare(Protocol):
     """What one worker makes: its batches of the passes that begin at the position of its loader."""
 
     def begin(self) -> Iterator[Batch]: ...
