@@ -42,7 +42,7 @@ from tokenmill.torch_workers import (
 )
 
 if TYPE_CHECKING:
-    from tokenmill.text_stream import TextStream
+    from tokenmill.text_stream import TextStream  # noqa: F401  the parameter of a base class
 
 
 class TorchOptions(LoaderOptions, total=False):
@@ -244,8 +244,6 @@ class TextDataset(WorkerDataset["TextStream"]):
     Each worker makes every W-th batch. Several workers share a pool of processes that tokenizes the text once: as many
     as there are workers, up to the number of cores, unless `workers` says how many.
     """
-
-    _loader: TextStream
 
     def __init__(
         self,
