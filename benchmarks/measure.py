@@ -71,12 +71,16 @@ def format_table(rows: Sequence[Row]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """A program that ended well: its wall clock, what it printed, peak memory of its children and of itself."""
+    """A program that ended well: its wall clock, what it printed, peak memory of its children and of itself.
+
+    `cpu_seconds` are those of the program and its children, user and system.
+    """
 
     seconds: float
     output: str
     children_bytes: int = 0
     own_bytes: int = 0
+    cpu_seconds: float = 0.0
 
     def result(self) -> dict[str, Any]:
         return dict(json.loads(self.output.splitlines()[-1]))
@@ -89,6 +93,7 @@ def run(command: Sequence[str], *, watch: bool = False, environment: dict[str, s
     ended = threading.Event()
     before = OTHER_LOAD.now()
     begin = time.perf_counter()
+    cpu_begin = _cpu_of_children()
     process = start(command, environment)
     if watch:
         threading.Thread(target=_sample, args=(process.pid, peaks, ended), daemon=True).start()
@@ -99,7 +104,12 @@ def run(command: Sequence[str], *, watch: bool = False, environment: dict[str, s
     if process.returncode:
         raise SystemExit(f"{' '.join(command[:4])} ... ended with code {process.returncode}:\n{errors[-3000:]}")
     own = peaks.pop(process.pid, 0)
-    return Run(seconds, output, max(peaks.values(), default=0), own)
+    return Run(seconds, output, max(peaks.values(), default=0), own, _cpu_of_children() - cpu_begin)
+
+
+def _cpu_of_children() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 class OtherLoad:

@@ -133,3 +133,11 @@ def test_a_file_that_is_no_sentencepiece_model_is_an_error_that_names_it(tmp_pat
     with pytest.raises(TokenizerError, match=r"x\.model") as caught:
         resolve(str(tmp_path / "x.model"))
     assert caught.value.hint
+
+
+def test_a_piece_that_is_not_utf8_is_an_error_that_names_the_model(tmp_path: Path) -> None:
+    content = sentencepiece_model("bpe", True)
+    last = content.rindex("▁".encode())
+    (tmp_path / "x.model").write_bytes(content[:last] + b"\xe2\xa0A" + content[last + 3 :])
+    with pytest.raises(TokenizerError, match=r"x\.model cannot be read as a SentencePiece model"):
+        resolve(str(tmp_path / "x.model"))

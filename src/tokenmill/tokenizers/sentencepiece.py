@@ -5,6 +5,8 @@ Conversions to other formats differ from it on white space, normalisation and ti
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -19,16 +21,28 @@ def open_model(content: bytes, *, name: str) -> Any:
     """The processor of a .model file."""
     import sentencepiece
 
-    try:
+    with _reading(name):
         found = sentencepiece.SentencePieceProcessor(model_proto=content)
         if not found.vocab_size():
             raise ValueError("it has no pieces")
+    return found
+
+
+def list_pieces(model: Any, *, name: str) -> list[str]:
+    """The pieces of a model, by their ids."""
+    with _reading(name):
+        return [model.id_to_piece(number) for number in range(model.vocab_size())]
+
+
+@contextlib.contextmanager
+def _reading(name: str) -> Iterator[None]:
+    try:
+        yield
     except Exception as error:  # of many kinds, by version
         reason = str(error).partition("\n")[0]
         raise TokenizerError(
             f"{name} cannot be read as a SentencePiece model: {reason}", hint="check the file, or use a tokenizer.json"
         ) from None
-    return found
 
 
 class SentencePieceEngine:

@@ -226,10 +226,10 @@ def _from_file(path: Path, scheme: str, eot_token: str | None) -> TokenizerSpec:
 
 
 def _sentencepiece(name: str, content: bytes, eot_token: str | None) -> TokenizerSpec:
-    from tokenmill.tokenizers.sentencepiece import open_model
+    from tokenmill.tokenizers.sentencepiece import list_pieces, open_model
 
     model = open_model(content, name=name)
-    pieces: list[str] = [model.id_to_piece(number) for number in range(model.vocab_size())]
+    pieces = list_pieces(model, name=name)
     if eot_token is not None and eot_token not in pieces:
         raise TokenizerError(f"{name} has no token {eot_token!r}", hint="name a piece of the model")
     # Its own end of text wins over the usual names.
