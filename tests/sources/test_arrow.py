@@ -13,7 +13,7 @@ from tokenmill.build.plan import make_plan
 from tokenmill.errors import RecipeError, SourceError
 from tokenmill.recipe import make_recipe
 from tokenmill.sources.arrow import ArrowFormat
-from tokenmill.sources.base import Rule, Source
+from tokenmill.sources.base import Rule, Source, SourceSlice
 from tokenmill.sources.discover import list_sources
 from tokenmill.sources.reader import read_unit
 
@@ -32,7 +32,9 @@ def source_of(path: Path, rule: Rule | None = None) -> Source:
 
 def read(path: Path, rule: Rule | None = None, start: int = 0, stop: int = -1) -> Found:
     documents, skips = [], []
-    for batch in FORMAT.read(str(path), 2, source_of(path, rule), start, stop, limit=1 << 30):
+    for batch in FORMAT.read(
+        SourceSlice(path=str(path), index=2, source=source_of(path, rule), start=start, stop=stop), limit=1 << 30
+    ):
         assert set(batch.sources.tolist()) <= {2}
         binary = batch.text.view(pa.binary() if batch.text.type == pa.string() else pa.large_binary())
         documents += list(zip(batch.positions.tolist(), binary.to_pylist(), strict=True))
@@ -177,10 +179,10 @@ def test_offsets_that_go_backwards_are_an_error_and_no_crash(tmp_path: Path) -> 
     offsets = (0).to_bytes(4, "little") + (4).to_bytes(4, "little") + (8).to_bytes(4, "little")
     path.write_bytes(data.replace(offsets, offsets[:4] + (1 << 30).to_bytes(4, "little") + offsets[8:]))
     script = f"""
-from tokenmill.sources.base import Source
+from tokenmill.sources.base import Source, SourceSlice
 from tokenmill.sources.arrow import ArrowFormat
 source = Source(name="f", kind="arrow", compression="", bytes=0, modified=0, split="", text={{"column": "text"}})
-for batch in ArrowFormat().read({str(path)!r}, 0, source, 0, -1, limit=1000):
+for batch in ArrowFormat().read(SourceSlice(path={str(path)!r}, index=0, source=source), limit=1000):
     batch.text.to_pylist()
 """
     # In a process of its own: what goes wrong here takes the whole process down.
@@ -217,10 +219,10 @@ def test_invalid_text_does_not_hide_offsets_that_lead_out_of_the_file(tmp_path: 
     change(path, b"QQQQQ", b"Q\xffQQQ")
     change(path, old, new)
     script = f"""
-from tokenmill.sources.base import Source
+from tokenmill.sources.base import Source, SourceSlice
 from tokenmill.sources.arrow import ArrowFormat
 source = Source(name="f", kind="arrow", compression="", bytes=0, modified=0, split="", text={{"turns": "messages"}})
-list(ArrowFormat().read({str(path)!r}, 0, source, 0, -1, limit=1000))
+list(ArrowFormat().read(SourceSlice(path={str(path)!r}, index=0, source=source), limit=1000))
 """
     # In a process of its own: what goes wrong here takes the whole process down.
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)

@@ -15,7 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from tokenmill.sources import byte_ranges
-from tokenmill.sources.base import Batch, Source, SourceFormat, Unit
+from tokenmill.sources.base import Batch, Source, SourceFormat, SourceSlice, Unit
 from tokenmill.sources.byte_ranges import read_runs
 from tokenmill.sources.files import _CheckedStream
 from tokenmill.sources.jsonl import JsonLinesFormat
@@ -57,7 +57,11 @@ def reading_by(chunk: int, look_back: int = 64, most: int = 3) -> Iterator[None]
 def read(
     format: SourceFormat, path: Path, source: Source, start: int = 0, stop: int = -1, *, limit: int
 ) -> Iterator[Batch]:
-    return format.read(str(path), 0, source, start, stop, limit=limit, batch_bytes=byte_ranges.CHUNK)
+    return format.read(
+        SourceSlice(path=str(path), index=0, source=source, start=start, stop=stop),
+        limit=limit,
+        batch_bytes=byte_ranges.CHUNK,
+    )
 
 
 def source_of(path: Path, *, kind: str = "text", rule: dict[str, str] | None = None) -> Source:
@@ -103,7 +107,9 @@ def split_lines(data: bytes) -> Documents:
 def documents_of_runs(path: Path, separator: bytes, start: int, stop: int, limit: int = NO_LIMIT) -> Documents:
     """Documents of a range; one that was passed over has the text b"<too large>"."""
     found = []
-    for run in read_runs(str(path), "", separator, start, stop, limit=limit):
+    for run in read_runs(
+        SourceSlice(path=str(path), index=0, source=source_of(path), start=start, stop=stop), separator, limit=limit
+    ):
         if run.too_large:
             found.append((run.start, b"<too large>"))
             continue

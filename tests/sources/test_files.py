@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from tokenmill.errors import SourceError
 from tokenmill.sources import byte_ranges, jsonl, text
-from tokenmill.sources.base import Batch, Source
+from tokenmill.sources.base import Batch, Source, SourceSlice
 from tokenmill.sources.jsonl import JsonLinesFormat
 from tokenmill.sources.text import TextLines, WholeText
 
@@ -51,11 +51,13 @@ def source_of(path: Path, kind: str = "text") -> Source:
 
 
 def read(path: Path, *, limit: int = 1 << 30) -> Iterator[Batch]:
-    return TextLines().read(str(path), 0, source_of(path), 0, -1, limit=limit, batch_bytes=byte_ranges.CHUNK)
+    return TextLines().read(
+        SourceSlice(path=str(path), index=0, source=source_of(path)), limit=limit, batch_bytes=byte_ranges.CHUNK
+    )
 
 
 def read_whole(path: Path, *, limit: int) -> Iterator[Batch]:
-    return WholeText().read(str(path), 0, source_of(path), 0, -1, limit=limit)
+    return WholeText().read(SourceSlice(path=str(path), index=0, source=source_of(path)), limit=limit)
 
 
 def read_lines(path: Path) -> list[tuple[int, str]]:
@@ -99,7 +101,9 @@ def test_json_lines_and_whole_files_may_be_compressed(tmp_path: Path, ending: st
     rows.write_bytes(COMPRESS[ending](b"".join(json.dumps({"text": line}).encode() + b"\n" for line in LINES[:50])))
     found = [
         batch.text.to_pylist()
-        for batch in JsonLinesFormat().read(str(rows), 0, source_of(rows, "jsonl"), 0, -1, limit=1 << 20)
+        for batch in JsonLinesFormat().read(
+            SourceSlice(path=str(rows), index=0, source=source_of(rows, "jsonl")), limit=1 << 20
+        )
     ]
     assert list(chain.from_iterable(found)) == LINES[:50]
     assert list(chain.from_iterable(jsonl.fields(str(rows), ending))) == [["text"]] * 50

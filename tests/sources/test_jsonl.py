@@ -12,7 +12,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from tokenmill.sources import jsonl
-from tokenmill.sources.base import Source
+from tokenmill.sources.base import Source, SourceSlice
 from tokenmill.sources.files import recognise
 from tokenmill.sources.jsonl import JsonLinesFormat
 
@@ -91,7 +91,9 @@ def read(path: Path, rule: dict[str, Any] | None = None, start: int = 0, stop: i
         name=path.name, kind="jsonl", compression="", bytes=0, modified=0, split="", text=rule or {"column": "text"}
     )
     documents, skips = [], []
-    for batch in JsonLinesFormat().read(str(path), 5, source, start, stop, limit=1 << 30):
+    for batch in JsonLinesFormat().read(
+        SourceSlice(path=str(path), index=5, source=source, start=start, stop=stop), limit=1 << 30
+    ):
         assert set(batch.sources.tolist()) <= {5}
         for position, text in zip(batch.positions.tolist(), batch.text.cast("large_binary").to_pylist(), strict=True):
             try:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tokenmill.errors import RecipeError, SourceError
 from tokenmill.recipe import make_recipe
-from tokenmill.sources.base import Extent, Rule, Source
+from tokenmill.sources.base import Extent, Rule, Source, SourceSlice
 from tokenmill.sources.discover import list_sources
 from tokenmill.sources.parquet import ParquetFormat
 
@@ -34,7 +34,9 @@ def extent_of(path: Path, rule: Rule | None = None) -> Extent:
 def read(path: Path, rule: Rule | None = None, start: int = 0, stop: int = -1) -> Found:
     """Documents as bytes and skips, with their rows."""
     documents, skips = [], []
-    for batch in FORMAT.read(str(path), 7, source_of(path, rule), start, stop, limit=1 << 30):
+    for batch in FORMAT.read(
+        SourceSlice(path=str(path), index=7, source=source_of(path, rule), start=start, stop=stop), limit=1 << 30
+    ):
         assert set(batch.sources.tolist()) <= {7}
         assert batch.text.null_count == 0
         # As the engine sees them: offsets and bytes, of text that may yet be invalid.

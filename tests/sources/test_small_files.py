@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tokenmill.errors import SourceChangedError, SourceError
 from tokenmill.sources import files as places
 from tokenmill.sources import small_files
-from tokenmill.sources.base import Batch, Source, Unit
+from tokenmill.sources.base import Batch, Source, SourceSlice, Unit
 from tokenmill.sources.files import find
 from tokenmill.sources.reader import format_of, read_unit
 
@@ -70,7 +70,7 @@ def read_alone(paths: list[str], sources: list[Source], documents: str, *, limit
     found: Documents = []
     for number, (path, source) in enumerate(zip(paths, sources, strict=True), start=FIRST):
         format = format_of(source.kind, documents)
-        found += documents_of(format.read(path, number, source, 0, -1, limit=limit))
+        found += documents_of(format.read(SourceSlice(path=path, index=number, source=source), limit=limit))
     return found
 
 

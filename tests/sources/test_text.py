@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tokenmill.errors import NotTextError
-from tokenmill.sources.base import Source
+from tokenmill.sources.base import Source, SourceSlice
 from tokenmill.sources.files import find
 from tokenmill.sources.text import text_format
 
@@ -29,7 +29,7 @@ def source_of(path: Path) -> Source:
 def read(path: Path, documents: str, *, limit: int = 1 << 20) -> Found:
     """Position and text of every document, or why it is skipped."""
     found: Found = []
-    for batch in text_format(documents).read(str(path), 3, source_of(path), 0, -1, limit=limit):
+    for batch in text_format(documents).read(SourceSlice(path=str(path), index=3, source=source_of(path)), limit=limit):
         assert set(batch.sources.tolist()) | {skip.source for skip in batch.skips} == {3}
         found += zip(batch.positions.tolist(), batch.text.cast("large_binary").to_pylist(), strict=True)
         found += [(skip.position, skip.reason) for skip in batch.skips]

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pyarrow as pa
 
-from tokenmill.sources.base import BATCH_BYTES, Batch, Section, Source
+from tokenmill.sources.base import BATCH_BYTES, Batch, Section, Source, SourceSlice
 from tokenmill.sources.files import Pin, explained, open_file, pin_of
 from tokenmill.sources.text_columns import MAX_BATCH_ROWS, TableFormat, check_columns, rule_columns, table_batch
 from tokenmill.storage.base import is_url
@@ -41,28 +41,18 @@ class ArrowFormat(TableFormat):
                 for batch in batches
             ]
 
-    def read(
-        self,
-        path: str,
-        index: int,
-        source: Source,
-        start: int,
-        stop: int,
-        *,
-        limit: int,
-        batch_bytes: int = BATCH_BYTES,
-    ) -> Iterator[Batch]:
-        row = 0
-        with _batches(path, pin_of(source)) as (_, batches):
+    def read(self, part: SourceSlice, *, limit: int, batch_bytes: int = BATCH_BYTES) -> Iterator[Batch]:
+        row, path, rule = 0, part.path, part.source.text
+        with _batches(path, pin_of(part.source)) as (_, batches):
             for number, batch in enumerate(batches):
-                if 0 <= stop <= number:
+                if 0 <= part.stop <= number:
                     return
-                if number >= start and batch.num_rows:
-                    chosen = batch.select(rule_columns(source.text))
+                if number >= part.start and batch.num_rows:
+                    chosen = batch.select(rule_columns(rule))
                     _check_offsets(chosen, path, number)
                     for first in range(0, batch.num_rows, MAX_BATCH_ROWS):
                         with explained(path, where=f", record batch {number}"):
-                            texts = table_batch(index, chosen.slice(first, MAX_BATCH_ROWS), source.text, row + first)
+                            texts = table_batch(part.index, chosen.slice(first, MAX_BATCH_ROWS), rule, row + first)
                         yield texts
                 row += batch.num_rows
 

@@ -104,6 +104,17 @@ class Section(NamedTuple):
     num_rows: int
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceSlice:
+    """Sections or bytes [start, stop) of a source, which is number `index` of the plan. A `stop` of -1 is its end."""
+
+    path: str
+    index: int
+    source: Source
+    start: int = 0
+    stop: int = -1
+
+
 class SourceFormat(Protocol):
     """How documents are found in a file. Each format implements this in its own module; reader.py chooses it.
 
@@ -148,18 +159,8 @@ class SourceFormat(Protocol):
         """The sections of the file, in order; none if the format has none."""
         return []
 
-    def read(
-        self,
-        path: str,
-        index: int,
-        source: Source,
-        start: int,
-        stop: int,
-        *,
-        limit: int,
-        batch_bytes: int = BATCH_BYTES,
-    ) -> Iterator[Batch]:
-        """The documents of sections or bytes [start, stop); a `stop` of -1 is the end of the file.
+    def read(self, part: SourceSlice, *, limit: int, batch_bytes: int = BATCH_BYTES) -> Iterator[Batch]:
+        """The documents of a slice. Those that begin in it are read to their end.
 
         Documents larger than `limit` bytes are skipped. About `batch_bytes` are read at a time.
         """

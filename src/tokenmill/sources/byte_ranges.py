@@ -20,7 +20,7 @@ from typing import ClassVar, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from tokenmill.sources.base import BATCH_BYTES, MAX_DOCUMENTS, Batch, Rule, Source, SourceFormat
+from tokenmill.sources.base import BATCH_BYTES, MAX_DOCUMENTS, Batch, Rule, SourceFormat, SourceSlice
 from tokenmill.sources.files import ByteStream, Pin, open_stream, pin_of
 
 BOM = b"\xef\xbb\xbf"
@@ -56,41 +56,20 @@ class LineFormat(SourceFormat, Protocol):
     def parse_lines(self, run: DocumentRun, index: int, rule: Rule, limit: int) -> Batch:
         """The documents of a run of whole lines."""
 
-    def read(
-        self,
-        path: str,
-        index: int,
-        source: Source,
-        start: int,
-        stop: int,
-        *,
-        limit: int,
-        batch_bytes: int = BATCH_BYTES,
-    ) -> Iterator[Batch]:
-        for run in read_runs(
-            path, source.compression, b"\n", start, stop, limit=limit, chunk=batch_bytes, pin=pin_of(source)
-        ):
-            yield self.parse_lines(run, index, source.text, limit)
+    def read(self, part: SourceSlice, *, limit: int, batch_bytes: int = BATCH_BYTES) -> Iterator[Batch]:
+        for run in read_runs(part, b"\n", limit=limit, chunk=batch_bytes):
+            yield self.parse_lines(run, part.index, part.source.text, limit)
 
 
-def read_runs(
-    path: str,
-    compression: str,
-    separator: bytes,
-    start: int,
-    stop: int,
-    *,
-    limit: int,
-    chunk: int | None = None,
-    pin: Pin | None = None,
-) -> Iterator[DocumentRun]:
-    """The documents that begin in [start, stop); a `stop` of -1 is the end of the file.
+def read_runs(part: SourceSlice, separator: bytes, *, limit: int, chunk: int | None = None) -> Iterator[DocumentRun]:
+    """The documents that begin in a range of bytes. `chunk` bytes are read at a time.
 
-    A document much larger than `limit` is skipped without keeping it in memory. `chunk` bytes are read at a time.
+    A document much larger than `limit` is skipped without keeping it in memory.
     """
+    path, compression, pin = part.path, part.source.compression, pin_of(part.source)
+    start, stop, chunk = part.start, part.stop, chunk or CHUNK
     begin = _scan_start(path, separator, max(0, start - len(separator)), pin) if start else 0
-    chunk = chunk or CHUNK
-    if pin is not None and not compression:  # a small file needs no large buffer
+    if not compression:  # a small file needs no large buffer
         chunk = min(chunk, max(_SMALL_CHUNK, pin.bytes + 1))
     with open_stream(path, compression, start=begin, pin=pin, step=chunk, separator=separator) as stream:
         at, pending = begin, b""

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow.parquet as pq
 
-from tokenmill.sources.base import BATCH_BYTES, Batch, Section, Source
+from tokenmill.sources.base import BATCH_BYTES, Batch, Section, Source, SourceSlice
 from tokenmill.sources.files import Pin, explained, open_file, pin_of
 from tokenmill.sources.text_columns import MAX_BATCH_ROWS, TableFormat, check_columns, rule_columns, table_batch
 from tokenmill.storage.base import is_url
@@ -32,21 +32,14 @@ class ParquetFormat(TableFormat):
                 found.append(Section(text_bytes=size, num_rows=group.num_rows))
         return found
 
-    def read(
-        self,
-        path: str,
-        index: int,
-        source: Source,
-        start: int,
-        stop: int,
-        *,
-        limit: int,
-        batch_bytes: int = BATCH_BYTES,
-    ) -> Iterator[Batch]:
-        names = rule_columns(source.text)
-        with _open_groups(path, pin_of(source), names, start, stop, step=min(batch_bytes, BATCH_BYTES)) as file:
+    def read(self, part: SourceSlice, *, limit: int, batch_bytes: int = BATCH_BYTES) -> Iterator[Batch]:
+        path, rule, start = part.path, part.source.text, part.start
+        names = rule_columns(rule)
+        with _open_groups(
+            path, pin_of(part.source), names, start, part.stop, step=min(batch_bytes, BATCH_BYTES)
+        ) as file:
             metadata = file.metadata
-            stop = metadata.num_row_groups if stop < 0 else stop
+            stop = metadata.num_row_groups if part.stop < 0 else part.stop
             row = sum(metadata.row_group(i).num_rows for i in range(start))
             for group in range(start, stop):
                 size, rows = metadata.row_group(group).total_byte_size, metadata.row_group(group).num_rows
@@ -55,7 +48,7 @@ class ParquetFormat(TableFormat):
                 while True:
                     with explained(path, where=f", row group {group}, from row {row} on"):
                         table = next(batches, None)
-                        texts = None if table is None else table_batch(index, table, source.text, row)
+                        texts = None if table is None else table_batch(part.index, table, rule, row)
                     if table is None or texts is None:
                         break
                     yield texts

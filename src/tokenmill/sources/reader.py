@@ -15,7 +15,7 @@ from functools import lru_cache
 
 from tokenmill.errors import RecipeError, SourceError
 from tokenmill.recipe import BY_ROW
-from tokenmill.sources.base import BATCH_BYTES, Batch, Section, Source, SourceFormat, Unit, even
+from tokenmill.sources.base import BATCH_BYTES, Batch, Section, Source, SourceFormat, SourceSlice, Unit, even
 from tokenmill.sources.files import COMPRESSIONS, check_unchanged, ending_of, is_plain_json, pinned
 from tokenmill.sources.text_columns import UNREAD
 from tokenmill.storage.base import is_url
@@ -121,7 +121,8 @@ def read_unit(
             check_unchanged(path, source)
             with pinned(path, source):
                 _check_planned(path, source, format)
-                yield from format.read(path, index, source, unit.start, unit.stop, limit=limit, batch_bytes=batch_bytes)
+                part = SourceSlice(path=path, index=index, source=source, start=unit.start, stop=unit.stop)
+                yield from format.read(part, limit=limit, batch_bytes=batch_bytes)
             check_unchanged(path, source)
             number += 1
 

@@ -9,7 +9,7 @@ import numpy as np
 import pyarrow as pa
 
 from tokenmill.recipe import BY_ROW
-from tokenmill.sources.base import BATCH_BYTES, Batch, Rule, Skip, Source, SourceFormat, make_batch
+from tokenmill.sources.base import BATCH_BYTES, Batch, Rule, Skip, Source, SourceFormat, SourceSlice, make_batch
 from tokenmill.sources.byte_ranges import BOM, DocumentRun, LineFormat, read_runs
 from tokenmill.sources.files import HEAD_BYTES, check_text, open_stream, pin_of, recognise
 
@@ -56,22 +56,9 @@ class SeparatedText(SourceFormat):
     def check(self, path: str, source: Source) -> None:
         check_text(path, source.compression, pin_of(source), separator=self._separator)
 
-    def read(
-        self,
-        path: str,
-        index: int,
-        source: Source,
-        start: int,
-        stop: int,
-        *,
-        limit: int,
-        batch_bytes: int = BATCH_BYTES,
-    ) -> Iterator[Batch]:
-        pin = pin_of(source)
-        for run in read_runs(
-            path, source.compression, self._separator, start, stop, limit=limit, chunk=batch_bytes, pin=pin
-        ):
-            yield _separated(run, index, self._separator)
+    def read(self, part: SourceSlice, *, limit: int, batch_bytes: int = BATCH_BYTES) -> Iterator[Batch]:
+        for run in read_runs(part, self._separator, limit=limit, chunk=batch_bytes):
+            yield _separated(run, part.index, self._separator)
 
 
 class WholeText(SourceFormat):
@@ -83,22 +70,12 @@ class WholeText(SourceFormat):
     def check(self, path: str, source: Source) -> None:
         check_text(path, source.compression, pin_of(source), separator=b"")
 
-    def read(
-        self,
-        path: str,
-        index: int,
-        source: Source,
-        start: int,
-        stop: int,
-        *,
-        limit: int,
-        batch_bytes: int = BATCH_BYTES,
-    ) -> Iterator[Batch]:
-        position = np.zeros(1, np.int64)
+    def read(self, part: SourceSlice, *, limit: int, batch_bytes: int = BATCH_BYTES) -> Iterator[Batch]:
+        source, index, position = part.source, part.index, np.zeros(1, np.int64)
         # A read allocates all that it asks for: neither the limit nor a small file is a reason to allocate much.
         step = BATCH_BYTES if source.compression else min(BATCH_BYTES, source.bytes + 1)
         data = bytearray()
-        with open_stream(path, source.compression, pin=pin_of(source), check=False) as stream:
+        with open_stream(part.path, source.compression, pin=pin_of(source), check=False) as stream:
             while more := stream.read(min(step, limit + 1 - len(data))):
                 data += more
                 if len(data) > limit:
