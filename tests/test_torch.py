@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import json
 import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,15 +18,12 @@ from torch.utils import data as torch_data
 
 import tokenmill
 import tokenmill.torch as adapters
+from batches import FIELDS, samples, take
 from conftest import make_texts, write_jsonl
 from ranks import meeting_place
 from tokenmill.dataset.dataset import Dataset
 from tokenmill.errors import RecipeError, StateError
 from tokenmill.storage.local import Folder
-
-FIELDS = ("sample_index",)
-# torch warns of more workers than cores, which is what these tests want.
-FEW_CORES = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
 @pytest.fixture(scope="module")
@@ -45,18 +40,6 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 def no_ranks_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-
-
-def plain(batch: dict[str, Any]) -> dict[str, list[Any]]:
-    return {name: value.tolist() for name, value in batch.items()}
-
-
-def take(batches: Iterator[Any] | Any, steps: int | None = None) -> list[dict[str, list[Any]]]:
-    return [plain(batch) for batch in itertools.islice(batches, steps)]
-
-
-def samples(batches: list[dict[str, list[Any]]]) -> list[int]:
-    return [index for batch in batches for index in batch["sample_index"]]
 
 
 def test_tensors_hold_what_the_arrays_hold(dataset: Dataset) -> None:

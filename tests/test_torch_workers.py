@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import inspect
-import itertools
 import json
 import re
 import types
@@ -18,16 +17,13 @@ from torch.utils import data as torch_data
 
 import tokenmill
 import tokenmill.torch as adapters
+from batches import FEW_CORES, FIELDS, plain, samples, take
 from conftest import make_texts, write_jsonl
 from tokenmill import torch_workers
 from tokenmill.dataset.dataset import Dataset
 from tokenmill.errors import StateError
 from tokenmill.loader.loader import DataLoader
 from tokenmill.text_stream import START_CURSOR
-
-FIELDS = ("sample_index",)
-# torch warns of more workers than cores, which is what these tests want.
-FEW_CORES = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
 
 @pytest.fixture(scope="module")
@@ -44,18 +40,6 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 def no_ranks_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-
-
-def plain(batch: dict[str, Any]) -> dict[str, list[Any]]:
-    return {name: value.tolist() for name, value in batch.items()}
-
-
-def take(batches: Iterator[Any] | Any, steps: int | None = None) -> list[dict[str, list[Any]]]:
-    return [plain(batch) for batch in itertools.islice(batches, steps)]
-
-
-def samples(batches: list[dict[str, list[Any]]]) -> list[int]:
-    return [index for batch in batches for index in batch["sample_index"]]
 
 
 @FEW_CORES
