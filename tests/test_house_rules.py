@@ -166,6 +166,23 @@ def test_hints_quote_the_settings_that_they_name(path: Path) -> None:
                 assert not named, f"{path}:{call.lineno}: {named}"
 
 
+# What only Python calls. Its messages may name keywords that no command has.
+OF_PYTHON_ONLY = {"loader", "text_stream.py", "torch.py", "torch_workers.py", "jax.py", *ADAPTERS}
+
+
+@pytest.mark.parametrize(
+    "path",
+    [path for path in LIBRARY if not OF_PYTHON_ONLY & set(path.parts) and path.name != COMMANDS_OF_RAY],
+    ids=str,
+)
+def test_no_sentence_shows_a_keyword_that_the_shell_would_not_translate(path: Path) -> None:
+    """`name=value` in backticks becomes an option for a shell user; without them, it stays Python."""
+    both = keywords_of_the_library() & set(shell_names(""))
+    for line, text in texts(path):
+        plain = re.sub(r"`[^`]*`|\w+:\w+=\S+", "", text)
+        assert not both & set(re.findall(r"(?<![\w.-])(\w+)=", plain)), f"{path}:{line}: {text!r}"
+
+
 def modules_after(code: str) -> set[str]:
     done = subprocess.run(
         [sys.executable, "-c", f"{code}\nimport sys; print(*sys.modules)"], capture_output=True, text=True, check=True

@@ -22,8 +22,9 @@ from tokenmill.loader import loader
 from tokenmill.recipe import Recipe
 
 ADAPTERS: list[ModuleType] = [jax]
-if importlib.util.find_spec("torch") is not None:
-    ADAPTERS.append(tokenmill.torch)
+for framework in ("torch", "lightning", "transformers", "torchtitan"):
+    if importlib.util.find_spec(framework) is not None:
+        ADAPTERS.append(importlib.import_module(f"tokenmill.{framework}"))
 
 
 def public() -> Iterator[tuple[str, Any]]:
@@ -80,6 +81,11 @@ def test_types_are_known(name: str) -> None:
                 assert typing.get_origin(said) is Unpack, f"{function.__qualname__} takes anything"
             if parameter.name == "dataset":
                 assert hints["dataset"] is not Any, function.__qualname__
+
+
+@pytest.mark.parametrize("name", [name for name, value in PUBLIC.items() if inspect.isclass(value)])
+def test_classes_have_a_repr_of_their_own(name: str) -> None:
+    assert PUBLIC[name].__repr__ is not object.__repr__
 
 
 @pytest.mark.parametrize("name", [name for name, value in PUBLIC.items() if inspect.isfunction(value)])
