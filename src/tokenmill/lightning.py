@@ -106,8 +106,16 @@ class DataModule(LightningDataModule):  # type: ignore[misc]  # lightning is not
 class EpochLoader(adapters.DataLoader):
     """The batches of an epoch of the Trainer. `state_dict` is the position behind the last one that it trained on."""
 
-    def __init__(self, *arguments: Any, module: LightningDataModule, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+    def __init__(
+        self,
+        dataset: Dataset | Mixture,
+        seq_len: int,
+        batch_size: int,
+        *,
+        module: LightningDataModule,
+        **options: Unpack[TorchOptions],
+    ) -> None:
+        super().__init__(dataset, seq_len, batch_size, **options)
         self._module = module
         self._has_length = self.epochs is not None
         self._held: Any = None  # the position before the batch that Lightning holds

@@ -4,13 +4,13 @@
     shards                        0       1                   2       3
                                   link    join                link    join
 
-A piece of `target` tokens or more becomes a shard as it is, by a second name. Smaller ones are joined with their
-neighbours until they reach it, so a split has at most tokens / target + 1 shards. Then the totals are checked over the
-whole, and the manifest is written last.
+A piece of at least `target` tokens becomes a shard as it is, by a hard link. Smaller pieces are joined with their
+neighbours until they reach the target, so a split has at most tokens / target + 1 shards. Then the totals are checked,
+and the manifest is written last.
 
-An object store copies where a disk links, which takes time. So the shards that need no other unit any more are copied
-while the rest of the units are running. This is only a head start: the commit copies whatever is not known to be
-`linked`, so an error here is ignored.
+An object store has no links: it copies, which takes time. So shards that are complete are copied while other units
+still run. This is only a head start: the commit copies every shard that is not known to be `linked`, so errors here
+are ignored.
 
     units    0 done   1 done   2 done   3 running   4 done
     shards   copied   copied   copied               waits: unit 3 decides to which shard it belongs
@@ -138,7 +138,7 @@ def commit(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Totals:
-    """The totals of receipts. `in_order` if they are those of units 0, 1, 2, ..."""
+    """The totals of receipts. `in_order` says whether they are those of units 0, 1, 2, ..."""
 
     units: int
     in_order: bool
@@ -179,7 +179,7 @@ def _add_up(receipts: Iterable[Receipt]) -> _Totals:
 
 
 def check_totals(plan: Plan, receipts: Iterable[Receipt], result: Manifest) -> None:
-    """Raise unless the totals of the dataset are those of its units: without that, no manifest is written."""
+    """Raise unless the totals of the dataset equal those of its units. The manifest is written after this check."""
     whole = _add_up(receipts)
     facts = {
         "units in order": (whole.in_order, whole.units <= len(plan.units)),
@@ -262,11 +262,10 @@ def _join(folder: Storage, group: ShardGroup, dtype: str) -> Shard:
 
 
 def _check_bytes(sha: hashlib._Hash, name: str, wanted: Digest) -> None:
-    """Raise unless the bytes to be joined are those of the receipt; until here only their size may have been
-    checked."""
+    """Raise unless the bytes are those of the receipt. Before this, only their size may have been checked."""
     if sha.hexdigest() != wanted.sha256:
         raise DamagedPieceError(
-            f"{name} is not what its receipt says", hint="run the same command again: its unit is replayed"
+            f"{name} does not match its receipt", hint="run the same command again: it replays the unit"
         )
 
 
@@ -445,8 +444,8 @@ _RECEIPTS_AT_ONCE = 64
 def copying_eagerly(
     folder: Storage, plan: Plan, splits: Sequence[str], done: Container[int], linked: set[str]
 ) -> Iterator[Callable[[], None]]:
-    """Copy shards of an object store while units run. Gives a function to call whenever another unit is `done`."""
-    # Which units a token budget leaves out is known only at the end.
+    """Copy shards of an object store while units run. Yields a function to call when another unit is `done`."""
+    # A token budget leaves units out, and which ones is known only at the end.
     if folder.links_are_free or plan.identity.get("max_tokens") is not None:
         yield lambda: None
         return
@@ -463,7 +462,7 @@ def copying_eagerly(
 
 
 class _Follower:
-    """Follows the units in plan order as they are done, and copies their shards."""
+    """Follows the completed units in the order of the plan, and copies their shards."""
 
     def __init__(
         self, folder: Storage, plan: Plan, splits: Sequence[str], done: Container[int], linked: set[str]

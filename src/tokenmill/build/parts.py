@@ -1,10 +1,11 @@
 """Node-local placement: cuts a plan into parts, and builds a part on the disk of a node.
 
-    look        which part does the disk hold?      build_part   the whole build of a part, with all its rules
-    keep_nodes  the record of which node has what
+    find_part    which part the node's disk holds
+    build_part   the whole build of a part
+    keep_nodes   the record of which node has which part
 
-A part is built as any dataset is: by the local pool of its node, under a lock, with receipts. So what is done is
-kept if a node is lost, and no other node is affected.
+A part is built like any dataset: by the process pool of its node, under a lock, with receipts. So if a node is lost,
+its completed units are kept, and no other node is affected.
 """
 
 from __future__ import annotations
@@ -48,13 +49,13 @@ from tokenmill.units import receipts
 
 
 def deal(plan: Plan, count: int) -> list[Plan]:
-    """Cut a plan into so many parts of about equal text, each with at least one unit. Pure, like the plan."""
+    """Cut a plan into `count` parts of about equal text, each with at least one unit. Pure, like the plan."""
     ends = list(_run_ends([unit.text_bytes for unit in plan.units], count))
     return [_cut_out(plan, number, begin, end, count) for number, (begin, end) in enumerate(itertools.pairwise(ends))]
 
 
 def _run_ends(weights: Sequence[int], count: int) -> Iterator[int]:
-    """The first item of each run, and the end. A run ends where its share of the weight is reached."""
+    """The first item of each run, and the end of the last. A run ends where its share of the weight is reached."""
     total, seen, index = sum(weights), 0, 0
     for number in range(count):
         yield index
@@ -82,10 +83,10 @@ def _cut_out(plan: Plan, number: int, begin: int, end: int, count: int) -> Plan:
 
 
 def assign(found: Sequence[tuple[NodePart | None, bool]], whole: str, num_units: int) -> list[int]:
-    """The node of each part, as places in `found`: what each node's disk holds, and whether that is finished.
+    """The node of each part, as an index of `found`: the part on each node's disk, and whether it is finished.
 
-    Nodes keep what they have; parts that no node has go to nodes without a part. The first start decides how many
-    parts there are. Nodes that hold something else get a part last: the build there reports what differs.
+    Nodes keep their parts; missing parts go to nodes without one. The first start decides the number of parts. Nodes
+    that hold other data get a part last: the build there reports what differs.
     """
     ours = {node: part for node, (part, _) in enumerate(found) if part is not None and part.whole == whole}
     counts = sorted({part.into for part in ours.values()})
@@ -103,15 +104,15 @@ def assign(found: Sequence[tuple[NodePart | None, bool]], whole: str, num_units:
     if len(missing) > len(free):
         raise BuildError(
             f"parts {', '.join(map(str, missing))} of {count} are on none of the {len(found)} nodes that are up",
-            hint="start the missing nodes again, or as many others, then run the same command; or deal anew "
-            "with `restart=True`",
+            hint="restart the missing nodes, or start as many others, then run the same command; or distribute all "
+            "parts anew with `restart=True`",
         )
     owners.update(zip(missing, free, strict=False))
     return [owners[number] for number in range(count)]
 
 
 def combined_totals(plan: Plan, parts: Sequence[Manifest]) -> Manifest:
-    """The totals of the parts of a plan. Shards are named as they are on their nodes."""
+    """The totals of the parts of a plan. Shards keep the names that they have on their nodes."""
     splits = {
         name: Split(
             tokens=sum(part.splits[name].tokens for part in parts),
@@ -137,7 +138,7 @@ def combined_totals(plan: Plan, parts: Sequence[Manifest]) -> Manifest:
 
 
 def _join_sources(parts: Iterable[Sequence[SourceTotal]]) -> list[SourceTotal]:
-    """The totals of each source. A source that was cut between parts is the last of one and the first of the next."""
+    """The totals of each source. A source that was cut is the last of one part and the first of the next."""
     joined: list[SourceTotal] = []
     for source in itertools.chain.from_iterable(parts):
         if joined and joined[-1].name == source.name:
@@ -157,18 +158,18 @@ def _add(sums: Iterable[str]) -> str:
     return f"{high:016x}{low:016x}"
 
 
-# Events of a part that the driver does not need: it emits its own for the whole.
+# Events of a part that the driver does not need: it emits its own for the whole build.
 _OF_THE_WHOLE = ("start", "commit", "finished")
 
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{([^}]*)\})", re.ASCII)
 _EVERYWHERE = (
-    "OUT is filled in on every node, and where the command runs: it must mean something on all of them; "
-    "a node's variables are those with which Ray was started there"
+    "OUT is expanded on every node and where the command runs, so it must be valid on all of them; "
+    "a node has the variables with which Ray was started there"
 )
 
 
 def expand(output: str) -> str:
-    """The path that OUT means on this machine, with `~` and variables of its environment expanded."""
+    """The path of OUT on this machine, with `~` and variables of its environment expanded."""
     here = platform.node()
     for name in (plain or braced for plain, braced in _VARIABLE.findall(output)):
         if not os.environ.get(name):  # an empty variable would give another path, such as a folder of the root
@@ -180,7 +181,7 @@ def expand(output: str) -> str:
         raise RecipeError(f"no user of {here} has the home that {output} begins with", hint=_EVERYWHERE)
     folder = local_folder(path)
     if not os.path.isabs(path):
-        raise RecipeError(f"{output} is {path} on {here}", hint="give a path from the root on")
+        raise RecipeError(f"{output} is {path} on {here}", hint="give an absolute path")
     return folder.path
 
 
@@ -215,7 +216,7 @@ def _find_part(request: Message) -> Message:
 
 
 def build_part(message: str) -> Iterator[str]:
-    """Build a part. Gives messages; the last one is `complete`, with the manifest, or `failed`."""
+    """Build a part. Yields messages; the last one is `complete`, with the manifest, or `failed`."""
     said: queue.SimpleQueue[Message] = queue.SimpleQueue()
 
     def work() -> None:
@@ -247,7 +248,9 @@ def _build(request: Message, say: Callable[[Message], None]) -> Message:
     try:
         stood = wait_for(folder, attempt, timeout=request["patience"], tell=tell)
     except LockedError as error:
-        hint = "each node needs a place of its own: is it on a disk that they share? else wait for the other build"
+        hint = (
+            "each node needs a folder of its own: if they share this disk, choose another one; else wait for the build"
+        )
         raise LockedError(error.message, hint=hint) from None
     return {"kind": "complete", "manifest": folder.read(manifest.MANIFEST).decode(), "already_complete": stood}
 
@@ -297,7 +300,7 @@ def _from_message(request: Message) -> ResolvedBuild:
 
 
 def _take_over_environment(request: Message) -> TokenizerSpec:
-    """Take over the module path of the driver, and check that the versions agree."""
+    """Adopt the module path of the driver, and check that the versions agree."""
     sys.path += [path for path in request["path"] if path not in sys.path]
     content = base64.b64decode(request["content"]) if request["tokenizer"]["file"] else None
     spec = from_dataset(request["tokenizer"], content)
@@ -324,7 +327,7 @@ def _throttled(say: Callable[[Message], None]) -> Callable[[Message], None]:
 
 
 def _attempt(part: Callable[[], Message]) -> Message:
-    """The result of a part of the work; an error is an answer, too."""
+    """The result of a call. An error is an answer, too."""
     try:
         return part()
     except BaseException as error:  # the driver decides

@@ -1,10 +1,11 @@
 """plan(): what a build would do, without changing the output.
 
-A rehearsal: the beginnings of some units, done as a build does them and thrown away. It tells how long all takes.
+A throughput trial runs the beginnings of some units as a build does, and discards the output. From it follows the time
+of the whole build.
 
-    read -> documents and their tokens -> hash -> write, to nowhere
+    read -> documents and their tokens -> hash -> write to the null device
 
-What it cannot tell is how long the disk of the output takes, and how busy a machine will be.
+The trial does not measure the disk of the output, nor how busy the machine will be.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ from tokenmill.units.task import BuildConfig, ProbeRequest, UnitTask
 
 # When a job of Slurm ends, in seconds since 1970.
 JOB_END = "SLURM_JOB_END_TIME"
-# Places to look at, text that is encoded, and read to get there. An object store is asked for less.
+# Sampled positions, bytes to encode, and bytes to read for them. Fewer from an object store.
 POSITIONS = 64
 ENCODE_BYTES = 512_000
 READ_BYTES = 64_000_000
@@ -65,8 +66,8 @@ class PlanResult:
     `split` has the share of the documents that each split holds out, `parity` what was compared with the reference, and
     `warnings` say what does not fit: memory, or the time that a job may take.
 
-    `seconds` are an estimate for all workers, `seconds_alone` for a single one. They are those of encoding alone, the
-    least that it takes, unless some of the work `was_rehearsed`.
+    `seconds` is an estimate for all workers, `seconds_alone` for a single one. Unless the work `was_rehearsed`, both
+    are the time of encoding only, which is a lower bound.
     """
 
     files: int
@@ -101,7 +102,7 @@ class PlanResult:
 
     @property
     def disk_missing(self) -> int:
-        """Bytes that are not free on the output's disk, and would have to be; those of `disk_layout` are among them."""
+        """Bytes that the output's disk lacks, `disk_layout` included."""
         need = self.disk_needed + self.disk_layout
         return max(0, need + MARGIN_BYTES - self.disk_free) if need and self.disk_free is not None else 0
 
@@ -120,9 +121,9 @@ def plan(
     executor: str = "local",
     **recipe: Unpack[RecipeOptions],
 ) -> PlanResult:
-    """Files, units, tokens with an error bar, disk, memory and time of a build that is not started.
+    """Files, units, tokens with an error bar, disk, memory and time of a build, without starting it.
 
-    With `executor="ray"` the workers are those of a cluster, which is not asked: as many as given, or as are here.
+    With `executor="ray"`, the cluster is not contacted: `workers` counts its workers, by default the cores of this machine.
     """
     check_executor(executor)
     arguments.text_or_none("layout", layout)
@@ -147,7 +148,7 @@ def plan(
         setup = workspace.match_stored_plan(folder, setup)
     count, at_once = _num_workers(workers, executor)
     if executor == "ray" and workers is None:
-        notes.append("the cluster is not asked for its workers: memory and time are for as many as fit here")
+        notes.append("the cluster was not contacted: memory and time are for as many workers as this machine has cores")
     work = make_config(setup, scratch=None, only_look=True)
     engine = open_engine(setup.spec)
     found = check_parity_of_plan(_make_request(setup), work, setup.spec, InProcessProber(work, engine))
@@ -162,7 +163,7 @@ def plan(
     if folder is not None and not restart:
         needed -= workspace.bytes_done(folder)
     of_layout = 0 if exported is None else exported.bytes_needed(folder, setup.dtype, expected, share)
-    # A store is not read from for its speed: it would be asked for much, and at another time be another one.
+    # No trial on an object store: it would read much, and the store's speed varies.
     cost = None if is_url(setup.listing.root) else run_trial(setup.plan, work, engine)
     seconds = expected.encode_seconds if cost is None else expected.text_bytes * cost
     longest = seconds * max(unit.text_bytes for unit in setup.plan.units) / max(1, setup.plan.text_bytes())
@@ -212,7 +213,7 @@ def _warnings(seconds: float, memory: int, memory_free: float) -> Iterator[str]:
 
 
 def _num_workers(workers: int | None, executor: str) -> tuple[int, int]:
-    """How many workers there are, and how many of them have a core."""
+    """The number of workers, and how many of them have a core."""
     if executor == "ray":
         cores = num_cores()
         count = cores if workers is None else workers if workers > 0 else max(1, cores * 3 // 4)
@@ -232,7 +233,7 @@ def _make_request(setup: ResolvedBuild) -> ProbeRequest:
 
 
 def _build_status(folder: Storage, plan: Plan, *, update: bool) -> tuple[int, bool, tuple[str, ...]]:
-    """Units done, whether the dataset is complete, and why a build would refuse to resume."""
+    """Completed units, whether the dataset is complete, and why a build would refuse to resume."""
     workspace.check_ours(folder)
     try:
         if workspace.finished(folder, plan) is not None:
@@ -246,13 +247,13 @@ def _build_status(folder: Storage, plan: Plan, *, update: bool) -> tuple[int, bo
 
 
 UNITS = 4
-# Of each unit, whatever is less.
+# For each unit, whichever is reached first.
 TEXT_BYTES = 32_000_000
 SECONDS = 0.4
-# A document of more than this is cut to its beginning.
+# Larger documents are cut to their beginning.
 _LONG_BYTES = 4_000_000
 _HEAD_BYTES = 1_000_000
-# What a build takes whatever its size is: processes start, libraries load, the manifest is written.
+# What any build takes, whatever its size: processes start, libraries load, the manifest is written.
 START_SECONDS = 1.0
 
 Clock = Callable[[], float]
@@ -265,24 +266,24 @@ def run_trial(plan: Plan, work: BuildConfig, engine: Engine, *, clock: Clock = t
     calm = replace(work, on_bad="quarantine")  # a build reports bad documents
     costs: list[float] = []
     for unit in chosen if plan.units else ():
-        with contextlib.suppress(TokenmillError):  # the unit itself will say what is wrong
+        with contextlib.suppress(TokenmillError):  # the unit itself will report it
             discarded = Folder(os.devnull, _DiscardingFolder())
             costs += _seconds_per_byte(discarded, calm, make_task(plan, unit), engine, clock)
     return fmean(costs) if costs else None
 
 
 class _DiscardingFolder(LocalFileSystem):
-    """Takes what is written, and keeps nothing of it."""
+    """Accepts what is written, and discards it."""
 
     def create(self, path: str) -> int:
         return os.open(os.devnull, os.O_WRONLY | os.O_CLOEXEC)
 
     def unlink(self, path: str) -> None:
-        """There is nothing."""
+        """There is no file."""
 
 
 def _seconds_per_byte(folder: Storage, work: BuildConfig, task: UnitTask, engine: Engine, clock: Clock) -> list[float]:
-    """Seconds for a byte of text of the beginning of a unit; nothing if it has no text."""
+    """Seconds for a byte of text, from the beginning of a unit; empty if it has no text."""
     begin, text_bytes = clock(), 0
     run = UnitRun(work, task, folder)
     try:
@@ -298,7 +299,7 @@ def _seconds_per_byte(folder: Storage, work: BuildConfig, task: UnitTask, engine
 
 
 def _cut_long_documents(batch: Batch) -> Batch:
-    """A batch with its long documents cut: one of 60 MB shows no more than its beginning, and takes minutes."""
+    """A batch with its long documents cut: 60 MB take minutes, and tell no more than their beginning."""
     offsets, data = text_buffers(batch.text)
     if not len(batch.text) or int(np.diff(offsets).max()) <= _LONG_BYTES:
         return batch
@@ -308,5 +309,5 @@ def _cut_long_documents(batch: Batch) -> Batch:
 
 
 def elapsed(seconds: float, longest: float, workers: int) -> float:
-    """The time of several workers for this much work of one. The longest unit cannot be divided among them."""
+    """The time of several workers for work that takes one worker `seconds`. The longest unit cannot be divided."""
     return START_SECONDS + max(seconds / workers, min(seconds, longest)) if seconds > 0 else 0.0

@@ -1,8 +1,10 @@
 """Resolves a recipe to pinned sources, a tokenizer and a plan.
 
-The documents that nanoGPT's own script would hold out: drawn by number from all that the sources have.
+    recipe -> sources, pinned -> units
+           -> tokenizer, with its fingerprint
 
-Parquet and Arrow files store how many rows they have; other sources take a pass of their own over their text.
+The split `nanogpt` holds out the documents that nanoGPT's own script would: a random choice among the numbers of all
+documents. Parquet and Arrow files store how many rows they have; other sources are read once to count them.
 """
 
 from __future__ import annotations
@@ -30,9 +32,9 @@ from tokenmill.units.task import BuildConfig
 
 @dataclass(frozen=True, slots=True)
 class ResolvedBuild:
-    """A recipe with all its names resolved. `notes` are sentences that the user should read.
+    """A recipe with all its names resolved. `notes` are sentences for the user.
 
-    `formerly` gives the build as version 0.1 would have cut it, if that is different: what it began has that plan.
+    `formerly` gives the build with the units of version 0.1, if they differ: a build that 0.1 began has that plan.
     """
 
     recipe: Recipe
@@ -73,7 +75,7 @@ def resolve_build(recipe: Recipe, *, output: str | None = None) -> ResolvedBuild
     plan = cut()
     before = cut(count_files=False) if len(listing.sources) >= MANY_FILES else plan
     total = sum(extent.text_bytes for extent in listing.extents)
-    # Where sources may be cut is not needed any more, and may be much.
+    # Where sources may be cut is no longer needed, and may take much memory.
     listing = replace(listing, extents=())
     resolve_as = partial(_resolve_as, recipe, listing, spec, total, [note] if note else [])
     return replace(resolve_as(plan), formerly=None if before.units == plan.units else partial(resolve_as, before))
@@ -115,7 +117,7 @@ def _check_used(recipe: Recipe, kinds: set[str]) -> None:
 
 
 def make_config(setup: ResolvedBuild, *, scratch: str | None, only_look: bool = False) -> BuildConfig:
-    """What the units of a build share. To look at some documents, it need not be known which are held out."""
+    """The settings that all units share. With `only_look`, it is not determined which documents are held out."""
     recipe = setup.recipe
     as_nanogpt = recipe.split == "nanogpt"
     return BuildConfig(
@@ -142,13 +144,12 @@ def make_config(setup: ResolvedBuild, *, scratch: str | None, only_look: bool = 
 
 
 def _held_out(setup: ResolvedBuild) -> dict[str, tuple[int, ...]]:
-
     recipe = setup.recipe
     return held_out(setup.plan, setup.listing.root, documents=recipe.documents, limit=recipe.max_document_bytes)
 
 
 def _characters(plan: Plan, root: str, recipe: Recipe) -> str:
-    """Every character of the sources: a character-level vocabulary needs a pass over them."""
+    """Every character of the sources, from one pass over them: the vocabulary of a character-level tokenizer."""
     seen = np.zeros(0x110000, np.bool_)
     for text in _texts(plan, root, recipe):
         seen[np.frombuffer(text.encode("utf-32-le"), np.uint32)] = True
@@ -167,16 +168,16 @@ def _texts(plan: Plan, root: str, recipe: Recipe) -> Iterable[str]:
                     for data in batch.text.cast("large_binary").to_pylist():
                         yield data.decode(errors="ignore")
             except SourceError:
-                continue  # the unit itself will say so
+                continue  # the unit itself will report it
 
 
 Places = tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]
 
 
 def held_out(plan: Plan, root: str, *, documents: str, limit: int) -> dict[str, tuple[int, ...]]:
-    """Positions of the documents that are for validation, by source."""
+    """Positions of the validation documents, by source."""
     found = [places for unit in plan.units for places in _unit_places(plan, unit, root, documents, limit)]
-    if not found:  # no document at all: the build itself reports it
+    if not found:  # the build itself reports that there is no document
         return {}
     sources = np.concatenate([sources for sources, _ in found])
     positions = np.concatenate([positions for _, positions in found])
@@ -189,7 +190,7 @@ def held_out(plan: Plan, root: str, *, documents: str, limit: int) -> dict[str, 
 
 
 def _unit_places(plan: Plan, unit: Unit, root: str, documents: str, limit: int) -> Iterator[Places]:
-    """Source and position of every document of a unit, in order, whether or not it will be kept."""
+    """Source and position of every document of a unit, in order, kept or not."""
     sources = list(plan.sources[unit.source : unit.source + unit.num_sources])
     paths = [f"{root}/{source.name}" for source in sources]
     if all(format_of(source.kind).has_sections for source in sources):

@@ -1,12 +1,12 @@
 """The workspace of a build, `.build`: which build it belongs to, and what can be reused from it.
 
 OUT/.build/plan.json      the plan; its fingerprint must match
-    .build/job.json       how its units were done, for repair and verify --source
-    .build/clean.json     units that were done at the last clean stop: they need no rehash
+    .build/job.json       the settings of its units, for repair and verify --source
+    .build/clean.json     units that were complete at the last clean stop: they are not hashed again
     .build/touched.json   when each local source was last touched, as of the plan
     .build/failure.json   why the last build failed, for the processes that wait for it
-    .build/compared.json  that the sources of a dataset without a plan were compared by content
-    .build/receipts       one a unit           .build/packs    the same, many in a file
+    .build/compared.json  the sources of a dataset without a plan were compared by content
+    .build/receipts       one for each unit    .build/packs        many receipts in a file
     .build/pieces         what units wrote
     .build/rejects        bad documents        .build/quarantine   files that failed a check
     .build/kept           what an update keeps of a build whose sources changed, until it is in place
@@ -89,13 +89,13 @@ TOKENIZER_COPY = ".build/tokenizer"
 QUARANTINE = ".build/quarantine"
 # Texts that came from Python: see python_sources.py.
 SOURCES = IN_WORKSPACE
-# The folders of a build that are there as long as units run.
+# The folders that exist while units run.
 MADE = (PIECES, RECEIPTS, REJECTS)
 PROVENANCE_SUFFIX = ".provenance.parquet"
 # A build may have left millions of pieces.
 REMOVED_AT_ONCE = 1 << 16
 SWEPT = ("", ".build", PIECES, RECEIPTS, PACKS, REJECTS, "provenance")
-# What there is before the plan, and what is left without it when a build that is started over is killed.
+# What exists before the plan, or remains without it when a build is killed while it starts over.
 _BEGUN = (
     LOCK, EVENTS, PIECES, RECEIPTS, PACKS, REJECTS, QUARANTINE, JOB, CLEAN, TOUCHED, FAILURE, FETCHED, TOKENIZER_COPY,
     KEPT, SOURCES,
@@ -148,14 +148,14 @@ class BuildFailure:
 
 @contextlib.contextmanager
 def recording_failure(folder: Storage) -> Iterator[None]:
-    """Record an error of this build for the processes that wait for it. They do not stop for an interruption."""
+    """Record an error of this build for the processes that wait for it. An interruption does not stop them."""
     folder.remove(FAILURE)
     try:
         yield
     except Interrupted:
         raise
     except TokenmillError as error:
-        with contextlib.suppress(StorageError):  # on a full disk they will see for themselves
+        with contextlib.suppress(StorageError):  # on a full disk, they fail themselves
             folder.replace(FAILURE, records.seal(BuildFailure(token=secrets.token_hex(8), error=to_record(error))))
         raise
 
@@ -182,14 +182,14 @@ def check_ours(folder: Storage, *, restart: bool = False) -> None:
     # A driver without a part of its dataset has only the record of nodes.
     if names not in ([], [manifest.NODES]) and not _is_ours(folder):
         raise OutputError(
-            f"{folder.path} holds something else: {few(names)}",
+            f"{folder.path} contains other files: {few(names)}",
             hint="choose an output that is empty or does not exist",
         )
 
 
 def _is_ours(folder: Storage) -> bool:
-    """Whether a manifest or a plan of ours is there, or a build that has only just begun."""
-    # Another process may begin between two looks.
+    """Whether the folder has a manifest or a plan of ours, or a build that has only just begun."""
+    # Another process may begin between the two checks.
     return _has_plan(folder) or _has_begun(folder) or _has_plan(folder)
 
 
@@ -204,7 +204,7 @@ def _has_plan(folder: Storage) -> bool:
 
 
 def _has_begun(folder: Storage) -> bool:
-    # In an object store a folder goes with the last of its objects: there is nothing between the probe and the lock.
+    # In an object store, a folder ends with its last object: between the probe and the lock it does not exist.
     return folder.names() in ([], [".build"]) and all(
         f".build/{name}" in _BEGUN or name.endswith(TEMP_SUFFIX) or name.startswith("probe-")
         for name in folder.names(".build")
@@ -237,13 +237,13 @@ def finished(folder: Storage, plan: Plan) -> Manifest | None:
 
 
 def check_file_sizes(folder: Storage, found: Manifest) -> None:
-    """Raise `DatasetError` unless every file is there with its size, and every index fits its tokens."""
+    """Raise `DatasetError` unless every file exists with its size, and every index fits its tokens."""
     for name, what in wrong_structure(folder, found):
         raise DatasetError(f"{folder.at(name)} {what}", hint="run tokenmill repair")
 
 
 def start_or_resume(folder: Storage, setup: ResolvedBuild, times: tuple[int, ...], *, restart: bool) -> None:
-    """Start a build of this plan in the folder, or resume the one that is there. The lock is held.
+    """Start a build of this plan in the folder, or resume an unfinished one. The caller holds the lock.
 
     `times` are those at which the sources were touched.
     """
@@ -260,7 +260,7 @@ def start_or_resume(folder: Storage, setup: ResolvedBuild, times: tuple[int, ...
 
 
 def check_begun(folder: Storage, plan: Plan) -> None:
-    """Refuse an unfinished build of another plan, or of sources that changed since, of which a unit was begun."""
+    """Refuse a build that has begun a unit of another plan, or of sources that have changed."""
     if not folder.exists(PLAN) or is_stored(folder, plan) or not may_have_units(folder):
         return
     found = load_plan(folder)
@@ -274,12 +274,12 @@ def check_begun(folder: Storage, plan: Plan) -> None:
 
 
 def may_have_units(folder: Storage) -> bool:
-    """Whether a unit may have been begun. The job is written before the first of them."""
+    """Whether a unit may have begun. The job is written before the first one."""
     return folder.exists(JOB) or any(folder.names(name) for name in (RECEIPTS, PACKS))
 
 
 def is_stored(folder: Storage, plan: Plan) -> bool:
-    """Whether the folder's plan is this one to the last pin, without making a second one of it in memory."""
+    """Whether the folder's plan is this one, pins included, without a second copy of it in memory."""
     return records.seal_of(_plan_blocks(folder)) == records.digest(plan)
 
 
@@ -289,7 +289,7 @@ def _plan_blocks(folder: Storage) -> Iterator[memoryview]:
 
 
 def start_over(folder: Storage, *, but: Sequence[str] = ()) -> None:
-    """Remove a build and its dataset, `but` for some of it, and nothing that tokenmill did not write."""
+    """Remove a build and its dataset, except `but`, and nothing that tokenmill did not write."""
     splits = known_splits(folder)
     folder.check_no_links((*splits, "provenance"))
     if KEPT not in but:
@@ -325,7 +325,7 @@ def known_splits(folder: Storage) -> set[str]:
 
 
 def remove_kept(folder: Storage) -> None:
-    """Remove what an update gathered: its decision first, which must not come back alone."""
+    """Remove what an update gathered. Its plan is removed first: it must not survive alone."""
     found = folder.stat(KEPT)
     if found is not None and found.is_folder:
         folder.remove(KEPT_PLAN)
@@ -345,7 +345,7 @@ def save_build_record(folder: Storage, job: BuildRecord) -> None:
 
 
 def load_build_record(folder: Storage) -> BuildRecord:
-    """The job of a build."""
+    """The settings of a build's units."""
     job = records.unseal(BuildRecord, folder.read(JOB), where=folder.at(JOB))
     for name in job.work.split_names:
         manifest.check_split_name(name, where=JOB)
@@ -354,7 +354,7 @@ def load_build_record(folder: Storage) -> BuildRecord:
 
 
 def pin_hub_commits(folder: Storage, recipe: Recipe) -> Recipe:
-    """The recipe with datasets of the hub at the commit that the build in this folder began with: branches move on."""
+    """The recipe with hub datasets at the commit with which this build began, because branches move."""
     if not folder.exists(JOB):
         return recipe
     try:
@@ -370,16 +370,16 @@ def pin_hub_commits(folder: Storage, recipe: Recipe) -> Recipe:
 
 
 def match_stored_plan(folder: Storage, setup: ResolvedBuild) -> ResolvedBuild:
-    """The build as it was cut when it began in this folder: version 0.1 put any number of small files into a unit."""
+    """The build with the units with which it began: version 0.1 put any number of small files into a unit."""
     if setup.formerly is None:
         return setup
-    with contextlib.suppress(DatasetError):  # `enter` reports it
+    with contextlib.suppress(DatasetError):  # `start_or_resume` reports it
         if folder.exists(manifest.MANIFEST):
             return _with_fingerprint(manifest.load_manifest(folder).fingerprint, setup)
         if folder.exists(PLAN) and not is_stored(folder, setup.plan):
             found = load_plan(folder)
             before = _with_fingerprint(found.fingerprint, setup)
-            # If sources have changed, only the units can say.
+            # If sources have changed, only the units tell.
             return setup.formerly() if found.identity == setup.plan.identity and not counts_files(found) else before
     return setup
 
@@ -392,7 +392,7 @@ def _with_fingerprint(fingerprint: str, setup: ResolvedBuild) -> ResolvedBuild:
 
 
 def keep_tokenizer(folder: Storage, spec: TokenizerSpec) -> Digest | None:
-    """Put the tokenizer's content into the dataset, so that it can be decoded anywhere."""
+    """Copy the tokenizer into the dataset, so that it can be decoded anywhere."""
     if spec.file_name is None:
         return None
     folder.write(TOKENIZER_COPY, spec.content)
@@ -400,13 +400,13 @@ def keep_tokenizer(folder: Storage, spec: TokenizerSpec) -> Digest | None:
 
 
 def trusted_receipts(folder: Storage, plan: Plan) -> Iterator[Receipt]:
-    """Receipts of units that were done at the last clean stop. All others are rehashed by workers."""
+    """Receipts of units that were complete at the last clean stop. Workers hash the files of all others."""
     found = load_receipts(folder, clean_units(folder, plan), plan.fingerprint)
     return (receipt for receipt in found if receipt is not None)
 
 
 def clean_units(folder: Storage, plan: Plan) -> list[int]:
-    """Units that were done at the last clean stop."""
+    """Units that were complete at the last clean stop."""
     if not folder.exists(CLEAN):
         return []
     try:
@@ -419,7 +419,7 @@ def clean_units(folder: Storage, plan: Plan) -> list[int]:
 
 
 def num_receipts(folder: Storage) -> int:
-    """How many whole units have a receipt, verified or not."""
+    """The number of whole units that have a receipt, verified or not."""
     return sum(name.count(".") == 1 for name in folder.names(RECEIPTS))
 
 
@@ -430,14 +430,14 @@ def quarantined(folder: Storage) -> tuple[int, int]:
 
 
 def record_clean_stop(folder: Storage, plan: Plan, known: Iterable[int]) -> None:
-    """Write down which units need no rehash at the next start."""
+    """Record which units need not be hashed again at the next start."""
     if units := tuple(sorted(known)):
-        with contextlib.suppress(StorageError):  # a full disk: the next start just rehashes
+        with contextlib.suppress(StorageError):  # on a full disk, the next start hashes them again
             folder.replace(CLEAN, records.seal(CleanStop(fingerprint=plan.fingerprint, units=units)))
 
 
 def forget_clean_stop(folder: Storage) -> None:
-    """Let the next start hash every unit again."""
+    """Make the next start hash every unit again."""
     folder.remove(CLEAN)
 
 
@@ -447,13 +447,13 @@ def bytes_done(folder: Storage) -> int:
 
 
 def sweep(folder: Storage, splits: Iterable[str]) -> None:
-    """Remove the temp files of a build that was stopped."""
+    """Remove the temp files of an interrupted build."""
     for name in (*SWEPT, *splits):
         folder.sweep(name)
 
 
 def clean_up(folder: Storage, local: Storage | None) -> None:
-    """After the manifest: pieces have become shards, and their own names are not needed any more."""
+    """Remove the names of pieces, which have become shards. The manifest is written."""
     pieces = (name for name in folder.names(PIECES) if not name.endswith(PROVENANCE_SUFFIX))
     while some := list(itertools.islice(pieces, REMOVED_AT_ONCE)):
         folder.remove_all([f"{PIECES}/{name}" for name in some])
@@ -465,9 +465,9 @@ def clean_up(folder: Storage, local: Storage | None) -> None:
 
 
 def finish_clean_up(folder: Storage, splits: Iterable[str], local: Storage | None) -> None:
-    """Do the rest of a build or repair that was stopped behind its manifest, unless another process works on it.
+    """Clean up after a build or repair that was interrupted after its manifest, unless another process is doing so.
 
-    The dataset is complete without it, so a folder that cannot be written to stays as it is.
+    The dataset is already complete, so a folder that cannot be written to is left as it is.
     """
     for place in ("", "provenance", *splits):
         with contextlib.suppress(StorageError, OSError):
@@ -536,8 +536,8 @@ def _is_compared(folder: Storage, plan: Plan) -> bool:
 
 
 def record_comparison(folder: Storage, plan: Plan, times: tuple[int, ...]) -> None:
-    """Write down that the sources were compared by content, so that the next time their pins are enough."""
-    with contextlib.suppress(LockedError, StorageError, OSError):  # a folder that cannot be written to stays as it is
+    """Record that the sources were compared by content, so that next time their pins are enough."""
+    with contextlib.suppress(LockedError, StorageError, OSError):  # a folder that cannot be written to is left as it is
         folder.make(".build")
         with locked(folder, patience=None):
             folder.replace(COMPARED, records.seal(_compared(folder, plan)))
@@ -558,24 +558,24 @@ def _check_pins(before: Sequence[Source], now: Sequence[Source], *, hint: str) -
         raise SourceChangedError(few(changed, "\n  "), hint=hint)
 
 
-# A finished dataset is not updated: what a build says of a source that changed would be no help.
+# A finished dataset is not updated, so the hint of a build about a changed source would not help.
 SOURCE_CHANGED = "put the old file back, with its time, or prepare the dataset again, with `restart=True` or elsewhere"
 _PULL_AGAIN = "if it was pulled, run the same tokenmill pull command again: it copies what is damaged"
 _PREPARE_AGAIN = "prepare it again, with `restart=True` here or into another folder, and compare the two manifests"
 
 
 def reopen(folder: Storage, filter: str | None) -> tuple[Plan, BuildRecord]:
-    """Plan and job of a finished build. Code that a folder names is run only if the caller names it too."""
+    """Plan and job of a finished build. Code that the folder names runs only if the caller names it, too."""
     if folder.exists(REQUEST):
         raise DatasetError(
-            f"{folder.path} was imported: it has no sources to be made of again",
+            f"{folder.path} was imported, so it has no sources to rebuild it from",
             hint="run the same tokenmill import command again: it writes what is damaged, and keeps the rest",
         )
     if lost := [name for name in (receipts.PLAN, JOB) if not folder.exists(name)]:
         has_build = folder.exists(".build")
         what = lost[0] if has_build else "its .build folder"
         raise DatasetError(
-            f"{folder.path} does not say where its sources are: {what} is gone",
+            f"{folder.path} does not record where its sources are: {what} is missing",
             hint=_PREPARE_AGAIN if has_build else f"{_PULL_AGAIN}; otherwise {_PREPARE_AGAIN}",
         )
     try:
@@ -585,14 +585,14 @@ def reopen(folder: Storage, filter: str | None) -> tuple[Plan, BuildRecord]:
     check_filter(plan.identity.get("filter"), filter, where=folder.path)
     if job.work.filter != filter:  # the folder may have been changed by others
         raise DatasetError(
-            f"{folder.path} was made with the filter {job.work.filter!r}, not {filter!r}",
-            hint="its .build names code that `filter` did not: trust neither, and prepare the dataset again",
+            f"{folder.path} was built with the filter {job.work.filter!r}, not {filter!r}",
+            hint="its .build names other code than `filter`: do not trust it, and prepare the dataset again",
         )
     return plan, job
 
 
 def find_receipt(folder: Storage, plan: Plan, key: Key) -> Receipt | None:
-    """A receipt, if it is there and can be read. Its pieces may be gone: they became shards."""
+    """A receipt, if it exists and can be read. Its pieces may no longer exist: they became shards."""
     try:
         receipt = read_receipt(folder, receipt_name(*key))
     except (DatasetError, BuildError):
@@ -601,12 +601,12 @@ def find_receipt(folder: Storage, plan: Plan, key: Key) -> Receipt | None:
 
 
 def load_all_receipts(folder: Storage, plan: Plan) -> Iterator[Receipt | None]:
-    """The receipt of every unit, in order, as long as they are asked for."""
+    """The receipt of every unit, in order, read as they are consumed."""
     return folder.each(partial(find_receipt, folder, plan), ((unit, NO_LIMIT) for unit in range(len(plan.units))))
 
 
 def dataset_receipts(folder: Storage, plan: Plan) -> Sequence[Receipt]:
-    """The receipts that the dataset consists of, in order: a token budget may have cut it short."""
+    """The receipts of the dataset, in order. A token budget may leave out the last units."""
 
     def found() -> Iterator[Receipt]:
         known: dict[int, int] = {}
@@ -623,7 +623,7 @@ def dataset_receipts(folder: Storage, plan: Plan) -> Sequence[Receipt]:
 
 
 def require_receipt(receipt: Receipt | None, unit: int) -> Receipt:
-    """A receipt that a unit must have."""
+    """The receipt, which the unit must have."""
     if receipt is None:
         raise DatasetError(f"the receipt of unit {unit} is missing or damaged", hint="run tokenmill repair")
     return receipt

@@ -26,6 +26,7 @@ from typing import Any
 from tokenmill import records
 from tokenmill.errors import DatasetError, RecipeError
 from tokenmill.records import Int, convert
+from tokenmill.sizes import counted
 from tokenmill.storage.base import Storage
 from tokenmill.storage.output import Digest
 
@@ -107,6 +108,10 @@ class Manifest:
     text_sum: str
     sources: Sequence[SourceTotal]
     files: dict[str, Digest]
+
+    def __repr__(self) -> str:
+        totals = f"{counted(self.tokens, 'token')}, {counted(self.documents, 'document')}"
+        return f"Manifest({totals} in {', '.join(self.splits)}; {self.fingerprint[:12]})"
 
     @property
     def tokens(self) -> int:

@@ -1,16 +1,16 @@
 """Connections to a Ray cluster: find, join, query and leave it; versions and the authentication token.
 
-A cluster is the one that is named, or that of RAY_ADDRESS, or the one that `ray start` noted on this machine. Where
-none is found, a temporary local Ray is started that listens on 127.0.0.1 alone.
+The cluster is the given one, else that of RAY_ADDRESS, else the one that `ray start` recorded on this machine. If there
+is none, a temporary local Ray is started that listens on 127.0.0.1 only.
 
-Every process of a Ray cluster, and every driver, shows a token:
+Every process of a Ray cluster, and every driver, authenticates with a token:
 
-    a temporary local Ray        a new token, known to its processes alone
-    a cluster noted here         the user's token, if there is one, as `ray.init("auto")` would use
-    a cluster at an address      what the environment says: a token is not shown to just any address
+    a temporary local Ray        a new token, known to its own processes only
+    a recorded cluster           the user's token, if there is one, as `ray.init("auto")` would use
+    a cluster at an address      what the environment says: a token is not sent to just any address
 
-Left to itself, Ray would write its token to the user's home, where every later Ray program finds it, and would leave
-the environment of this process changed.
+By default, Ray would write its token to the user's home, where every later Ray program finds it, and would change the
+environment of this process for good.
 
 Driver and nodes must run the same tokenmill and the same engine, or the build is refused.
 """
@@ -50,14 +50,16 @@ T = TypeVar("T")
 ANSWER_SECONDS = 5.0
 # How often the size of the cluster is checked: nodes come and go.
 LOOK_SECONDS = 5.0
-# How long the head may be silent. Some clusters start it again; after a minute Ray ends every program that has joined.
+# How long the head may be silent. Some clusters restart it; after a minute Ray ends every program that has joined.
 LOST_SECONDS = 30.0
 # Messages are small, so the object store of a local Ray may be small.
 STORE_BYTES = 100_000_000
 ADDRESS = "RAY_ADDRESS"
-# Where `ray start` notes the cluster of a machine.
-NOTED = "ray/ray_current_cluster"
-_JOIN_HINT = "has it the same version of Ray? does it ask for a token? then set RAY_AUTH_MODE=token, and RAY_AUTH_TOKEN"
+# Where `ray start` records the cluster of a machine.
+RECORDED = "ray/ray_current_cluster"
+_JOIN_HINT = (
+    "check that it runs the same version of Ray; if it asks for a token, set RAY_AUTH_MODE=token and RAY_AUTH_TOKEN"
+)
 
 
 def connect(address: str | None, workers: int | None) -> bool:
@@ -73,7 +75,7 @@ def connect(address: str | None, workers: int | None) -> bool:
         options = {"num_cpus": resolve_workers(workers), "include_dashboard": False, "object_store_memory": STORE_BYTES}
         secret = local_environment()
     else:
-        options, secret = {"address": found}, user_environment() if _is_noted(address) else {}
+        options, secret = {"address": found}, user_environment() if _is_recorded(address) else {}
     try:
         with (
             _own_signal_handlers(),
@@ -99,8 +101,11 @@ def leave() -> None:
 
 @contextlib.contextmanager
 def _on_loopback() -> Iterator[None]:
-    """Make a Ray that starts meanwhile listen on 127.0.0.1 alone. Ray does so by itself only on systems without
-    clusters; elsewhere it replaces that address, even if it is given, by one that other machines can reach."""
+    """Make a Ray that starts inside this context listen on 127.0.0.1 only.
+
+    Ray does so by itself only on systems without clusters. Elsewhere it replaces that address, even if it is given,
+    with one that other machines can reach.
+    """
     constants = ray._private.ray_constants
     before, constants.ENABLE_RAY_CLUSTER = constants.ENABLE_RAY_CLUSTER, False
     try:
@@ -109,8 +114,8 @@ def _on_loopback() -> Iterator[None]:
         constants.ENABLE_RAY_CLUSTER = before
 
 
-def _is_noted(address: str | None) -> bool:
-    """Whether the cluster to join is the one that `ray start` noted on this machine."""
+def _is_recorded(address: str | None) -> bool:
+    """Whether the cluster to join is the one that `ray start` recorded on this machine."""
     return (address or os.environ.get(ADDRESS) or "auto") == "auto"
 
 
@@ -136,7 +141,7 @@ def find_cluster(address: str | None) -> str | None:
         socket.create_connection((host.strip("[]"), int(port)), ANSWER_SECONDS).close()
     except (OSError, OverflowError) as error:
         if given is None:
-            return None  # the noted cluster has ended
+            return None  # the recorded cluster has ended
         raise RecipeError(
             f"no Ray cluster answers at {found}: {error}", hint="check that it is up: `ray status --address`"
         ) from None
@@ -144,9 +149,9 @@ def find_cluster(address: str | None) -> str | None:
 
 
 def _cluster_here() -> str | None:
-    """The cluster that `ray start` noted on this machine."""
+    """The cluster that `ray start` recorded on this machine."""
     try:
-        with open(os.path.join(os.environ.get("RAY_TMPDIR", "/tmp"), NOTED), encoding="ascii") as file:  # noqa: S108 - Ray's own place
+        with open(os.path.join(os.environ.get("RAY_TMPDIR", "/tmp"), RECORDED), encoding="ascii") as file:  # noqa: S108 - Ray's own place
             return file.read(300).strip() or None
     except (OSError, ValueError):
         return None
@@ -178,8 +183,10 @@ def num_cores() -> int:
 
 
 def ask_head(question: Callable[[], T]) -> T:
-    """Ask the head of the cluster, in another thread: if the head is gone, the call blocks until Ray ends the program,
-    and signals are not delivered meanwhile."""
+    """Ask the head of the cluster, in another thread.
+
+    If the head is gone, the call blocks until Ray ends the program, and no signal is delivered until then.
+    """
     answer: Future[T] = Future()
 
     def ask() -> None:
@@ -194,7 +201,7 @@ def ask_head(question: Callable[[], T]) -> T:
     except (TimeoutError, ray.exceptions.RayError):
         raise BuildError(
             "the head of the Ray cluster was lost: it does not answer",
-            hint="start the cluster again, then run the same command: what is done is kept",
+            hint="restart the cluster, then run the same command to resume",
         ) from None
 
 
@@ -274,7 +281,7 @@ def user_environment() -> dict[str, str]:
 
 @contextlib.contextmanager
 def environment(changes: Mapping[str, str]) -> Iterator[None]:
-    """Set variables for what is started meanwhile, and restore the old ones whatever Ray did."""
+    """Set variables for what is started inside this context, then restore the environment, whatever Ray changed."""
     before = dict(os.environ)
     os.environ.update(changes)
     reload_token()

@@ -4,16 +4,16 @@
     rank 1 ---+--- token server ---+--- worker: unit 8
     rank 2 ---+                    +--- worker: unit 9
 
-A client (`token_pool.py`) names the units that it will want, and asks for the pieces of one unit after the other. Each
-unit is made once for all clients that want it. Units that are wanted soonest are made first, so a client that is behind
-catches up. Pieces travel as descriptors of memory that has no name. So the server holds descriptors only, and nothing
-has to be removed, whichever process is killed.
+A client (`token_pool.py`) announces the units that it will need, and requests the pieces of one unit after the other.
+Each unit is encoded once for all clients. Units that are needed soonest come first, so a client that is behind catches
+up. Pieces travel as descriptors of anonymous memory. So the server holds only descriptors, and nothing has to be
+removed, whichever process is killed.
 
-Memory is bounded. Pieces that every client has passed are kept while there is room, and given up first. If that is
-not enough, workers pause before their next piece, but not the worker of a piece that a client waits for. A paused
-worker may have to leave its unit for one that a client waits for; the rest of its unit is made later.
+Memory is bounded. Pieces that every client has passed are evicted when space is short. If that is not enough, workers
+pause before their next piece, unless a client waits for it. A paused worker may be moved to a unit that a client waits
+for; the rest of its own unit is encoded later.
 
-The server ends with its last client. Light on purpose: its workers load the heavy libraries.
+The server ends with its last client. It imports little: its workers load the heavy libraries.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from tokenmill.executors.forkserver import Message, WorkerProcesses, receive, re
 
 # Tokens that are kept for each worker, and once more.
 _BYTES_PER_WORKER = 64 << 20
-# Each piece takes a descriptor: small ones count as this many bytes, so that there are not too many.
+# Each piece takes a descriptor, so small ones count as this many bytes: that limits their number.
 _LEAST_BYTES = 1 << 20
 _MAX_TRIES = 3
-# The option of a stream with which it needs no other process.
+# The option with which a stream needs no other process.
 ALONE = "workers=0"
 
 
@@ -48,7 +48,7 @@ class _Piece:
 
 @dataclass(eq=False, slots=True)
 class _Run:
-    """A unit from document `first` on: the pieces that are kept, by their first document, and who makes the rest."""
+    """A unit from document `first` on: the kept pieces, by their first document, and the worker of the rest."""
 
     key: tuple[int, int, int]
     task: Message
@@ -64,7 +64,7 @@ class _Run:
 
     @property
     def can_serve(self) -> bool:
-        """Whether a client that comes now gets all of it."""
+        """Whether a new client can get all of it."""
         return self.is_whole and self.error is None
 
 
@@ -89,7 +89,7 @@ class _Need:
 
 
 class TokenServer:
-    """Clients, workers, and what is between them."""
+    """The clients, the workers, and the pieces between them."""
 
     def __init__(self, workers: int, configuration: Message) -> None:
         self._processes = WorkerProcesses(workers, alone=ALONE)
@@ -106,7 +106,7 @@ class TokenServer:
         self._error: dict[str, str] | None = None
 
     def serve(self, first: Connection, listener: socket.socket | None) -> None:
-        """Serve clients until the last one has gone."""
+        """Serve clients until the last one has left."""
         self._clients[first] = _Client(first)
         while True:
             waited: list[Any] = [*self._clients, *self._processes.links()]
@@ -166,7 +166,7 @@ class TokenServer:
         if self._clients:
             _tell(client.link, {"kind": "others"})
             client.link.close()
-        else:  # it waits until the server has ended
+        else:  # it waits for the end of the server
             _tell(client.link, {"kind": "last", "server": os.getpid()})
 
     def _run_for(self, message: Message) -> _Run:
@@ -201,7 +201,7 @@ class TokenServer:
             try:
                 fd = receive_fd(link)
             except (EOFError, OSError):
-                return  # its death is heard next
+                return  # the end of its connection is noticed next
         size = _LEAST_BYTES if fd is None else max(_LEAST_BYTES, os.fstat(fd).st_size)
         run.pieces[message["begin"]] = _Piece(message, fd, size)
         run.end, run.is_paused, run.tries = message["end"], True, 0
@@ -235,7 +235,7 @@ class TokenServer:
         self._start(needs)
 
     def _answer(self, client: _Client) -> None:
-        """Send the piece that a client waits for, if it is there."""
+        """Send the piece that a client waits for, if it is ready."""
         run = client.wanted.get(client.position)
         if not client.is_waiting or run is None:
             return
@@ -252,7 +252,7 @@ class TokenServer:
         client.is_waiting = not answered
 
     def _find_needs(self) -> dict[_Run, _Need]:
-        """The units that clients want, each with the most urgent need of it."""
+        """The units that clients need, each with its most urgent need."""
         needs: dict[_Run, _Need] = {}
         for client in self._clients.values():
             for position, run in client.wanted.items():
@@ -263,7 +263,7 @@ class TokenServer:
         return needs
 
     def _evict_pieces(self, needs: dict[_Run, _Need]) -> None:
-        """Forget failed units, and tokens that no client needs once the memory for them is full."""
+        """Forget failed units and, once the memory is full, tokens that no client needs."""
         for run in list(self._runs):
             over, need = self._held > self._room, needs.get(run)
             if need is None and run.link is None and (over or not run.can_serve or not run.pieces):
@@ -287,7 +287,7 @@ class TokenServer:
             os.close(piece.fd)
 
     def _resume_paused(self, needs: dict[_Run, _Need]) -> None:
-        """Let workers continue, unless no client wants their unit, or memory is full and no client waits for it."""
+        """Resume workers, unless no client needs their unit, or memory is full and no client waits for it."""
         for link, run in list(self._at_work.items()):
             need = needs.get(run)
             if not run.is_paused:
@@ -299,7 +299,7 @@ class TokenServer:
                 self._processes.send(link, {"kind": "continue"})
 
     def _leave(self, run: _Run, link: Connection) -> None:
-        """Take a paused worker away from its unit. It says that it is free in a moment."""
+        """Take a paused worker off its unit. It will report that it is free."""
         run.is_paused, run.link = False, None
         del self._at_work[link]
         self._processes.send(link, {"kind": "leave"})
@@ -320,7 +320,7 @@ class TokenServer:
             self._processes.send(link, {**run.task, "first": run.end})
 
     def _preempt_worker(self, needs: dict[_Run, _Need]) -> None:
-        """Take the paused worker of the unit that is wanted last, unless one will be free in a moment anyway."""
+        """Take the paused worker of the unit that is needed last, unless a worker is about to be free anyway."""
         paused = [(needs[run].position, link) for link, run in self._at_work.items() if run.is_paused]
         if paused and len(self._at_work) == self._workers:
             link = max(paused, key=lambda pair: pair[0])[1]
@@ -328,7 +328,7 @@ class TokenServer:
 
 
 def _tell(link: Connection, message: Message, fd: int | None = None) -> bool:
-    """Whether the message could be sent; the end of a dead client is heard by itself."""
+    """Whether the message could be sent. The end of a dead client is noticed elsewhere."""
     try:
         send(link, message)
         if fd is not None:
@@ -355,7 +355,7 @@ def peer_user(line: socket.socket) -> int:
 
 
 def main(client: int, listener: int | None) -> NoReturn:
-    """Serve the process at the other end of a socket, and those that come to a listening one."""
+    """Serve the process at the other end of a socket, and those that connect to a listening one."""
     link = Connection(client)
     try:
         started = receive(link)
