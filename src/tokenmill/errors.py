@@ -4,10 +4,10 @@
     ├── RecipeError               2    what was asked for cannot be done as asked
     │   ├── TokenizerError        2    unknown, unreadable, or without an EOT
     │   ├── UnknownSplitError     2    a dataset has no split of that name; a KeyError too
-    │   └── OutputError           2    the output folder holds something else
+    │   └── OutputError           2    the output folder contains other files
     ├── SourceError               1    a source cannot be read; names file and position
     │   ├── SourceChangedError    1    a source is not what the plan pinned
-    │   └── NotTextError          1    a source holds something else than text
+    │   └── NotTextError          1    a source is not text
     ├── ParityError               1    the engine and its reference disagree on a document
     ├── StorageError              1    a write or a read of the output failed
     │   ├── DiskFullError         1    no space left; says how much is missing

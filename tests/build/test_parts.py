@@ -97,7 +97,7 @@ def test_what_a_node_cannot_take_is_refused(
         expand("$NOWHERE/out")
     (tmp_path / "out").mkdir()
     (tmp_path / "out/letters").touch()
-    with pytest.raises(OutputError, match="holds something else: letters"):
+    with pytest.raises(OutputError, match="contains other files: letters"):
         ask(setup, str(tmp_path / "out"))
     other = {**handshake(setup.spec), "version": "0.0.1", "output": str(tmp_path), "restart": False}
     assert "the driver 0.0.1 with" in json.loads(find_part(json.dumps(other)))["error"]["message"]
@@ -117,7 +117,7 @@ def test_two_nodes_with_one_place_are_told_what_is_wrong(setup: ResolvedBuild, t
     with locked(folder):
         error = errors.from_record(build(setup, 0, tmp_path / "out")[-1]["error"])
     assert isinstance(error, LockedError)
-    assert "each node needs a place of its own" in error.hint
+    assert "each node needs a folder of its own" in error.hint
 
 
 def test_the_record_tells_on_every_node_which_node_has_what(setup: ResolvedBuild, tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_the_record_tells_on_every_node_which_node_has_what(setup: ResolvedBuild
     assert [place["splits"]["train"]["tokens"] for place in nodes] == [
         library.open(part)["train"].num_tokens for part in parts
     ]
-    with pytest.raises(DatasetError, match="has no part of its dataset") as caught:
+    with pytest.raises(DatasetError, match="a dataset in parts, none of which is on this machine") as caught:
         library.open(driver)
     assert f"here:{parts[1]}" in caught.value.hint
 

@@ -214,7 +214,7 @@ def test_workers_of_a_cluster_are_not_bound_by_the_cores_of_this_machine(sources
     assert found.workers == 5000
     assert found.notes == ()
     (note,) = preview(sources, tmp_path / "out", workers=None, executor="ray").notes
-    assert "the cluster is not asked" in note
+    assert "the cluster was not contacted" in note
     with pytest.raises(RecipeError, match="'slurm' is not an executor"):
         preview(sources, tmp_path / "out", executor="slurm")
 

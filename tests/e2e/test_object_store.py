@@ -152,7 +152,7 @@ def test_a_build_can_be_started_over(remote: Bucket) -> None:
     library.prepare(f"{remote.url}/corpus/*.txt", out, workers=1, restart=True, **RECIPE)
     assert library.verify(out).ok
     remote.put("other/file", b"x")
-    with pytest.raises(OutputError, match="something else: file"):
+    with pytest.raises(OutputError, match="other files: file"):
         library.prepare(f"{remote.url}/corpus", f"{remote.url}/other", workers=1, **RECIPE)
 
 

@@ -27,7 +27,7 @@ def test_restart_removes_nothing_from_a_folder_that_only_looks_like_ours(
     else:
         (tmp_path / "out/dataset.json").write_text('{"name": "somebody else"}')
     refused = tokenmill("prepare", "a.jsonl", "-o", "out", "--restart", code=2)
-    assert "something else" in refused.stderr
+    assert "other files" in refused.stderr
     assert (tmp_path / "out/train/picture.png").read_bytes() == b"precious"
 
 

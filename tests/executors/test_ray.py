@@ -183,7 +183,7 @@ def test_a_head_that_is_lost_ends_the_driver_with_a_sentence_and_another_cluster
     assert process.returncode == 1
     assert said.splitlines() == [
         "error: the head of the Ray cluster was lost: it does not answer",
-        "hint: start the cluster again, then run the same command: what is done is kept",
+        "hint: restart the cluster, then run the same command to resume",
     ]
     go.touch()
     if placement == "shared":

@@ -123,7 +123,8 @@ def plan(
 ) -> PlanResult:
     """Files, units, tokens with an error bar, disk, memory and time of a build, without starting it.
 
-    With `executor="ray"`, the cluster is not contacted: `workers` counts its workers, by default the cores of this machine.
+    With `executor="ray"`, the cluster is not contacted: `workers` counts its workers, by default as many as the cores
+    of this machine.
     """
     check_executor(executor)
     arguments.text_or_none("layout", layout)
