@@ -6,6 +6,9 @@
 
 Copying, hashing and compressing release the interpreter lock, so threads are enough. A part that was being written
 when the process died is written again. A part with a receipt is hashed again, and kept if the digests match.
+
+Units of a build have receipts of their own (`units/receipts.py`): there may be a million, so they are packed, and after
+a clean stop trusted by size. Parts are few. Each is hashed, and its facts are those of its format.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Object stores (S3, GCS, Azure): requests with retries and our errors, credentials, and forks.
 
 The only module that imports obstore. obstore retries requests that a server refuses for a moment; an answer that breaks
-off in the middle is requested again here, from the object with the same etag.
+off in the middle is requested again here, from the object with the same etag. A conditional put is not safe to repeat:
+`object_folder.py` reads what is there before it tries again.
 
 obstore takes credentials from the environment (AWS_ACCESS_KEY_ID, AZURE_STORAGE_ACCOUNT_KEY, ...). It does not read AWS
 profiles, so we do: if the environment has no keys for S3, those of AWS_PROFILE, or of the profile "default", are used.
