@@ -213,6 +213,29 @@ def test_a_state_is_refused_if_nothing_tells_what_was_taken(dataset: Dataset, co
     assert stream.state_dict()["samples_seen"] == DataLoader(dataset, 32, 4).num_samples
 
 
+@FEW_CORES
+def test_workers_that_repeat_an_epoch_unnoticed_warn(dataset: Dataset) -> None:
+    stream = adapters.IterableDataset(dataset, 32, 4, epochs=1)
+    batches = torch_data.DataLoader(Around(stream), batch_size=None, num_workers=2)
+    first = take(batches)
+    stream.set_epoch(1)
+    assert take(batches) != first
+    with pytest.raises(UserWarning, match=r"the same samples in the same order.*Call set_epoch"):
+        take(batches)
+    sequential = adapters.IterableDataset(dataset, 32, 4, epochs=1, order="sequential")
+    batches = torch_data.DataLoader(Around(sequential), batch_size=None, num_workers=1)
+    assert take(batches) == take(batches), "epochs of this order are equal"
+
+
+@FEW_CORES
+def test_batches_in_the_order_of_the_workers_are_refused(dataset: Dataset) -> None:
+    stream = adapters.IterableDataset(dataset, 32, 4, epochs=1)
+    with pytest.raises(StateError, match="in_order=False") as caught:
+        take(torch_data.DataLoader(stream, batch_size=None, num_workers=2, in_order=False), 1)
+    assert "leave in_order=False out" in str(caught.value)
+    assert len(take(torch_data.DataLoader(stream, batch_size=None, num_workers=1, in_order=False))) == len(stream)
+
+
 def torch_without(name: str, monkeypatch: pytest.MonkeyPatch) -> types.ModuleType:
     """torch's own module of the DataLoader, as another version might have it: with another name."""
     source, others = re.subn(rf"\b{name}\b", f"{name}_of_later", inspect.getsource(torch_data.dataloader))

@@ -183,6 +183,10 @@ class IterableDataset(WorkerDataset[loaders.DataLoader]):
     def _make_share(self, worker: int, workers: int, state: dict[str, Any] | None = None) -> LoaderShare:
         return LoaderShare(self._loader, worker, workers, state)
 
+    @property
+    def _has_equal_passes(self) -> bool:
+        return self._loader.epochs is not None and self._loader.stream.identity.get("order") == "sequential"
+
     def _as_tensors(self, batches: Iterator[Batch]) -> Iterator[Tensors]:
         return batches  # the loader has made tensors of them
 
@@ -284,6 +288,10 @@ class TextDataset(WorkerDataset["TextStream"]):
 
     def _make_share(self, worker: int, workers: int, state: dict[str, Any] | None = None) -> TextShare:
         return TextShare(self._loader, self._positions, worker, workers, state)
+
+    @property
+    def _has_equal_passes(self) -> bool:
+        return self._loader.epochs is not None and not self._loader.is_shuffled
 
     def _as_tensors(self, batches: Iterator[Batch]) -> Iterator[Tensors]:
         return map(as_tensors, batches)

@@ -17,6 +17,7 @@ import itertools
 import os
 import sys
 import types
+import warnings
 import weakref
 from abc import abstractmethod
 from collections.abc import Iterator
@@ -77,6 +78,11 @@ class WorkerDataset(torch_data.IterableDataset, Generic[Loader]):  # type: ignor
     def _make_share(self, worker: int, workers: int, state: dict[str, Any] | None = None) -> WorkerShare:
         """The share of a worker, from the position of the loader on, or from a state of the share."""
 
+    @property
+    @abstractmethod
+    def _has_equal_passes(self) -> bool:
+        """Whether each pass has the same samples in the same order."""
+
     @abstractmethod
     def _as_tensors(self, batches: Iterator[Batch]) -> Iterator[Tensors]: ...
 
@@ -101,8 +107,8 @@ class WorkerDataset(torch_data.IterableDataset, Generic[Loader]):  # type: ignor
             return self._as_tensors(iter(self._loader))
         if self._refusal is not None:
             raise self._refusal
-        if not self._is_noticed:
-            self._unnoticed.fill_(True)
+        if not self._is_noticed and info.id == 0:
+            self._note_unnoticed()
         if self._share is None:
             self._share = self._make_share(info.id, info.num_workers)
         return self._as_tensors(self._share.begin())
@@ -154,6 +160,9 @@ class WorkerDataset(torch_data.IterableDataset, Generic[Loader]):  # type: ignor
         iterator, state = _find_iterator(self)
         if iterator is None:
             return
+        self._refusal = _refusal_of(iterator)
+        if self._refusal is not None:
+            return
         if self._watched is None or not self._watched.is_of(iterator):
             try:
                 self._settle()
@@ -165,6 +174,18 @@ class WorkerDataset(torch_data.IterableDataset, Generic[Loader]):  # type: ignor
             self._watched = self._watch(iterator)
             _notice_resets(iterator, self, self._watched)
         self._is_noticed = True
+
+    def _note_unnoticed(self) -> None:
+        """Remember that the main process does not know of this iteration, and warn if it is not the first one."""
+        if self._unnoticed and self._share is None and not self._has_equal_passes:
+            warnings.warn(
+                "workers begin with the same samples in the same order as in the last iteration: another dataset is "
+                "around this one, so the number of batches taken is unknown. Call set_epoch(epoch) before each "
+                "iteration.",
+                UserWarning,
+                stacklevel=3,
+            )
+        self._unnoticed.fill_(True)
 
     def _begin_again(self, watched: Watched[Loader]) -> None:
         """Workers that persist begin the pass after their last one."""
@@ -429,6 +450,16 @@ def _watched_at_forks() -> weakref.WeakSet[WorkerDataset[Any]]:
     if hasattr(os, "register_at_fork"):
         os.register_at_fork(before=look)
     return datasets
+
+
+def _refusal_of(iterator: Any) -> StateError | None:
+    """Why workers of this iterator must not begin."""
+    if getattr(iterator, "_in_order", True) or iterator._num_workers == 1:
+        return None
+    return StateError(
+        "with in_order=False, batches come in the order in which workers finish them, which no state can resume",
+        hint="leave in_order=False out",
+    )
 
 
 def _find_iterator(dataset: WorkerDataset[Any]) -> tuple[Any, dict[str, Any] | None]:
