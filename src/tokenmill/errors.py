@@ -40,9 +40,6 @@ import errno
 import os
 import re
 
-INTERRUPTED = 130
-
-
 _RIGHTS = "give this user the rights to it (ls -ld shows who has them), or run as a user who has them"
 
 

@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from conftest import command, make_texts, tree, write_jsonl
+from tokenmill.cli import signals
+from tokenmill.errors import Interrupted
 
 # How much is saved is said where the build had begun.
 RESUME = r"Interrupted\. (Run|\d of 1 unit are saved; run) the same command to resume\.\n"
@@ -162,3 +164,7 @@ time.sleep(30)
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
     assert (process.returncode, process.stderr) == (130, "Interrupted. Run the same command to resume.\n")
+
+
+def test_an_interrupt_has_one_exit_code() -> None:
+    assert Interrupted.exit_code == signals.INTERRUPTED

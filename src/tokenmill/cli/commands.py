@@ -26,8 +26,8 @@ from tokenmill.cli import options as declared
 from tokenmill.cli import output as show
 from tokenmill.cli.options import command, for_shell, library_arguments
 from tokenmill.cli.progress import ProgressDisplay
-from tokenmill.cli.signals import is_stopping
-from tokenmill.errors import INTERRUPTED, MORE_MEMORY, Interrupted, RecipeError, TokenmillError, is_failure, redact
+from tokenmill.cli.signals import INTERRUPTED, is_stopping
+from tokenmill.errors import MORE_MEMORY, Interrupted, RecipeError, TokenmillError, is_failure, redact
 
 if TYPE_CHECKING:
     from tokenmill.maintenance.push_pull import TransferResult

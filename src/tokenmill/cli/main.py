@@ -15,8 +15,7 @@ import sys
 from collections.abc import Iterator
 from typing import NoReturn
 
-from tokenmill.cli.signals import INTERRUPTION, handle_signals
-from tokenmill.errors import INTERRUPTED
+from tokenmill.cli.signals import INTERRUPTED, INTERRUPTION, handle_signals
 
 
 def main() -> None:

@@ -18,9 +18,9 @@ import sys
 import time
 from typing import NoReturn
 
-from tokenmill.errors import INTERRUPTED
-
 GRACE_SECONDS = 1.5
+# The exit code after an interrupt, as shells have it; that of `errors.Interrupted`, which `--version` need not load.
+INTERRUPTED = 130
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 INTERRUPTION = "Interrupted. Run the same command to resume.\n"
 _SHOW_CURSOR = "\x1b[?25h"
