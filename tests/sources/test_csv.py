@@ -18,7 +18,7 @@ from tokenmill.build.resolve import resolve_build
 from tokenmill.errors import RecipeError, SourceError
 from tokenmill.recipe import make_recipe
 from tokenmill.sources import csv as csv_format
-from tokenmill.sources.base import Source
+from tokenmill.sources.base import Source, SourceSlice
 from tokenmill.sources.csv import CsvFormat
 from tokenmill.sources.discover import list_sources
 
@@ -40,7 +40,8 @@ def read(
         text=rule or {"column": "text"},
     )
     found: Found = []
-    for batch in CsvFormat().read(str(path), 5, source, start, stop, limit=limit, batch_bytes=chunk):
+    part = SourceSlice(path=str(path), index=5, source=source, start=start, stop=stop)
+    for batch in CsvFormat().read(part, limit=limit, batch_bytes=chunk):
         texts = batch.text.cast("large_binary").to_pylist()
         found += [
             (position, text.decode(errors="replace"), "")

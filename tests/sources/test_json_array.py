@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 import tokenmill
 from tokenmill.errors import BuildError, RecipeError, SourceError
 from tokenmill.recipe import make_recipe
-from tokenmill.sources.base import Source
+from tokenmill.sources.base import Source, SourceSlice
 from tokenmill.sources.discover import list_sources
 from tokenmill.sources.json_array import JsonArrayFormat
 
@@ -38,7 +38,8 @@ def read(path: Path, *, limit: int = LIMIT, chunk: int = 8_000_000, **rule: Any)
         text=rule or {"column": "text"},
     )
     found: Found = []
-    for batch in JsonArrayFormat().read(str(path), 5, source, 0, -1, limit=limit, batch_bytes=chunk):
+    part = SourceSlice(path=str(path), index=5, source=source)
+    for batch in JsonArrayFormat().read(part, limit=limit, batch_bytes=chunk):
         found += [
             (position, text, "")
             for position, text in zip(batch.positions.tolist(), batch.text.to_pylist(), strict=True)

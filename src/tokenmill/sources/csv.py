@@ -24,7 +24,17 @@ import pyarrow as pa
 import pyarrow.csv
 
 from tokenmill.errors import RecipeError, SourceError
-from tokenmill.sources.base import BATCH_BYTES, Batch, Extent, Rule, Skip, Source, SourceFormat, make_batch
+from tokenmill.sources.base import (
+    BATCH_BYTES,
+    Batch,
+    Extent,
+    Rule,
+    Skip,
+    Source,
+    SourceFormat,
+    SourceSlice,
+    make_batch,
+)
 from tokenmill.sources.byte_ranges import BOM
 from tokenmill.sources.files import ByteStream, ending_of, explained, open_stream, pin_of
 from tokenmill.sources.text_columns import MAX_BATCH_ROWS, find_rule, rule_columns, table_batch
@@ -58,21 +68,12 @@ class CsvFormat(SourceFormat):
             return Extent(text_bytes=source.expanded_bytes)
         return Extent(text_bytes=source.bytes, cuts=_cuts(path, source, header))
 
-    def read(
-        self,
-        path: str,
-        index: int,
-        source: Source,
-        start: int,
-        stop: int,
-        *,
-        limit: int,
-        batch_bytes: int = BATCH_BYTES,
-    ) -> Iterator[Batch]:
+    def read(self, part: SourceSlice, *, limit: int, batch_bytes: int = BATCH_BYTES) -> Iterator[Batch]:
+        path, source = part.path, part.source
         header = _header(path, source)
         _check_once(header.names, source.text, path)
-        for run in _records(path, source, header, start, stop, limit=limit, chunk=batch_bytes):
-            yield from _documents(run, index, source.text, header, limit, path)
+        for run in _records(path, source, header, part.start, part.stop, limit=limit, chunk=batch_bytes):
+            yield from _documents(run, part.index, source.text, header, limit, path)
 
 
 def _cuts(path: str, source: Source, header: _CsvHeader) -> tuple[int, ...]:

@@ -23,7 +23,17 @@ import pyarrow as pa
 
 from tokenmill.errors import SourceError
 from tokenmill.sources import jsonl
-from tokenmill.sources.base import BATCH_BYTES, Batch, Extent, Rule, Skip, Source, SourceFormat, make_batch
+from tokenmill.sources.base import (
+    BATCH_BYTES,
+    Batch,
+    Extent,
+    Rule,
+    Skip,
+    Source,
+    SourceFormat,
+    SourceSlice,
+    make_batch,
+)
 from tokenmill.sources.byte_ranges import BOM
 from tokenmill.sources.files import ByteStream, Pin, open_stream, pin_of
 from tokenmill.sources.text_columns import common_rule, unseen_rule
@@ -56,23 +66,14 @@ class JsonArrayFormat(SourceFormat):
     def extent(self, path: str, source: Source) -> Extent:
         return Extent(text_bytes=source.expanded_bytes)
 
-    def read(
-        self,
-        path: str,
-        index: int,
-        source: Source,
-        start: int,
-        stop: int,
-        *,
-        limit: int,
-        batch_bytes: int = BATCH_BYTES,
-    ) -> Iterator[Batch]:
-        for elements in _elements(path, source, limit=limit, chunk=batch_bytes):
+    def read(self, part: SourceSlice, *, limit: int, batch_bytes: int = BATCH_BYTES) -> Iterator[Batch]:
+        index = part.index
+        for elements in _elements(part.path, part.source, limit=limit, chunk=batch_bytes):
             if elements.too_large:
                 skip = Skip(index, elements.start, "too_large")
                 yield make_batch(index, pa.array([], pa.string()), np.zeros(0, np.int64), [skip])
             else:
-                yield jsonl.judged_objects(elements.texts(), elements.positions(), index, source.text, limit)
+                yield jsonl.judged_objects(elements.texts(), elements.positions(), index, part.source.text, limit)
 
 
 def kind_of_json(path: str, compression: str, pin: Pin, *, text_column: str | None, template: str | None) -> str:
