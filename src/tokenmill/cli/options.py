@@ -331,7 +331,10 @@ EXPORT_OPTIONS = {
     "seq_len": Option(LAYOUT, "N", "tokens in a sample (templar: 2048), or in a packed row (mds, huggingface)"),
     "name": Option(LAYOUT, "NAME", "what file names begin with"),
     "order": Option(
-        LAYOUT, None, "order of the documents (nanogpt); source by default", kind=Literal["source", "shuffled"]
+        LAYOUT,
+        None,
+        "order of the documents: source (the default), or shuffled, for trainers that read in order",
+        kind=Literal["source", "shuffled"],
     ),
     "seed": Option(LAYOUT, "N", "seed of --order shuffled (0)", kind=int),
     "templar_compat": _TEMPLAR_COMPAT,

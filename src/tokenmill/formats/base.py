@@ -330,7 +330,7 @@ def _parse_option(option: str, text: str) -> object:
 
 def check_options(name: str, options: Options) -> Options:
     """Refuse options that a format would ignore, and values that none has."""
-    accepted = load_format(name).TRAITS.options
+    accepted = load_format(name).TRAITS.options | {"order", "seed"}
     if unknown := sorted(options.given().keys() - accepted):
         refused = ", ".join(f"`{option}`" for option in unknown)
         known = ", ".join(f"`{option}`" for option in sorted(accepted)) or "none"
@@ -339,6 +339,8 @@ def check_options(name: str, options: Options) -> Options:
         raise RecipeError(f"`name`: {options.name!r} cannot begin the name of a file", hint=_NAME_HINT)
     if options.order not in (None, "source", "shuffled"):
         raise RecipeError(f"`order={options.order!r}` is unknown", hint="use source or shuffled")
+    if options.seed is not None and options.order != "shuffled":
+        raise RecipeError("`seed` needs `order='shuffled'`", hint="add it, or drop `seed`")
     if options.seed is not None and not 0 <= options.seed < 1 << 62:
         raise RecipeError(f"`seed={options.seed}` is out of range", hint=_SEED_HINT)
     return options

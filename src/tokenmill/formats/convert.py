@@ -117,6 +117,11 @@ def export(
     outline = outline_of(source)
     check_outline(to, wanted, outline, vocab_size=manifest.tokenizer["vocab_size"], where=source.path)
     check_num_files(to, wanted, (source[name].num_tokens for name in source.splits))
+    # A format with an order of its own shuffles by itself.
+    if wanted.order == "shuffled" and "order" not in layout.TRAITS.options:
+        from tokenmill.formats.shuffled import ShuffledDataset
+
+        source = ShuffledDataset(source, wanted.seed or 0)
     planned = layout.write(source, wanted)
     if not planned.parts:
         raise RecipeError(f"{source.path} has no tokens to export", hint="check the dataset")

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from tokenmill.dataset.bin_idx import numpy_dtype
 from tokenmill.dataset.dataset import Dataset, Starts, TokenSplit
-from tokenmill.errors import DatasetError, RecipeError
+from tokenmill.errors import DatasetError
 from tokenmill.formats.base import (
     GPT2_EOT,
     DetectedFiles,
@@ -71,9 +71,8 @@ def detect(path: str, hints: Hints) -> DetectedFiles | None:
     return DetectedFiles(layout="nanogpt", dtype=dtype, eot=eot, eot_id=eot_id, files=files)
 
 
-def check(options: Options, _: Outline) -> None:
-    if options.seed is not None and options.order != "shuffled":
-        raise RecipeError("`seed` needs `order='shuffled'`", hint="add it, or drop `seed`")
+def check(_options: Options, _: Outline) -> None:
+    """Any dataset with an end of text can be exported."""
 
 
 def write(source: Dataset, options: Options) -> Export:
@@ -175,17 +174,23 @@ def _ranks(chosen: Starts, kept: npt.NDArray[np.bool_]) -> Starts:
 
 def _gather(split: TokenSplit, starts: Starts, ends: Starts) -> bytes:
     """Documents, joined. Joining slices of maps copies each byte once."""
-    itemsize = numpy_dtype(split.dtype).itemsize
-    edges = np.array(split.token_ends)
-    numbers = np.searchsorted(edges, starts, side="right")
-    firsts = np.concatenate(([0], edges[:-1]))[numbers]
     eot_first = split.eot == "prepend"
-    begins, stops = (starts - firsts + eot_first) * itemsize, (ends - firsts) * itemsize
-    maps = {number: split.shard_bytes(number) for number in set(numbers.tolist())}
-    slices = list(map(lambda number, a, b: maps[number][a:b], numbers.tolist(), begins.tolist(), stops.tolist()))
-    for at in np.flatnonzero(ends > edges[numbers]).tolist():  # it continues in the next file
-        slices[at] = split.tokens(int(starts[at]) + eot_first, int(ends[at])).data.cast("B")
+    slices = slices_of(split, starts, ends, skip=int(eot_first))
     if eot_first:
         eot = np.array([split.eot_id], numpy_dtype(split.dtype)).tobytes()
         return eot.join(slices) + eot
     return b"".join(slices)
+
+
+def slices_of(split: TokenSplit, starts: Starts, ends: Starts, *, skip: int = 0) -> list[memoryview]:
+    """The tokens of documents as bytes, without the first `skip` of each. Slices of maps, which are not copied."""
+    itemsize = numpy_dtype(split.dtype).itemsize
+    edges = np.array(split.token_ends)
+    numbers = np.searchsorted(edges, starts, side="right")
+    firsts = np.concatenate(([0], edges[:-1]))[numbers]
+    begins, stops = (starts - firsts + skip) * itemsize, (ends - firsts) * itemsize
+    maps = {number: split.shard_bytes(number) for number in set(numbers.tolist())}
+    slices = list(map(lambda number, a, b: maps[number][a:b], numbers.tolist(), begins.tolist(), stops.tolist()))
+    for at in np.flatnonzero(ends > edges[numbers]).tolist():  # it continues in the next file
+        slices[at] = split.tokens(int(starts[at]) + skip, int(ends[at])).data.cast("B")
+    return slices
