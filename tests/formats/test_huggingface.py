@@ -9,7 +9,7 @@ import pyarrow.parquet as pq
 import pytest
 from made import EOT, documents_of, imported, put
 
-from tokenmill.errors import DatasetError
+from tokenmill.errors import DatasetError, RecipeError
 
 
 @pytest.mark.parametrize("kind", ["int32", "int64", "uint16"])
@@ -62,3 +62,24 @@ def test_parquet_without_ids_is_refused_with_its_columns(tmp_path: Path) -> None
     with pytest.raises(DatasetError, match="text: string") as caught:
         imported(path, "huggingface")
     assert "input_ids" in caught.value.hint
+
+
+@pytest.mark.parametrize("kind", ["parquet", "arrow"])
+def test_the_column_of_tokens_may_have_another_name(tmp_path: Path, kind: str) -> None:
+    """As in the dataset that nanoGPT's script makes: ids and their number."""
+    table = pa.table({"ids": pa.array([[1, 2, EOT], [3, EOT]], pa.list_(pa.int64())), "len": [3, 2]})
+    held = pa.BufferOutputStream()
+    if kind == "parquet":
+        pq.write_table(table, held)
+    else:
+        with pa.ipc.new_stream(held, table.schema) as writer:
+            writer.write_table(table)
+    path = put(tmp_path / "saved", {f"train-00000-of-00001.{kind}": held.getvalue().to_pybytes()})
+    with pytest.raises(DatasetError, match="ids: list") as caught:
+        imported(path, "huggingface", eot_id=EOT)
+    assert "name another one with `column`" in caught.value.hint
+    assert documents_of(imported(path, "huggingface", eot_id=EOT, column="ids")) == {"train": [[1, 2], [3]]}
+    with pytest.raises(DatasetError, match="len: int64"):
+        imported(path, "huggingface", eot_id=EOT, column="len")
+    with pytest.raises(RecipeError, match="`column` does not apply to nanogpt"):
+        imported(path, "nanogpt", column="ids")

@@ -347,6 +347,7 @@ IMPORT_OPTIONS = {
     "layout": Option(LAYOUT, "LAYOUT", f"one of {LAYOUTS}", ("--from",), default=REQUIRED),
     "eot_id": Option(LAYOUT, "N", "the id that ends a text", kind=int, settings={"min": 0}),
     "dtype": Option(LAYOUT, None, "of files that do not store it", kind=Literal["uint16", "uint32", "int32"]),
+    "column": Option(LAYOUT, "NAME", "the column of tokens (huggingface), input_ids by default"),
     "output": Option(DATASET, "DATASET", "the dataset's folder", ("-o", "--output"), default=REQUIRED),
     "tokenizer": Option(DATASET, "NAME", "the tokenizer of the tokens, so that the dataset can be decoded"),
     **_CONVERT,

@@ -75,6 +75,7 @@ class FormatTraits:
     bytes_per_token  in its files, for tokens that the dataset stores in two bytes and in four
     document_bytes   about how many bytes a document takes besides its tokens
     equal_shards     whether all shards but the last have the same size
+    has_columns      whether the tokens are a column of a table, which may have any name
     """
 
     options: Set[str]
@@ -82,6 +83,7 @@ class FormatTraits:
     bytes_per_token: tuple[int, int] = (2, 4)
     document_bytes: int = 0
     equal_shards: bool = False
+    has_columns: bool = False
 
 
 class Format(Protocol):
@@ -162,6 +164,7 @@ class Hints:
     layout: str | None = None
     dtype: str | None = None
     eot_id: int | None = None
+    column: str | None = None
 
     def stored_dtype(self, *, default: str | None = None, where: str) -> str:
         """The dtype by its name here. uint32 is read as int32, since ids are below 2^31."""

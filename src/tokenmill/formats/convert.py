@@ -201,6 +201,7 @@ def import_(
     tokenizer: str | None = None,
     eot_id: int | None = None,
     dtype: str | None = None,
+    column: str | None = None,
     workers: int | None = None,
     scratch: str | os.PathLike[str] | None = None,
     restart: bool = False,
@@ -209,17 +210,19 @@ def import_(
     """Make a dataset of the files of a layout. Called again after an interruption, it resumes.
 
     `tokenizer` names the tokenizer of the tokens, so that they can be decoded. It also determines the end of text;
-    otherwise give `eot_id` if the files do not record it.
+    otherwise give `eot_id` if the files do not record it. `column` names the column of tokens in a table (`input_ids`).
     """
     begin = time.monotonic()
     arguments.text("layout", layout, hint="name a layout, like nanogpt")
     arguments.text_or_none("tokenizer", tokenizer)
     arguments.text_or_none("dtype", dtype)
+    if arguments.name_or_none("column", column) is not None and not load_format(layout).TRAITS.has_columns:
+        raise RecipeError(f"`column` does not apply to {layout}", hint="drop it: the tokens are not in a table")
     arguments.function_or_none("watch", watch)
     restart, eot_id = arguments.flag("restart", restart), _check_eot_id(eot_id)
     folder = local_folder(output, name="output")
     target = _target(tokenizer, eot_id)
-    source = read_files(local_folder(path).path, layout, Hints(dtype=dtype, eot_id=target.eot_id))
+    source = read_files(local_folder(path).path, layout, Hints(dtype=dtype, eot_id=target.eot_id, column=column))
     target = _complete_target(target, source)
     splits = filled_splits(source)
     for name in splits:
@@ -239,6 +242,7 @@ def import_(
         dtype=target.dtype,
         eot_id=target.eot_id,
         tokenizer=target.tokenizer["fingerprint"],
+        **({} if column is None else {"column": column}),
     )
     if restart:
         start_over(folder, watch)

@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-TRAITS = FormatTraits(options={"shard_size", "seq_len"}, bytes_per_token=(4, 4), document_bytes=1)
+TRAITS = FormatTraits(options={"shard_size", "seq_len"}, bytes_per_token=(4, 4), document_bytes=1, has_columns=True)
 
 SHARD_TOKENS = 1 << 25
 GROUP_TOKENS = 1 << 20
@@ -140,13 +140,14 @@ def read(path: str, hints: Hints) -> RowsDataset:
     """A Parquet or Arrow file, or a folder. Splits are in names like `train-00000-of-00001`, or are folders."""
     import pyarrow as pa
 
+    column = hints.column or COLUMN
     files: dict[str, list[RowGroup]] = {}
     kinds, row_kinds = set(), set()
     for split, paths in _paths(path).items():
         for one in paths:
             try:
                 os.close(open_plain(one))  # Arrow would wait for a pipe
-                kind, row_kind, groups = _parquet(one) if one.endswith(".parquet") else _arrow(one)
+                kind, row_kind, groups = _parquet(one, column) if one.endswith(".parquet") else _arrow(one, column)
             except (pa.ArrowException, OSError) as error:
                 raise DatasetError(f"{one} cannot be read: {error}", hint="is the file complete?") from None
             files.setdefault(split, []).extend(groups)
@@ -217,32 +218,33 @@ def _check_numbers(folder: str, names: list[str]) -> None:
             )
 
 
-def _check(schema: pa.Schema, path: str) -> str:
+def _check(schema: pa.Schema, path: str, column: str) -> str:
     """The integer type of the ids."""
     import pyarrow as pa
 
-    number = schema.get_field_index(COLUMN)
+    number = schema.get_field_index(column)
     kind = schema.field(number).type if number >= 0 else pa.null()
     is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
     if not is_list or not pa.types.is_integer(kind.value_type):
         found = ", ".join(f"{field.name}: {field.type}" for field in schema)
-        raise DatasetError(f"{path} has {found}", hint=f"a column {COLUMN} with lists of integers is read")
+        hint = f"a column {column} with lists of integers is read; name another one with `column`"
+        raise DatasetError(f"{path} has {found}", hint=hint)
     return str(kind.value_type)
 
 
-def _parquet(path: str) -> tuple[str, bytes | None, list[RowGroup]]:
+def _parquet(path: str, column: str) -> tuple[str, bytes | None, list[RowGroup]]:
     import pyarrow.parquet as pq
 
     with pq.ParquetFile(path) as file:
         metadata, schema = file.metadata, file.schema_arrow
-    kind = _check(schema, path)
+    kind = _check(schema, path, column)
     row_kind = (schema.metadata or {}).get(ROW_KIND)
-    leaf = next(n for n in range(metadata.num_columns) if metadata.schema.column(n).path.split(".")[0] == COLUMN)
+    leaf = next(n for n in range(metadata.num_columns) if metadata.schema.column(n).path.split(".")[0] == column)
 
     def group(number: int) -> RowGroup:
         def load() -> pa.ChunkedArray:
             with pq.ParquetFile(path, metadata=metadata, memory_map=True) as file:
-                return file.read_row_group(number, columns=[COLUMN], use_threads=False)[COLUMN]
+                return file.read_row_group(number, columns=[column], use_threads=False)[column]
 
         about = metadata.row_group(number).column(leaf)
         stats = about.statistics
@@ -257,13 +259,13 @@ def _parquet(path: str) -> tuple[str, bytes | None, list[RowGroup]]:
     return kind, row_kind, [group(number) for number in range(metadata.num_row_groups)]
 
 
-def _arrow(path: str) -> tuple[str, bytes | None, list[RowGroup]]:
+def _arrow(path: str, column: str) -> tuple[str, bytes | None, list[RowGroup]]:
     """The record batches of an Arrow stream, mapped: nothing is copied before it is needed."""
     import pyarrow as pa
 
     with pa.memory_map(path) as source, pa.ipc.open_stream(source) as reader:
-        kind = _check(reader.schema, path)
-        rows = [pa.chunked_array([batch.column(COLUMN)]) for batch in reader]
+        kind = _check(reader.schema, path, column)
+        rows = [pa.chunked_array([batch.column(column)]) for batch in reader]
     return (
         kind,
         None,
