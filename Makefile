@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 STORE_TESTS := $(addprefix tests/,storage/clouds.py storage/test_object_folder.py e2e/test_object_store.py maintenance/test_push_pull.py formats/test_open_remote.py build/test_commit.py)
 
-.PHONY: demo test lint lowest beside walks bench bench-revisions bench-layouts bench-loader crash differ trainers interop stores browser docs clean
+.PHONY: demo test lint lowest beside walks bench bench-revisions bench-layouts bench-loader crash cluster differ trainers interop stores browser docs clean
 
 demo: $(VENV)/.core
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/demo.sh
@@ -49,6 +49,11 @@ bench-loader: $(VENV)/.bench $(VENV)/.loaders .venv-peers/.done
 crash: $(VENV)/.test
 	-$(PIP) --group crash
 	$(BIN)/python tests/crash/run.py $(ARGS)
+
+# `prepare --hosts` on hosts in network namespaces, disturbed in every way. Needs root; installs OpenSSH and iproute2.
+cluster: $(VENV)/.test
+	command -v sshd ip >/dev/null || ls /usr/sbin/sshd /usr/sbin/ip >/dev/null 2>&1 || apt-get install -y --no-install-recommends openssh-server openssh-client iproute2
+	$(BIN)/python tests/cluster/run.py $(ARGS)
 
 # The lab of differences: what the package computes against independent computations of the same.
 differ: $(VENV)/.test

@@ -115,12 +115,12 @@ def texts(path: Path) -> list[tuple[int, str]]:
 
 
 LIBRARY = [path for path in MODULES if "cli" not in path.parts]
-OTHER_PROGRAMS = re.compile(r"\b(ray (start|status)|jq|aws|ulimit|ls|tr|iconv|gzip|bzip2|xz|lz4)\b[^`);,]*")
-# Lines of a cluster file, which `ray up` runs.
-COMMANDS_OF_RAY = "hosts.py"
+OTHER_PROGRAMS = re.compile(r"\b(ray (start|status)|ssh|jq|aws|ulimit|ls|tr|iconv|gzip|bzip2|xz|lz4)\b[^`);,]*")
+# Lines of a cluster file, which `ray up` runs, and those that run over SSH.
+COMMANDS_OF_HOSTS = ("hosts.py", "host_cluster.py")
 
 
-@pytest.mark.parametrize("path", [path for path in LIBRARY if path.name != COMMANDS_OF_RAY], ids=str)
+@pytest.mark.parametrize("path", [path for path in LIBRARY if path.name not in COMMANDS_OF_HOSTS], ids=str)
 def test_the_library_names_no_flags(path: Path) -> None:
     for line, text in texts(path):
         rest = OTHER_PROGRAMS.sub("", text)
@@ -172,7 +172,7 @@ OF_PYTHON_ONLY = {"loader", "text_stream.py", "torch.py", "torch_workers.py", "j
 
 @pytest.mark.parametrize(
     "path",
-    [path for path in LIBRARY if not OF_PYTHON_ONLY & set(path.parts) and path.name != COMMANDS_OF_RAY],
+    [path for path in LIBRARY if not OF_PYTHON_ONLY & set(path.parts) and path.name not in COMMANDS_OF_HOSTS],
     ids=str,
 )
 def test_no_sentence_shows_a_keyword_that_the_shell_would_not_translate(path: Path) -> None:

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from tokenmill import torch as torch
     from tokenmill import torchtitan as torchtitan
     from tokenmill import transformers as transformers
-    from tokenmill.build.api import PrepareResult, prepare
+    from tokenmill.build.api import PartStatus, PrepareResult, prepare
+    from tokenmill.build.join import join
     from tokenmill.build.preflight import Estimate
     from tokenmill.build.preview import PlanResult, plan
     from tokenmill.dataset.dataset import Dataset, SourceRow
@@ -75,7 +76,8 @@ __version__ = "0.1.0"
 
 # Nothing heavy loads before it is used; `import tokenmill` stays cheap on a trainer node.
 _HOMES = {
-    "tokenmill.build.api": ("PrepareResult", "prepare"),
+    "tokenmill.build.api": ("PartStatus", "PrepareResult", "prepare"),
+    "tokenmill.build.join": ("join",),
     "tokenmill.build.preflight": ("Estimate",),
     "tokenmill.build.preview": ("PlanResult", "plan"),
     "tokenmill.dataset.dataset": ("Dataset", "SourceRow"),
@@ -144,6 +146,7 @@ __all__ = [
     "ObjectChangedError",
     "OutputError",
     "ParityError",
+    "PartStatus",
     "Piece",
     "PlanResult",
     "PrepareResult",
@@ -174,6 +177,7 @@ __all__ = [
     "doctor",
     "export",
     "import_",
+    "join",
     "open",
     "peek",
     "plan",

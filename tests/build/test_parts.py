@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 
 import tokenmill as library
-from conftest import tree
+from conftest import make_texts, tree, write_jsonl
 from tokenmill import errors, records
-from tokenmill.build.parts import build_part, deal, expand, find_part, handshake, keep_nodes, to_message
+from tokenmill.build.parts import build_part, deal, dealt_in_runs, expand, find_part, handshake, keep_nodes, to_message
 from tokenmill.build.resolve import ResolvedBuild, resolve_build
 from tokenmill.cli.output import describe
 from tokenmill.dataset.manifest import NODES, NODES_FORMAT, Nodes, part_of
@@ -22,6 +24,7 @@ from tokenmill.errors import DatasetError, LockedError, OutputError, RecipeError
 from tokenmill.recipe import make_recipe
 from tokenmill.storage.local import Folder
 from tokenmill.storage.locks import locked
+from tokenmill.storage.output import Digest
 
 
 @pytest.fixture
@@ -30,9 +33,11 @@ def setup(corpus: Path) -> ResolvedBuild:
     return resolve_build(make_recipe(fields))
 
 
-def build(setup: ResolvedBuild, number: int, out: Path, *, into: int = 2) -> list[dict[str, Any]]:
+def build(
+    setup: ResolvedBuild, number: int, out: Path, *, into: int = 2, in_runs: bool = False
+) -> list[dict[str, Any]]:
     request = {"output": str(out), "workers": 1, "patience": 0.0}
-    message = {**to_message(setup, deal(setup.plan, into)[number]), **request}
+    message = {**to_message(setup, deal(setup.plan, into, in_runs=in_runs)[number]), **request}
     return [json.loads(said) for said in build_part(json.dumps(message))]
 
 
@@ -188,3 +193,53 @@ def test_a_part_is_refused_once_the_text_that_it_was_made_of_changed(
 
     assert "c.txt changed since" in put_in_place(data.swapcase())["error"]["message"]
     assert put_in_place(data)["already_complete"] is True
+
+
+def test_every_part_has_its_share_of_each_language_and_of_each_split(tmp_path: Path) -> None:
+    """English comes before German in the plan, as in most corpora, and the validation split has sources of its own."""
+    for name, texts in {"a-english": 900, "b-german": 300, "c-held-out": 200}.items():
+        write_jsonl(tmp_path / f"{name}.jsonl", make_texts(texts, seed=len(name)))
+    fields = {"sources": [str(tmp_path / "a-english.jsonl"), str(tmp_path / "b-german.jsonl")], "tokenizer": "byte"}
+    held_out = str(tmp_path / "c-held-out.jsonl")
+    setup = resolve_build(make_recipe({**fields, "val_sources": held_out, "unit_bytes": "4kB"}))
+    shares, splits = [], []
+    for number in range(3):
+        build(setup, number, tmp_path / f"out{number}", into=3)
+        table = pq.read_table(tmp_path / f"out{number}/provenance/00000.parquet").to_pydict()
+        tokens = dict.fromkeys(("a-english.jsonl", "b-german.jsonl", "c-held-out.jsonl"), 0)
+        for source, count in zip(table["source"], table["tokens"], strict=True):
+            tokens[source.rpartition("/")[2]] += count
+        shares.append(tokens["b-german.jsonl"] / (tokens["a-english.jsonl"] + tokens["b-german.jsonl"]))
+        splits.append(library.open(tmp_path / f"out{number}")["val"].num_tokens)
+    assert max(shares) - min(shares) < 0.05
+    assert (max(splits) - min(splits)) / max(splits) < 0.3, "it has a dozen units only"
+    total = library.prepare(**fields, val_sources=held_out, unit_bytes="4kB", output=tmp_path / "whole", workers=1)
+    assert sum(splits) == total.manifest.splits["val"].tokens
+
+
+def test_an_unfinished_part_that_is_a_run_of_units_is_resumed_as_one(setup: ResolvedBuild, tmp_path: Path) -> None:
+    build(setup, 1, tmp_path / "out", in_runs=True)
+    before = tree(tmp_path / "out")
+    for name in ("dataset.json", ".build/receipts/000001.json"):
+        (tmp_path / "out" / name).unlink()
+    held = part_of(ask(setup, str(tmp_path / "out")))
+    assert dealt_in_runs([None, held], setup.plan.fingerprint)
+    done = build(setup, 1, tmp_path / "out", in_runs=dealt_in_runs([held], setup.plan.fingerprint))
+    assert done[-1]["kind"] == "complete"
+    assert tree(tmp_path / "out") == before
+    record = records.seal(
+        Nodes(
+            format=NODES_FORMAT,
+            fingerprint=setup.plan.fingerprint,
+            parts=(
+                describe_part(
+                    library.open(tmp_path / "out").manifest, Digest(bytes=1, sha256="0" * 64), host="a", path="/a"
+                ),
+            ),
+        )
+    )
+    old = json.loads(record.replace(b',"units":[]', b""))
+    del old["seal"]
+    body = records.canonical(old)
+    sealed = body[:-1] + b',"seal":"' + hashlib.sha256(body).hexdigest().encode() + b'"}\n'
+    assert records.unseal(Nodes, sealed, where="nodes.json").parts[0].units == ()

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tokenmill.build.parts import assign, deal
+from tokenmill.build.parts import assign, deal, dealt_in_runs, splits_in_few_parts
 from tokenmill.build.plan import Plan
 from tokenmill.dataset.manifest import NODES, NodePart, load_nodes, part_of
 from tokenmill.errors import BuildError, DatasetError, OutputError
@@ -39,17 +39,40 @@ def slices(plan: Plan) -> list[tuple[str, int, int, int]]:
 
 
 @settings(max_examples=40)
-@given(st.lists(st.integers(0, 1000), min_size=1, max_size=40), st.data())
-def test_parts_are_plans_whose_units_make_up_the_whole_in_order(sizes: list[int], data: Any) -> None:
+@given(st.lists(st.integers(0, 1000), min_size=1, max_size=40), st.booleans(), st.data())
+def test_parts_are_plans_whose_units_make_up_the_whole(sizes: list[int], in_runs: bool, data: Any) -> None:
     whole, count = make_plan(sizes), data.draw(st.integers(1, len(sizes)))
-    parts = deal(whole, count)
+    parts = deal(whole, count, in_runs=in_runs)
     assert len(parts) == count
-    assert list(itertools.chain(*map(slices, parts))) == slices(whole)
+    found = list(itertools.chain(*map(slices, parts)))
+    if in_runs:
+        assert found == slices(whole), "one part after the other has the order of the whole"
+    assert sorted(found) == sorted(slices(whole))
     for number, part in enumerate(parts):
         assert [unit.index for unit in part.units] == list(range(len(part.units)))
         assert {unit.source for unit in part.units} == set(range(len(part.sources))), "no other sources"
-        assert part_of(part.identity) == NodePart(number=number, into=count, whole=whole.fingerprint)
+        assert slices(part) == [one for one in slices(whole) if one in slices(part)], "in the order of the whole"
+        dealt = "" if in_runs else "spread"
+        assert part_of(part.identity) == NodePart(number=number, into=count, whole=whole.fingerprint, dealt=dealt)
     assert len({part.fingerprint for part in parts}) == count
+
+
+def test_runs_have_the_identity_that_version_0_1_gave_them() -> None:
+    whole = make_plan([5] * 6)
+    part = {"number": 1, "into": 2, "whole": whole.fingerprint}
+    assert deal(whole, 2, in_runs=True)[1].identity == {"eot": "append", "part": part}
+    assert dealt_in_runs([None, part_of({"part": part})], whole.fingerprint)
+    assert not dealt_in_runs([None, part_of({"part": part})], "another")
+    assert not dealt_in_runs([part_of(deal(whole, 2)[0].identity)], whole.fingerprint)
+
+
+def test_a_split_that_some_parts_lack_is_named() -> None:
+    whole = make_plan([9] * 8)
+    held_out = tuple(replace(source, split="val" if source.name == "003.txt" else "") for source in whole.sources)
+    whole = replace(whole, sources=held_out)
+    assert list(splits_in_few_parts(whole, deal(whole, 2))) == []
+    (said,) = splits_in_few_parts(whole, deal(whole, 3))
+    assert "only 2 of 3 parts have documents of val, whose sources are 2 units" in said
 
 
 @settings(max_examples=20)
@@ -95,6 +118,8 @@ def test_parts_that_nobody_has_need_a_node_without_one() -> None:
 
 
 def test_parts_of_two_builds_are_told_apart() -> None:
+    with pytest.raises(OutputError, match="parts of two ways of dealing"):
+        assign([held(0), (NodePart(number=1, into=3, whole="w", dealt="spread"), True)], "w", 9)
     with pytest.raises(OutputError, match="parts of 2 and of 3"):
         assign([held(0, into=2), held(1, into=3)], "w", 9)
 

@@ -131,3 +131,19 @@ def test_the_clock_of_the_rates_begins_with_new_work(monkeypatch: pytest.MonkeyP
     last = progress.tally.snapshot()
     assert (last["tokens"], last["tokens_per_second"], last["bytes_per_second"]) == (900, 10, 10)
     assert last["seconds_left"] == 10
+
+
+def test_units_are_counted_for_each_host_of_a_cluster() -> None:
+    events: list[dict[str, Any]] = []
+    progress = Progress(events.append)
+    progress.start(Tally(total_bytes=300, total_units=3, workers=2))
+    for unit, host in enumerate(("b", "a", "b")):
+        counts = {"documents": 1, "tokens": 10, "bytes": 100}
+        progress.handle({"kind": "progress", "unit": unit, "host": host, **counts})
+        progress.handle({"kind": "done", "unit": unit})
+    hosts = events[-1]["hosts"]
+    assert {host: found["units"] for host, found in hosts.items()} == {"a": 1, "b": 2}
+    assert list(hosts) == ["a", "b"]
+    assert hosts["b"]["bytes_per_second"] > hosts["a"]["bytes_per_second"] > 0
+    progress.start(Tally(total_bytes=1, total_units=1, workers=1))
+    assert "hosts" not in events[-1], "this machine alone is no host"

@@ -73,6 +73,16 @@ def test_a_start_and_what_is_only_moved_are_shown_as_far_as_they_go() -> None:
     assert line(90, moved).endswith("37%  482 MB of 1.28 GB  133 MB/s  ETA 6s  2 workers")
 
 
+def test_hosts_of_a_cluster_are_shown_each_or_the_slowest_and_the_fastest() -> None:
+    hosts = {f"node{n}": {"units": n, "bytes_per_second": n * 10_000_000} for n in range(1, 4)}
+    shown = line(80, {**EVENT, "hosts": hosts})
+    assert re.sub(r"^(encoding)?[ ━╸]*", "", shown) == (
+        "37%  133 MB/s  ETA 6s  node1 10.0 MB/s, node2 20.0 MB/s, node3 30.0 MB/s"
+    )
+    hosts |= {f"node{n}": {"units": n, "bytes_per_second": n * 10_000_000} for n in range(4, 30)}
+    assert pieces({**EVENT, "hosts": hosts})["hosts"] == "29 hosts, 10.0 MB/s (node1) to 290 MB/s (node29)"
+
+
 def test_elsewhere_than_on_a_terminal_a_line_now_and_then_says_what_is_done(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

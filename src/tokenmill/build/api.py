@@ -24,8 +24,10 @@ from tokenmill.sizes import counted, format_seconds
 from tokenmill.storage.base import Storage, is_url, local_folder, open_folder
 
 if TYPE_CHECKING:
-    from tokenmill.build.pipeline import ExecutorFactory
+    from tokenmill.build.pipeline import BuildOptions, ExecutorFactory
     from tokenmill.executors.base import Executor
+    from tokenmill.executors.host_cluster import HostCluster
+    from tokenmill.recipe import Recipe
     from tokenmill.tokenizers.spec import TokenizerSpec
     from tokenmill.units.task import BuildConfig
 
@@ -35,7 +37,22 @@ PLACEMENTS = ("shared", "node-local")
 # How long an earlier build of the same part, stopped a moment ago, may take to end.
 ENDING_SECONDS = 30.0
 _TAKE_OVER = "stop it and run the same command again"
+_PART_IS_LOCAL = "a part runs in worker processes of one machine, on an output that all parts share"
 _NO_BESIDES = "each part is on a disk of its node already; export each one on its node"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartStatus:
+    """Part `number` of `into`, which has so many `units`, and how many units of all parts are still missing.
+
+    `is_joined` if the dataset is complete already.
+    """
+
+    number: int
+    into: int
+    units: int
+    missing_units: int
+    is_joined: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +61,8 @@ class PrepareResult:
 
     `notes` are sentences that the user should read.
 
-    If it is in parts on `nodes`, `output` is as it was given, and the manifest has the totals of all parts.
+    If it is in parts on `nodes`, `output` is as it was given, and the manifest has the totals of all parts. If one
+    `part` was built, it is not a dataset yet: the manifest has the totals of the part, and no files.
     """
 
     output: str
@@ -53,6 +71,7 @@ class PrepareResult:
     seconds: float
     export: ExportResult | None = None
     nodes: Nodes | None = None
+    part: PartStatus | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -66,7 +85,8 @@ class PrepareResult:
     def __repr__(self) -> str:
         done = "complete already" if self.already_complete else f"done in {format_seconds(self.seconds)}"
         totals = f"{counted(self.tokens, 'token')}, {counted(self.documents, 'document')}"
-        return f"PrepareResult({self.output!r}: {totals} in {', '.join(self.manifest.splits)}; {done})"
+        of = f", part {self.part.number}/{self.part.into}" if self.part is not None else ""
+        return f"PrepareResult({self.output!r}{of}: {totals} in {', '.join(self.manifest.splits)}; {done})"
 
 
 def prepare(
@@ -85,6 +105,10 @@ def prepare(
     executor: str = "local",
     ray_address: str | None = None,
     placement: str = "shared",
+    part: str | None = None,
+    hosts: str | os.PathLike[str] | None = None,
+    env_setup: str | None = None,
+    ssh_key: str | os.PathLike[str] | None = None,
     watch: Watcher | None = None,
     **recipe: Unpack[RecipeOptions],
 ) -> PrepareResult:
@@ -114,6 +138,13 @@ def prepare(
     With `placement="node-local"` as well, every node keeps a part of the dataset at `output` on its own disk, and
     `nodes.json` there says which node has which part. Variables in `output` are expanded on the node; `workers` are per
     node.
+
+    With `hosts`, a file with a line `host [slots]` for each host, a temporary Ray cluster is started on them over SSH,
+    and stopped at the end. `env_setup` is a line of shell that runs there first, like `source venv/bin/activate`;
+    `ssh_key` is the file of a private key.
+
+    With `part="2/4"` only the second quarter of the units is done, and `tokenmill.join` makes the dataset when all
+    parts are done, on any machines that share the output.
     """
     begin = time.monotonic()
     arguments.function_or_none("watch", watch)
@@ -123,13 +154,17 @@ def prepare(
     output, scratch = arguments.place("output", output), arguments.place_or_none("scratch", scratch)
     workers, layout = arguments.workers_or_none(workers), arguments.text_or_none("layout", layout)
     wait, restart, update, timeout = _check_flags(wait=wait, restart=restart, update=update, timeout=timeout)
+    executor = _check_hosts(hosts, executor, {"ray_address": ray_address, "part": part}, (env_setup, ssh_key))
     check_executor(executor, ray_address, placement)
     only_layout, fields = check_only_layout(only_layout, layout), {"sources": sources, **recipe}
+    is_given = {"layout": layout is not None, "restart": restart, "wait": wait, "update": update}
+    _check_part(part, sources, {**is_given, "executor": executor != "local"})
     if placement == "node-local":
         _check_node_local(layout is not None or scratch is not None, sources, update=update)
         return _prepare_on_nodes(
             fields,
             output,
+            cluster=None if hosts is None else _host_cluster(hosts, env_setup, ssh_key, watch),
             config=config,
             address=ray_address,
             workers=workers,
@@ -148,22 +183,20 @@ def prepare(
         needs_processes(count, folder) and executor == "local" and not wait and not folder.exists(manifests.MANIFEST)
     )
     processes = WorkerProcesses(count) if early else None
+    cluster = None if hosts is None else _host_cluster(hosts, env_setup, ssh_key, watch)
     try:
-        from tokenmill.build.pipeline import BuildOptions, build
+        from tokenmill.build.pipeline import BuildOptions
         from tokenmill.build.wait import wait_for
         from tokenmill.recipe import make_recipe
 
         wanted = make_recipe(_with_texts_stored(fields, folder, restart=restart), config=config)
-        besides: dict[str, Any] = {}
-        if layout is not None:
-            from tokenmill.build.export_layout import build_and_export, plan_layout_export
-
-            besides["extra_bytes"] = partial(plan_layout_export(layout, wanted).bytes_needed, folder)
+        run = _runner(part, layout, only_layout=only_layout, workers=count)
+        besides = _bytes_of_layout(layout, wanted, folder)
         start_executor: ExecutorFactory = partial(open_executor, count, processes)
         if executor == "ray":
             from tokenmill.executors.ray import RayExecutor  # without Ray, an error before anything is written
 
-            start_executor = partial(RayExecutor, address=ray_address, workers=workers)
+            start_executor = partial(RayExecutor, address=ray_address, workers=workers, hosts=cluster)
         loading = time.monotonic() - begin
 
         def attempt(on_lock: Callable[[], None] = lambda: None) -> PrepareResult:
@@ -178,19 +211,13 @@ def prepare(
                 on_lock=on_lock,
                 **besides,
             )
-            export = None
-            if layout is None:
-                found, already_complete = build(wanted, folder, options)
-            else:
-                found, already_complete, export = build_and_export(
-                    wanted, folder, options, layout, only_layout=only_layout, workers=count
-                )
+            found, already_complete, besides_it = run(wanted, folder, options)
             return PrepareResult(
                 output=folder.path,
                 manifest=found,
                 already_complete=already_complete,
                 seconds=loading + time.monotonic() - begin,
-                export=export,
+                **besides_it,
                 notes=tuple(dict.fromkeys(notes)),
             )
 
@@ -204,10 +231,40 @@ def prepare(
         try:
             return attempt()
         except LockedError as error:
-            raise LockedError(error.message, hint=f"wait for it with `wait=True`, or {_TAKE_OVER}") from None
+            hint = f"wait for it with `wait=True`, or {_TAKE_OVER}" if part is None else error.hint
+            raise LockedError(error.message, hint=hint) from None
     finally:
-        if processes is not None:
-            processes.stop()
+        for started in (processes, cluster):
+            if started is not None:
+                started.stop()
+
+
+def _host_cluster(
+    hosts: str | os.PathLike[str], env_setup: str | None, ssh_key: str | os.PathLike[str] | None, watch: Watcher
+) -> HostCluster:
+    """A cluster on the hosts of a file, which are checked now and started when units run."""
+    from tokenmill.executors.host_cluster import HostCluster  # without Ray, an error before anything is written
+    from tokenmill.executors.hosts import read_hosts
+
+    cluster = HostCluster(
+        read_hosts(hosts),
+        env_setup=arguments.name_or_none("env_setup", env_setup),
+        ssh_key=arguments.place_or_none("ssh_key", ssh_key),
+        tell=lambda message: watch({"kind": "note", "message": message}),
+    )
+    cluster.check()
+    return cluster
+
+
+def _check_hosts(hosts: object, executor: str, others: dict[str, object], ssh: tuple[object, ...]) -> str:
+    """The executor, which is Ray if hosts are given. Refuse what does not go with them."""
+    if hosts is None:
+        if any(option is not None for option in ssh):
+            raise RecipeError("`env_setup` and `ssh_key` are for `hosts`", hint="add `hosts='hosts.txt'`")
+        return executor
+    for name in (name for name, value in others.items() if value is not None):
+        raise RecipeError(f"`{name}` does not go with `hosts`", hint="`hosts` starts a cluster of its own: drop one")
+    return "ray"
 
 
 def _are_from_python(sources: object) -> bool:
@@ -239,7 +296,13 @@ def _noting(watch: Watcher | None) -> tuple[list[str], Watcher]:
 
 
 def _prepare_on_nodes(
-    fields: dict[str, Any], output: str, *, config: str | os.PathLike[str] | None, notes: list[str], **options: Any
+    fields: dict[str, Any],
+    output: str,
+    *,
+    config: str | os.PathLike[str] | None,
+    notes: list[str],
+    cluster: HostCluster | None,
+    **options: Any,
 ) -> PrepareResult:
     from tokenmill.build.ray_nodes import build_on_nodes
     from tokenmill.recipe import make_recipe
@@ -247,7 +310,13 @@ def _prepare_on_nodes(
     begin = time.monotonic()
     # A path that begins with a variable or `~` is expanded on every node; any other path is the same on all.
     place = output if output.startswith(("$", "~")) or is_url(output) else os.path.abspath(output)
-    found, already_complete, nodes = build_on_nodes(make_recipe(fields, config=config), place, **options)
+    try:
+        found, already_complete, nodes = build_on_nodes(
+            make_recipe(fields, config=config), place, hosts=cluster, **options
+        )
+    finally:
+        if cluster is not None:
+            cluster.stop()
     return PrepareResult(
         output=place,
         manifest=found,
@@ -290,6 +359,67 @@ def _check_flags(
             hint="start over first, without `wait`",
         )
     return wait, restart, update, timeout
+
+
+Outcome = tuple[Manifest, bool, dict[str, Any]]
+
+
+def _runner(
+    part: str | None, layout: str | None, *, only_layout: bool, workers: int
+) -> Callable[[Recipe, Storage, BuildOptions], Outcome]:
+    """What builds the whole, with or without an export, or a part of it. It gives fields of the result besides."""
+    if part is not None:
+        from tokenmill.build.join import build_part, parse_part
+
+        number = parse_part(part)
+
+        def run_part(recipe: Recipe, folder: Storage, options: BuildOptions) -> Outcome:
+            found, already_complete, status = build_part(recipe, folder, options, part=number)
+            return found, already_complete, {"part": status}
+
+        return run_part
+    if layout is not None:
+        from tokenmill.build.export_layout import build_and_export
+
+        def run_export(recipe: Recipe, folder: Storage, options: BuildOptions) -> Outcome:
+            found, already_complete, export = build_and_export(
+                recipe, folder, options, layout, only_layout=only_layout, workers=workers
+            )
+            return found, already_complete, {"export": export}
+
+        return run_export
+    from tokenmill.build.pipeline import build
+
+    def run(recipe: Recipe, folder: Storage, options: BuildOptions) -> Outcome:
+        return *build(recipe, folder, options), {}
+
+    return run
+
+
+def _bytes_of_layout(layout: str | None, recipe: Recipe, folder: Storage) -> dict[str, Any]:
+    """The option of a build that says how many bytes the export will write."""
+    if layout is None:
+        return {}
+    from tokenmill.build.export_layout import plan_layout_export
+
+    return {"extra_bytes": partial(plan_layout_export(layout, recipe).bytes_needed, folder)}
+
+
+def _check_part(part: str | None, sources: object, is_given: dict[str, bool]) -> None:
+    """Refuse what does not go with a part of a build."""
+    if part is None:
+        return
+    if _are_from_python(sources):
+        raise RecipeError("texts from Python are in one process", hint="write them to files that all parts reach first")
+    hints = {
+        "layout": "export the dataset after `tokenmill.join`",
+        "restart": "every part would start over: remove the output first, or choose another one",
+        "wait": "parts do not wait for each other: run each one somewhere, then `tokenmill.join`",
+        "update": "update the whole with `tokenmill.prepare`, without `part`",
+        "executor": _PART_IS_LOCAL,
+    }
+    for name in (name for name, is_there in is_given.items() if is_there):
+        raise RecipeError(f"`{name}` does not go with `part`", hint=hints[name])
 
 
 def _check_node_local(has_besides: bool, sources: object, *, update: bool) -> None:

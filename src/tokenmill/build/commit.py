@@ -104,7 +104,7 @@ def commit(
     files = _commit_provenance(folder, receipts, intact)
     if tokenizer_file is not None:
         files[tokenizer["file"]] = tokenizer_file
-    whole = _add_up(receipts)
+    whole = total_of(receipts)
     if with_statistics and STATISTICS in intact:
         files[STATISTICS] = intact[STATISTICS]
     elif with_statistics and whole.have_statistics:
@@ -137,7 +137,7 @@ def commit(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Totals:
+class ReceiptTotals:
     """The totals of receipts. `in_order` says whether they are those of units 0, 1, 2, ..."""
 
     units: int
@@ -151,7 +151,8 @@ class _Totals:
     have_statistics: bool
 
 
-def _add_up(receipts: Iterable[Receipt]) -> _Totals:
+def total_of(receipts: Iterable[Receipt]) -> ReceiptTotals:
+    """The totals of units."""
     units, in_order, have_statistics, tokens, documents, documents_read = 0, True, True, 0, 0, 0
     dropped: Counter[str] = Counter()
     read_sum, written_sum = np.zeros(2, np.uint64), np.zeros(2, np.uint64)
@@ -165,7 +166,7 @@ def _add_up(receipts: Iterable[Receipt]) -> _Totals:
         dropped.update(receipt.dropped)
         read_sum += parse_sums([receipt.read_sum])[0]
         written_sum += parse_sums([receipt.written_sum])[0]
-    return _Totals(
+    return ReceiptTotals(
         units=units,
         in_order=in_order,
         tokens=tokens,
@@ -180,7 +181,7 @@ def _add_up(receipts: Iterable[Receipt]) -> _Totals:
 
 def check_totals(plan: Plan, receipts: Iterable[Receipt], result: Manifest) -> None:
     """Raise unless the totals of the dataset equal those of its units. The manifest is written after this check."""
-    whole = _add_up(receipts)
+    whole = total_of(receipts)
     facts = {
         "units in order": (whole.in_order, whole.units <= len(plan.units)),
         "tokens": (result.tokens, whole.tokens),

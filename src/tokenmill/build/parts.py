@@ -29,17 +29,19 @@ from functools import partial
 from tokenmill import errors, records
 from tokenmill.build import workspace
 from tokenmill.build.api import open_executor
+from tokenmill.build.deal import deal_units
 from tokenmill.build.pipeline import BuildOptions, run_build
 from tokenmill.build.plan import Plan
 from tokenmill.build.progress import LOG_SECONDS
 from tokenmill.build.resolve import ResolvedBuild
 from tokenmill.build.wait import wait_for
 from tokenmill.dataset import manifest
-from tokenmill.dataset.manifest import NODES_IDENTITY, Manifest, NodePart, SourceTotal, Split
+from tokenmill.dataset.manifest import NODES_IDENTITY, SPREAD, Manifest, NodePart, SourceTotal, Split
 from tokenmill.errors import BuildError, LockedError, OutputError, RecipeError
 from tokenmill.executors.forkserver import Message
 from tokenmill.executors.ray_cluster import check_versions, own_version
 from tokenmill.recipe import make_recipe
+from tokenmill.sizes import counted
 from tokenmill.sources.discover import Listing
 from tokenmill.storage.base import Storage, local_folder
 from tokenmill.storage.local import Folder
@@ -48,10 +50,17 @@ from tokenmill.tokenizers.spec import TokenizerSpec, from_dataset
 from tokenmill.units import receipts
 
 
-def deal(plan: Plan, count: int) -> list[Plan]:
-    """Cut a plan into `count` parts of about equal text, each with at least one unit. Pure, like the plan."""
-    ends = list(_run_ends([unit.text_bytes for unit in plan.units], count))
-    return [_cut_out(plan, number, begin, end, count) for number, (begin, end) in enumerate(itertools.pairwise(ends))]
+def deal(plan: Plan, count: int, *, in_runs: bool = False) -> list[Plan]:
+    """Deal a plan to so many parts of about equal text, each with at least one unit and a fair sample of the corpus.
+
+    `in_runs` deals runs of neighbours instead, as version 0.1 did. Pure, like the plan.
+    """
+    if in_runs:
+        ends = itertools.pairwise(_run_ends([unit.text_bytes for unit in plan.units], count))
+        dealt = [list(range(begin, end)) for begin, end in ends]
+    else:
+        dealt = deal_units(plan, count)
+    return [_cut_out(plan, number, units, count, in_runs=in_runs) for number, units in enumerate(dealt)]
 
 
 def _run_ends(weights: Sequence[int], count: int) -> Iterator[int]:
@@ -67,19 +76,40 @@ def _run_ends(weights: Sequence[int], count: int) -> Iterator[int]:
     yield len(weights)
 
 
-def _cut_out(plan: Plan, number: int, begin: int, end: int, count: int) -> Plan:
-    units = plan.units[begin:end]
-    first, last = units[0].source, units[-1].source + units[-1].num_sources
+def _cut_out(plan: Plan, number: int, numbers: Sequence[int], count: int, *, in_runs: bool) -> Plan:
+    """The plan of a part: some units, in order, and the sources that they read."""
+    units = [plan.units[index] for index in numbers]
+    if in_runs:  # with the sources between them, as version 0.1 has them
+        used = list(range(units[0].source, units[-1].source + units[-1].num_sources))
+    else:
+        used = sorted({source for unit in units for source in range(unit.source, unit.source + unit.num_sources)})
+    places = {source: place for place, source in enumerate(used)}
     part = {"number": number, "into": count, "whole": plan.fingerprint}
     return replace(
         plan,
-        identity={**plan.identity, NODES_IDENTITY: part},
-        sources=records.make_table(type(plan.sources[0]), plan.sources[first:last]),
+        identity={**plan.identity, NODES_IDENTITY: part if in_runs else {**part, "dealt": SPREAD}},
+        sources=records.make_table(type(plan.sources[0]), (plan.sources[source] for source in used)),
         units=records.make_table(
             type(units[0]),
-            (replace(unit, index=index, source=unit.source - first) for index, unit in enumerate(units)),
+            (replace(unit, index=index, source=places[unit.source]) for index, unit in enumerate(units)),
         ),
     )
+
+
+def dealt_in_runs(found: Iterable[NodePart | None], whole: str) -> bool:
+    """Whether the nodes hold parts that version 0.1 dealt."""
+    return any(part is not None and part.whole == whole and part.dealt != SPREAD for part in found)
+
+
+def splits_in_few_parts(plan: Plan, parts: Sequence[Plan]) -> Iterator[str]:
+    """A sentence for each split with too few units for all parts."""
+    for split in dict.fromkeys(source.split for source in plan.sources):
+        holding = sum(any(part.sources[unit.source].split == split for unit in part.units) for part in parts)
+        if split and 0 < holding < len(parts):
+            yield (
+                f"only {holding} of {len(parts)} parts have documents of {split}, whose sources are "
+                f"{counted(holding, 'unit')}: for more of them, start over with smaller `unit_bytes`"
+            )
 
 
 def assign(found: Sequence[tuple[NodePart | None, bool]], whole: str, num_units: int) -> list[int]:
@@ -90,9 +120,10 @@ def assign(found: Sequence[tuple[NodePart | None, bool]], whole: str, num_units:
     """
     ours = {node: part for node, (part, _) in enumerate(found) if part is not None and part.whole == whole}
     counts = sorted({part.into for part in ours.values()})
-    if len(counts) > 1:
+    if len(counts) > 1 or len({part.dealt for part in ours.values()}) > 1:
+        what = f"parts of {' and of '.join(map(str, counts))}" if len(counts) > 1 else "parts of two ways of dealing"
         raise OutputError(
-            f"the nodes hold parts of {' and of '.join(map(str, counts))}: they belong to two builds",
+            f"the nodes hold {what}: they belong to two builds",
             hint="start all of them over with `restart=True`, or choose another output",
         )
     count = counts[0] if counts else min(len(found), num_units)
@@ -132,22 +163,25 @@ def combined_totals(plan: Plan, parts: Sequence[Manifest]) -> Manifest:
         documents_read=sum(part.documents_read for part in parts),
         dropped=dict(sorted(dropped.items())),
         text_sum=_add(part.text_sum for part in parts),
-        sources=_join_sources(part.sources for part in parts),
+        sources=_join_sources(plan, itertools.chain.from_iterable(part.sources for part in parts)),
         files={},
     )
 
 
-def _join_sources(parts: Iterable[Sequence[SourceTotal]]) -> list[SourceTotal]:
-    """The totals of each source. A source that was cut is the last of one part and the first of the next."""
-    joined: list[SourceTotal] = []
-    for source in itertools.chain.from_iterable(parts):
-        if joined and joined[-1].name == source.name:
-            last = joined.pop()
-            documents, text_sum = last.documents + source.documents, _add((last.text_sum, source.text_sum))
-            joined.append(replace(source, documents=documents, text_sum=text_sum))
-        else:
-            joined.append(source)
-    return joined
+def _join_sources(plan: Plan, found: Iterable[SourceTotal]) -> list[SourceTotal]:
+    """The totals of each source of the plan. Several parts may have read some of it."""
+    joined = {
+        source.name: SourceTotal(name=source.name, bytes=source.bytes, documents=0, text_sum=_ZERO)
+        for source in plan.sources
+    }
+    for source in found:
+        before = joined[source.name]
+        documents, text_sum = before.documents + source.documents, _add((before.text_sum, source.text_sum))
+        joined[source.name] = replace(before, documents=documents, text_sum=text_sum)
+    return list(joined.values())
+
+
+_ZERO = "0" * 32
 
 
 def _add(sums: Iterable[str]) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,7 +19,7 @@ from tokenmill.arguments import Watcher
 from tokenmill.build import workspace
 from tokenmill.build.commit import commit, copying_eagerly
 from tokenmill.build.plan import Budget, Plan, make_task
-from tokenmill.build.prefetch import prefetching
+from tokenmill.build.prefetch import FETCHED, prefetching
 from tokenmill.build.preflight import Estimate, ParityResult, check_parity_of_plan, check_space, make_request
 from tokenmill.build.progress import Progress, Tally
 from tokenmill.build.resolve import ResolvedBuild, make_config, resolve_build
@@ -40,7 +40,7 @@ from tokenmill.sizes import counted, few, format_bytes
 from tokenmill.sources.base import Unit
 from tokenmill.sources.files import ask, touch_times
 from tokenmill.storage.base import Storage, is_hub
-from tokenmill.storage.locks import locked
+from tokenmill.storage.locks import LOCK, locked
 from tokenmill.storage.scratch import Fallback, make_scratch_folder, scratch_folder
 from tokenmill.tokenizers.spec import TokenizerSpec
 from tokenmill.units import receipts as units_receipts
@@ -114,7 +114,7 @@ def run_build(resolved: ResolvedBuild, folder: Storage, options: BuildOptions) -
     scratch = scratch_folder(options.scratch, folder) if options.scratch else None
     complete = None if options.restart else workspace.finished(folder, resolved.plan)
     if complete is not None:
-        _compare_with_sources(resolved, folder, complete, times, progress)
+        compare_with_sources(resolved, folder, complete, times, progress)
         workspace.finish_clean_up(folder, resolved.recipe.splits, scratch)
         return complete, True
     folder.check_no_links({*resolved.recipe.splits, *workspace.known_splits(folder), "provenance", *workspace.MADE})
@@ -122,11 +122,11 @@ def run_build(resolved: ResolvedBuild, folder: Storage, options: BuildOptions) -
     folder, note = folder.ready()
     if note:
         progress.emit("note", message=note)
-    with _locked(folder, progress):
+    with locked_and_logged(folder, progress):
         # The process that held the lock before may have finished in the meantime.
         complete = None if options.restart else workspace.finished(folder, resolved.plan)
         if complete is not None:
-            _compare_with_sources(resolved, folder, complete, times, progress)
+            compare_with_sources(resolved, folder, complete, times, progress)
             return complete, True
         options.on_lock()
         scratch = make_scratch_folder(scratch) if scratch else None
@@ -139,13 +139,13 @@ def run_build(resolved: ResolvedBuild, folder: Storage, options: BuildOptions) -
             try:
                 return _build(resolved, folder, scratch, options, times, progress), False
             except TokenmillError:
-                complete = _finished_by_another(folder, resolved.plan)
+                complete = finished_by_another(folder, resolved.plan)
                 if complete is None:
                     raise
                 return complete, True
 
 
-def _compare_with_sources(
+def compare_with_sources(
     resolved: ResolvedBuild, folder: Storage, complete: Manifest, times: tuple[int, ...], progress: Progress
 ) -> None:
     """Compare the sources with a finished dataset by content, if its plan, which has their pins, is gone, or if they
@@ -161,22 +161,22 @@ def _compare_with_sources(
 
 
 @contextlib.contextmanager
-def _locked(folder: Storage, progress: Progress) -> Iterator[None]:
-    """Hold the lock of the output, and log all events to `.build/events.jsonl`."""
+def locked_and_logged(folder: Storage, progress: Progress, *, lock: str = LOCK, log_name: str = LOG) -> Iterator[None]:
+    """Hold the lock of the output, or of a part of it, and log all events."""
     waits: list[str] = []
 
     def tell(message: str) -> None:
         waits.append(message)
         progress.emit("waiting", message=message)
 
-    with locked(folder, tell=tell), folder.open_log(LOG) as log:
+    with locked(folder, lock=lock, tell=tell), folder.open_log(log_name) as log:
         progress.log_to(log)
         for message in waits:  # these came before there was a log
             log.add({"time": round(time.time(), 3), "kind": "waiting", "message": message})
         yield
 
 
-def _finished_by_another(folder: Storage, plan: Plan) -> Manifest | None:
+def finished_by_another(folder: Storage, plan: Plan) -> Manifest | None:
     """The dataset, if it is complete: if this process stalled, another one may have taken the lock and finished it."""
     with contextlib.suppress(TokenmillError):
         return workspace.finished(folder, plan)
@@ -210,15 +210,15 @@ def _build(
         to_compare=resolved.plan.units_of(workspace.touched_sources(folder, resolved.plan, times)),
     )
     try:
-        found = _preflight(run, options)
+        found = preflight(run, options)
         record = workspace.BuildRecord(work=config, tokenizer=resolved.spec.describe(), parity=found.parity)
         workspace.save_build_record(folder, record)
         linked: set[str] = set()
-        with _reporting_missing_bytes(folder, _output_bytes(resolved, found)):
+        with reporting_missing_bytes(folder, output_bytes(resolved, found)):
             receipts = _run_units(run, found.estimate, linked)
-        _report_damage(folder, progress)
+        report_damage(folder, progress)
         if found.unread:  # the sources were unreadable for a moment only, and the manifest must not depend on that
-            record = replace(record, parity=_repeat_parity(run, len(receipts)))
+            record = replace(record, parity=repeat_parity(run, len(receipts)))
             workspace.save_build_record(folder, record)
         executor.release()
         progress.emit("commit", units=len(receipts))
@@ -244,7 +244,7 @@ def _build(
     return manifest
 
 
-def _preflight(run: BuildRun, options: BuildOptions) -> ParityResult:
+def preflight(run: BuildRun, options: BuildOptions) -> ParityResult:
     """Before any unit: the engine against its reference, and the free space against the estimate."""
     resolved, folder, progress = run.resolved, run.folder, run.progress
     found = check_parity_of_plan(make_request(resolved.plan), run.config, resolved.spec, run.executor)
@@ -252,7 +252,7 @@ def _preflight(run: BuildRun, options: BuildOptions) -> ParityResult:
     if resolved.spec.engine in _SLOW and found.survey.seconds:
         speed = found.survey.encoded_bytes / found.survey.seconds / 1e6
         progress.emit("note", message=f"{resolved.spec.engine} encodes {speed:.1f} MB/s on each core")
-    dataset_bytes = _output_bytes(resolved, found)
+    dataset_bytes = output_bytes(resolved, found)
     share = found.estimate.share(resolved.recipe.max_tokens)
     extra_bytes = options.extra_bytes(resolved.dtype, found.estimate, share)
     try:
@@ -265,7 +265,7 @@ def _preflight(run: BuildRun, options: BuildOptions) -> ParityResult:
     return found
 
 
-def _output_bytes(resolved: ResolvedBuild, found: ParityResult) -> int:
+def output_bytes(resolved: ResolvedBuild, found: ParityResult) -> int:
     """The size of the dataset, about."""
     return round(found.estimate.output_bytes * found.estimate.share(resolved.recipe.max_tokens))
 
@@ -273,22 +273,22 @@ def _output_bytes(resolved: ResolvedBuild, found: ParityResult) -> int:
 def _run_units(run: BuildRun, expected: Estimate, linked: set[str]) -> Sequence[Receipt]:
     """Receipts of all units of the dataset, in order. Adds the shards that have their final names to `linked`."""
     plan, folder, executor = run.resolved.plan, run.folder, run.executor
-    known = _begin_units(run, expected)
+    known = begin_units(run, expected.share(run.resolved.recipe.max_tokens))
     budget = Budget(run.resolved.recipe.max_tokens, known)
     try:
         with contextlib.ExitStack() as stack:
             tasks, after_unit = _start_background_tasks(run, known, budget, linked, stack)
-            stack.enter_context(_stop_on_error(executor, folder))
-            failures = executor.run(tasks, _listener(run, known, after_unit))
-        _raise_failures(failures, run.resolved)
+            stack.enter_context(stop_on_error(executor, folder))
+            failures = executor.run(tasks, make_listener(run, known, after_unit))
+        raise_failures(failures, len(plan.units))
         cut = budget.cut(plan)
         if budget.is_spent():
             run.progress.set_remaining([cut.unit] if cut else [])
         if cut is not None:
-            with _stop_on_error(executor, folder):
+            with stop_on_error(executor, folder):
                 failures = executor.run(iter([_as_touched(run, cut)]), run.progress.handle)
-            _raise_failures(failures, run.resolved)
-        _compare_touched(run, range(budget.num_units(len(plan.units))), cut)
+            raise_failures(failures, len(plan.units))
+        compare_touched(run, range(budget.num_units(len(plan.units))), cut)
     except KeyboardInterrupt:
         raise Interrupted(
             f"{len(known):,} of {counted(len(plan.units), 'unit')} are saved",
@@ -300,22 +300,27 @@ def _run_units(run: BuildRun, expected: Estimate, linked: set[str]) -> Sequence[
     return _verify_receipts(run, known, budget, cut)
 
 
-def _begin_units(run: BuildRun, expected: Estimate) -> dict[int, int]:
-    """The tokens of each unit that an earlier run has done. Starts the totals from them."""
+def begin_units(run: BuildRun, share: float, units: Collection[int] | None = None) -> dict[int, int]:
+    """The tokens of each unit that an earlier run has done. Starts the totals from them.
+
+    `share` of the text of all units is to be done, or of only some `units` if they are given.
+    """
     plan, executor = run.resolved.plan, run.executor
     known: dict[int, int] = {}  # not the receipts themselves: a million of them would be gigabytes
     documents = 0
-    for receipt in workspace.trusted_receipts(run.folder, plan):
+    for receipt in workspace.trusted_receipts(run.folder, plan, units):
         if receipt.unit in run.to_compare:
             continue
         known[receipt.unit] = receipt.tokens
         documents += receipt.documents_read
-    if before := workspace.num_receipts(run.folder):
-        run.progress.emit("resume", units=before, total_units=len(plan.units), trusted=len(known))
+    total_units = len(plan.units) if units is None else len(units)
+    if before := workspace.num_receipts(run.folder, units):
+        run.progress.emit("resume", units=before, total_units=total_units, trusted=len(known))
+    text_bytes = plan.text_bytes() if units is None else sum(plan.units[index].text_bytes for index in units)
     run.progress.start(
         Tally(
-            total_bytes=round(plan.text_bytes() * expected.share(run.resolved.recipe.max_tokens)),
-            total_units=len(plan.units),
+            total_bytes=round(text_bytes * share),
+            total_units=total_units,
             workers=executor.workers,
             done_bytes=sum(plan.units[index].text_bytes for index in known),
             done_units=len(known),
@@ -330,17 +335,22 @@ def _start_background_tasks(
     run: BuildRun, known: dict[int, int], budget: Budget, linked: set[str], stack: contextlib.ExitStack
 ) -> tuple[Iterator[UnitTask], list[Callable[[int], None]]]:
     """Start what runs beside the units. Returns the tasks, and what to call after each unit."""
-    folder, plan, root = run.folder, run.resolved.plan, run.resolved.listing.root
-    tasks: Iterator[UnitTask] = (
-        _as_touched(run, make_task(plan, unit.index)) for unit in _units_left(plan, known, budget)
-    )
-    release: list[Callable[[int], None]] = []
-    if is_hub(root):
-        tasks, done_with = stack.enter_context(prefetching(folder, root, tasks))
-        release.append(done_with)
+    folder, plan = run.folder, run.resolved.plan
+    tasks, release = start_fetching(run, (unit.index for unit in _units_left(plan, known, budget)), stack)
     copy_eagerly = stack.enter_context(copying_eagerly(folder, plan, run.resolved.recipe.splits, known, linked))
     pack = stack.enter_context(packing(folder, known))
-    after_unit = [lambda _: copy_eagerly(), pack, *release]
+    return tasks, [lambda _: copy_eagerly(), pack, *release]
+
+
+def start_fetching(
+    run: BuildRun, units: Iterable[int], stack: contextlib.ExitStack, *, note: str = FETCHED
+) -> tuple[Iterator[UnitTask], list[Callable[[int], None]]]:
+    """The tasks of units, whose files on the hub are fetched ahead, and what to call after each unit."""
+    root, after_unit = run.resolved.listing.root, list[Callable[[int], None]]()
+    tasks: Iterator[UnitTask] = (_as_touched(run, make_task(run.resolved.plan, unit)) for unit in units)
+    if is_hub(root):
+        tasks, done_with = stack.enter_context(prefetching(run.folder, root, tasks, note=note))
+        after_unit.append(done_with)
     if run.scratch:
         fallback = Fallback(run.scratch, lambda message: run.progress.emit("note", message=message))
         after_unit.append(lambda _: fallback.check())
@@ -361,7 +371,7 @@ def _as_touched(run: BuildRun, task: UnitTask) -> UnitTask:
     return replace(task, compare_text=True) if task.unit.index in run.to_compare else task
 
 
-def _compare_touched(run: BuildRun, units: range, cut: UnitTask | None) -> None:
+def compare_touched(run: BuildRun, units: Container[int], cut: UnitTask | None = None) -> None:
     """Compare the units of sources that were touched while this run read them with their text as it is now."""
     plan, times = run.resolved.plan, run.times
     for _ in range(_MOST_COMPARISONS):
@@ -376,12 +386,12 @@ def _compare_touched(run: BuildRun, units: range, cut: UnitTask | None) -> None:
         )
         tasks = [make_task(plan, unit) for unit in sorted(plan.units_of(touched)) if unit in units]
         tasks += [cut] if cut is not None else []
-        with _stop_on_error(run.executor, run.folder):
+        with stop_on_error(run.executor, run.folder):
             failures = run.executor.run((replace(task, compare_text=True) for task in tasks), lambda message: None)
-        _raise_failures(failures, run.resolved)
+        raise_failures(failures, len(tasks))
 
 
-def _listener(run: BuildRun, known: dict[int, int], after_unit: Sequence[Callable[[int], None]]) -> Listener:
+def make_listener(run: BuildRun, known: dict[int, int], after_unit: Sequence[Callable[[int], None]]) -> Listener:
     """Counts the messages of an executor, and adds each unit that is done to `known`."""
 
     def listen(message: dict[str, Any]) -> None:
@@ -400,7 +410,7 @@ def _listener(run: BuildRun, known: dict[int, int], after_unit: Sequence[Callabl
 
 
 @contextlib.contextmanager
-def _stop_on_error(executor: Executor, folder: Storage) -> Iterator[None]:
+def stop_on_error(executor: Executor, folder: Storage) -> Iterator[None]:
     """On any error, stop the workers before waiting for anything else."""
     try:
         yield
@@ -454,9 +464,9 @@ def _verify_receipts(run: BuildRun, known: dict[int, int], budget: Budget, cut: 
     return receipts
 
 
-def _raise_failures(failures: Sequence[UnitFailure], resolved: ResolvedBuild) -> None:
+def raise_failures(failures: Sequence[UnitFailure], total: int) -> None:
+    """Raise if units failed. `total` units were to be done."""
     if failures:
-        total = len(resolved.plan.units)
         units: dict[str, list[str]] = {}
         for failure in failures:
             units.setdefault(failure.error.message, []).append(_place(failure.task))
@@ -475,7 +485,7 @@ def _place(task: UnitTask) -> str:
     return f"unit {task.unit.index} ({where})"
 
 
-def _report_damage(folder: Storage, progress: Progress) -> None:
+def report_damage(folder: Storage, progress: Progress) -> None:
     """Damaged units were replayed by now, but the user should know of a drive that loses data."""
     units, files = workspace.quarantined(folder)
     if units:
@@ -484,7 +494,7 @@ def _report_damage(folder: Storage, progress: Progress) -> None:
         progress.emit("note", message=f"{done}; {folder.at(workspace.QUARANTINE)} keeps {kept}")
 
 
-def _repeat_parity(run: BuildRun, num_units: int) -> dict[str, Any]:
+def repeat_parity(run: BuildRun, num_units: int) -> dict[str, Any]:
     """The comparison with the reference again, now with the units that could not be read at first."""
     resolved = run.resolved
     found = check_parity_of_plan(make_request(resolved.plan), run.config, resolved.spec, run.executor)
@@ -497,7 +507,7 @@ def _repeat_parity(run: BuildRun, num_units: int) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def _reporting_missing_bytes(folder: Storage, whole: int) -> Iterator[None]:
+def reporting_missing_bytes(folder: Storage, whole: int) -> Iterator[None]:
     """Add to an error of a full disk how much is still to be written."""
     try:
         yield

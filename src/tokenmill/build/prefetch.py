@@ -38,12 +38,14 @@ class Fetched:
 
 
 class Prefetcher:
-    """Fetches the files of a build's tasks, and removes them after use. `folder` is the output of the build."""
+    """Fetches the files of a build's tasks, and removes them after use. `folder` is the output of the build, and `note`
+    the record there of what was fetched."""
 
-    def __init__(self, folder: Storage, root: str, limit: int | None = None) -> None:
+    def __init__(self, folder: Storage, root: str, limit: int | None = None, *, note: str = FETCHED) -> None:
         self._folder = folder
         self._root = root
-        self._before = set(_noted(folder))
+        self._note = note
+        self._before = set(_noted(folder, note))
         self._limit = limit or positive_from_environment(LIMIT) or DEFAULT_LIMIT
         self._pool = ThreadPoolExecutor(_FILES_AT_ONCE, thread_name_prefix="tokenmill-hub")
         self._fetching: dict[str, Future[None]] = {}  # files that were not in the cache before
@@ -87,7 +89,7 @@ class Prefetcher:
         if wait and self._is_exhausted and not self._fetching:
             for name in self._before:
                 hub.remove(f"{self._root}/{name}")
-            self._folder.remove(FETCHED)
+            self._folder.remove(self._note)
 
     def _take(self, task: UnitTask) -> None:
         self._last = tuple(source.name for source in task.sources)
@@ -96,8 +98,8 @@ class Prefetcher:
             path = f"{self._root}/{source.name}"
             is_new = source.name not in self._fetching and not hub.is_here(path)
             if is_new:
-                note = Fetched(tuple(sorted({*self._fetching, *self._before, source.name})))
-                self._folder.replace(FETCHED, records.seal(note))
+                fetched = Fetched(tuple(sorted({*self._fetching, *self._before, source.name})))
+                self._folder.replace(self._note, records.seal(fetched))
             if is_new or source.name in self._before:
                 self._before.discard(source.name)
                 self._sizes[source.name] = source.bytes
@@ -112,20 +114,20 @@ def _fetch(path: str) -> None:
         hub.fetch(path)
 
 
-def _noted(folder: Storage) -> tuple[str, ...]:
+def _noted(folder: Storage, note: str) -> tuple[str, ...]:
     try:
-        return records.unseal(Fetched, folder.read(FETCHED, max_bytes=1 << 26), where=FETCHED).names
+        return records.unseal(Fetched, folder.read(note, max_bytes=1 << 26), where=note).names
     except DatasetError:
         return ()
 
 
 @contextlib.contextmanager
 def prefetching(
-    folder: Storage, root: str, tasks: Iterator[UnitTask]
+    folder: Storage, root: str, tasks: Iterator[UnitTask], *, note: str = FETCHED
 ) -> Iterator[tuple[Iterator[UnitTask], Callable[[int], None]]]:
     """The tasks of sources on the hub, whose files are fetched ahead, and a function to call with each unit that is
     done."""
-    prefetcher = Prefetcher(folder, root)
+    prefetcher = Prefetcher(folder, root, note=note)
     try:
         yield prefetcher.prefetch(tasks), prefetcher.release
     except BaseException:

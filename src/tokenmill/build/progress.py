@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from tokenmill.arguments import Event, Watcher, progress_event
@@ -19,7 +20,7 @@ _COUNTS = ("documents", "tokens", "bytes")
 class Tally:
     """Running totals, with the work of earlier runs apart. Bytes are planned bytes, out of `total_bytes`.
 
-    Rates and the remaining time count the work of this run only.
+    Rates and the remaining time count the work of this run only. `hosts` has its bytes and units on each host.
     """
 
     total_bytes: int
@@ -32,6 +33,11 @@ class Tally:
     done_tokens: int = 0
     tokens: int = 0
     started: float = 0.0
+    hosts: dict[str, Counter[str]] = field(default_factory=dict)
+
+    def add_to_host(self, host: str, planned_bytes: int) -> None:
+        """Count a unit that a host has done."""
+        self.hosts.setdefault(host, Counter()).update(units=1, bytes=planned_bytes)
 
     def add(self, documents: int, tokens: int, planned_bytes: int) -> None:
         self.documents += documents
@@ -48,6 +54,10 @@ class Tally:
 
     def snapshot(self) -> Event:
         seconds = max(time.monotonic() - self.started, 1e-6)
+        hosts = {
+            host: {"units": counts["units"], "bytes_per_second": round(counts["bytes"] / seconds)}
+            for host, counts in sorted(self.hosts.items())
+        }
         return progress_event(
             self.done_bytes + self.bytes,
             self.total_bytes,
@@ -59,6 +69,7 @@ class Tally:
             tokens=self.done_tokens + self.tokens,
             workers=self.workers,
             tokens_per_second=round(self.tokens / seconds),
+            **({"hosts": hosts} if hosts else {}),
         )
 
 
@@ -101,6 +112,8 @@ class Progress:
             if message.get("kept"):
                 self._kept.add(message["unit"])
             self._count(message["unit"], *(message[name] for name in _COUNTS))
+            if message.get("host"):  # an executor on several hosts reports a unit when it is done
+                self.tally.add_to_host(message["host"], message["bytes"])
         else:
             counted = self._counted.pop(message["unit"], (0, 0, 0))
             if message["kind"] == "done":

@@ -25,6 +25,7 @@ from tokenmill.arguments import Event, Watcher
 from tokenmill.build import parts as build_parts
 from tokenmill.build import parts as part
 from tokenmill.build import workspace
+from tokenmill.build.deal import deal_units
 from tokenmill.build.plan import Plan
 from tokenmill.build.resolve import ResolvedBuild, resolve_build
 from tokenmill.dataset import manifest as dataset_manifest
@@ -33,6 +34,7 @@ from tokenmill.dataset.manifest import Manifest, NodePart, Nodes, PartLocation
 from tokenmill.errors import BuildError, Interrupted, RecipeError, TokenmillError
 from tokenmill.executors.base import MAX_TRIES
 from tokenmill.executors.forkserver import Message
+from tokenmill.executors.host_cluster import HostCluster
 from tokenmill.executors.ray_cluster import (
     LOOK_SECONDS,
     ask_head,
@@ -79,6 +81,7 @@ def build_on_nodes(
     restart: bool,
     patience: float | None,
     watch: Watcher | None,
+    hosts: HostCluster | None = None,
 ) -> tuple[Manifest, bool, Nodes]:
     """Build a dataset in parts: their totals, whether all were complete already, and where they are.
 
@@ -91,7 +94,10 @@ def build_on_nodes(
     tell: Watcher = watch or (lambda event: None)
     for note in setup.notes:
         tell({"kind": "note", "message": note})
-    ours = connect(address, workers)
+    if hosts is not None:
+        hosts.start()
+        address = hosts.address
+    ours = connect(address, workers, hosts.environment if hosts is not None else None)
     running: dict[Any, int] = {}
     try:
         setup, jobs = _assign_parts(setup, output, tell, restart=restart)
@@ -109,7 +115,7 @@ def build_on_nodes(
         record = Nodes(
             format=dataset_manifest.NODES_FORMAT,
             fingerprint=setup.plan.fingerprint,
-            parts=tuple(map(_place, jobs, parts, ends)),
+            parts=tuple(map(_place, jobs, parts, ends, _units_of_parts(setup.plan, jobs))),
         )
         sealed = records.seal(record)
         requests = [(job.node, {"output": job.node.path, "nodes": sealed.decode()}) for job in jobs]
@@ -153,7 +159,10 @@ def _assign_parts(
     held = [(dataset_manifest.part_of(found[node]), found[node]["finished"]) for node in nodes]
     setup = match_node_parts(setup, [held_part for held_part, _ in held])
     owners = build_parts.assign(held, setup.plan.fingerprint, len(setup.plan.units))
-    parts = build_parts.deal(setup.plan, len(owners))
+    in_runs = build_parts.dealt_in_runs((held_part for held_part, _ in held), setup.plan.fingerprint)
+    parts = build_parts.deal(setup.plan, len(owners), in_runs=in_runs)
+    for note in build_parts.splits_in_few_parts(setup.plan, parts):
+        tell({"kind": "note", "message": note})
     return setup, [NodeJob(nodes[owner], plan) for owner, plan in zip(owners, parts, strict=True)]
 
 
@@ -275,10 +284,18 @@ def _raise_failures(failures: Sequence[tuple[NodeJob, TokenmillError]], num_part
     )
 
 
-def _place(job: NodeJob, manifest: Manifest, end: Message) -> PartLocation:
+def _units_of_parts(plan: Plan, jobs: Sequence[NodeJob]) -> list[tuple[int, ...]]:
+    """The units of each part, by their numbers in the whole plan; empty for parts that version 0.1 dealt."""
+    held = [dataset_manifest.part_of(job.plan.identity) for job in jobs]
+    if build_parts.dealt_in_runs(held, plan.fingerprint):
+        return [() for _ in jobs]
+    return [tuple(units) for units in deal_units(plan, len(jobs))]
+
+
+def _place(job: NodeJob, manifest: Manifest, end: Message, units: tuple[int, ...]) -> PartLocation:
     data = end["manifest"].encode()
     digest = Digest(bytes=len(data), sha256=hashlib.sha256(data).hexdigest())
-    return dataset_manifest.describe_nodes(manifest, digest, host=job.node.host, path=job.node.path)
+    return dataset_manifest.describe_nodes(manifest, digest, host=job.node.host, path=job.node.path, units=units)
 
 
 class _AllNodes:

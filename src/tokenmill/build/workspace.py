@@ -20,7 +20,7 @@ import contextlib
 import itertools
 import re
 import secrets
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -53,7 +53,7 @@ from tokenmill.sources.base import Source
 from tokenmill.sources.discover import IN_WORKSPACE
 from tokenmill.storage import hub
 from tokenmill.storage.base import Storage, is_hub
-from tokenmill.storage.locks import LOCK, locked
+from tokenmill.storage.locks import LOCK, PARTS, locked
 from tokenmill.storage.output import TEMP_SUFFIX, Digest, is_temp
 from tokenmill.storage.scratch import remove_scratch_folder
 from tokenmill.tokenizers.spec import TokenizerSpec
@@ -82,6 +82,7 @@ JOB = ".build/job.json"
 CLEAN = ".build/clean.json"
 COMPARED = ".build/compared.json"
 TOUCHED = ".build/touched.json"
+CLEAN_SUFFIX = ".clean.json"
 FAILURE = ".build/failure.json"
 KEPT = ".build/kept"
 KEPT_PLAN = f"{KEPT}/plan.json"
@@ -94,11 +95,11 @@ MADE = (PIECES, RECEIPTS, REJECTS)
 PROVENANCE_SUFFIX = ".provenance.parquet"
 # A build may have left millions of pieces.
 REMOVED_AT_ONCE = 1 << 16
-SWEPT = ("", ".build", PIECES, RECEIPTS, PACKS, REJECTS, "provenance")
+SWEPT = ("", ".build", PIECES, RECEIPTS, PACKS, REJECTS, PARTS, "provenance")
 # What exists before the plan, or remains without it when a build is killed while it starts over.
 _BEGUN = (
     LOCK, EVENTS, PIECES, RECEIPTS, PACKS, REJECTS, QUARANTINE, JOB, CLEAN, TOUCHED, FAILURE, FETCHED, TOKENIZER_COPY,
-    KEPT, SOURCES,
+    KEPT, SOURCES, PARTS,
 )  # fmt: skip
 _OF_A_UNIT = re.compile(r"\.build-(?:receipts|pieces|rejects)-(\d+)\..*")
 _SHARD_FILE = re.compile(r"\d{5,}\.(bin|idx|parquet)|.*\.tmp")
@@ -261,7 +262,32 @@ def start_or_resume(folder: Storage, setup: ResolvedBuild, times: tuple[int, ...
 
 def check_begun(folder: Storage, plan: Plan) -> None:
     """Refuse a build that has begun a unit of another plan, or of sources that have changed."""
-    if not folder.exists(PLAN) or is_stored(folder, plan) or not may_have_units(folder):
+    if folder.exists(PLAN) and may_have_units(folder):
+        check_stored(folder, plan)
+
+
+def start_part(folder: Storage, plan: Plan, times: tuple[int, ...]) -> None:
+    """Start a part of a build of this plan, which other parts may be starting at the same moment.
+
+    `times` are those at which the sources were touched.
+    """
+    if folder.exists(KEPT_PLAN):
+        raise OutputError(
+            f"an update of {folder.path} is unfinished", hint="complete it with `tokenmill.prepare`, without `part`"
+        )
+    text: bytes | None = None
+    while not folder.exists(PLAN):
+        text = text or b"".join(records.sealed_parts(plan))
+        if times:
+            folder.claim(TOUCHED, records.seal(TouchTimes(times=times)))  # first: no plan is without them
+        folder.claim(PLAN, text)
+    folder.sync(".build")  # another part may have written it a moment ago
+    check_stored(folder, plan)
+
+
+def check_stored(folder: Storage, plan: Plan) -> None:
+    """Refuse a folder whose build has another plan, or whose sources have changed since."""
+    if is_stored(folder, plan):
         return
     found = load_plan(folder)
     if found.fingerprint != plan.fingerprint:
@@ -399,28 +425,42 @@ def keep_tokenizer(folder: Storage, spec: TokenizerSpec) -> Digest | None:
     return folder.write(spec.file_name, spec.content)
 
 
-def trusted_receipts(folder: Storage, plan: Plan) -> Iterator[Receipt]:
-    """Receipts of units that were complete at the last clean stop. Workers hash the files of all others."""
-    found = load_receipts(folder, clean_units(folder, plan), plan.fingerprint)
+def trusted_receipts(folder: Storage, plan: Plan, units: Container[int] | None = None) -> Iterator[Receipt]:
+    """Receipts of units that were complete at the last clean stop, or only those in `units`. Workers hash the files of
+    all others."""
+    clean = (unit for unit in clean_units(folder, plan) if units is None or unit in units)
+    found = load_receipts(folder, clean, plan.fingerprint)
     return (receipt for receipt in found if receipt is not None)
 
 
 def clean_units(folder: Storage, plan: Plan) -> list[int]:
-    """Units that were complete at the last clean stop."""
-    if not folder.exists(CLEAN):
-        return []
+    """Units that were complete at the last clean stop, of the build or of one of its parts."""
+    names = [CLEAN, *(f"{PARTS}/{name}" for name in folder.names(PARTS) if name.endswith(CLEAN_SUFFIX))]
+    found = {unit for name in names for unit in _clean_units(folder, plan, name)}
+    return sorted(unit for unit in found if 0 <= unit < len(plan.units))
+
+
+def _clean_units(folder: Storage, plan: Plan, name: str) -> tuple[Int, ...]:
+    if not folder.exists(name):
+        return ()
     try:
-        clean = records.unseal(CleanStop, folder.read(CLEAN), where=CLEAN)
+        clean = records.unseal(CleanStop, folder.read(name), where=name)
     except DatasetError:
-        return []
-    if clean.fingerprint != plan.fingerprint:
-        return []
-    return [unit for unit in clean.units if 0 <= unit < len(plan.units)]
+        return ()
+    return clean.units if clean.fingerprint == plan.fingerprint else ()
 
 
-def num_receipts(folder: Storage) -> int:
-    """The number of whole units that have a receipt, verified or not."""
-    return sum(name.count(".") == 1 for name in folder.names(RECEIPTS))
+def num_receipts(folder: Storage, units: Container[int] | None = None) -> int:
+    """The number of whole units, or only of those in `units`, that have a receipt, verified or not."""
+    return sum(units is None or unit in units for unit in units_with_receipt(folder))
+
+
+def units_with_receipt(folder: Storage) -> Iterator[int]:
+    """The whole units that have a receipt, verified or not."""
+    for name in folder.names(RECEIPTS):
+        unit, _, ending = name.partition(".")
+        if ending == "json" and unit.isdecimal():
+            yield int(unit)
 
 
 def quarantined(folder: Storage) -> tuple[int, int]:
@@ -429,16 +469,17 @@ def quarantined(folder: Storage) -> tuple[int, int]:
     return len({match[1] for match in found}), len(found)
 
 
-def record_clean_stop(folder: Storage, plan: Plan, known: Iterable[int]) -> None:
+def record_clean_stop(folder: Storage, plan: Plan, known: Iterable[int], name: str = CLEAN) -> None:
     """Record which units need not be hashed again at the next start."""
     if units := tuple(sorted(known)):
         with contextlib.suppress(StorageError):  # on a full disk, the next start hashes them again
-            folder.replace(CLEAN, records.seal(CleanStop(fingerprint=plan.fingerprint, units=units)))
+            folder.replace(name, records.seal(CleanStop(fingerprint=plan.fingerprint, units=units)))
 
 
 def forget_clean_stop(folder: Storage) -> None:
     """Make the next start hash every unit again."""
-    folder.remove(CLEAN)
+    clean = [f"{PARTS}/{name}" for name in folder.names(PARTS) if name.endswith(CLEAN_SUFFIX)]
+    folder.remove_all([CLEAN, *clean])
 
 
 def bytes_done(folder: Storage) -> int:
@@ -457,8 +498,8 @@ def clean_up(folder: Storage, local: Storage | None) -> None:
     pieces = (name for name in folder.names(PIECES) if not name.endswith(PROVENANCE_SUFFIX))
     while some := list(itertools.islice(pieces, REMOVED_AT_ONCE)):
         folder.remove_all([f"{PIECES}/{name}" for name in some])
-    folder.remove_tree(PACKS)
-    folder.remove_tree(CLEAN)
+    for name in (PACKS, CLEAN, PARTS):
+        folder.remove_tree(name)
     remove_kept(folder)
     if local is not None:
         remove_scratch_folder(local)
@@ -476,7 +517,7 @@ def finish_clean_up(folder: Storage, splits: Iterable[str], local: Storage | Non
     if not folder.exists(".build") or not (
         any(is_temp(name) for place in places for name in folder.names(place))
         or any(not name.endswith(PROVENANCE_SUFFIX) for name in folder.names(PIECES))
-        or any(folder.exists(name) for name in (PACKS, CLEAN, KEPT, FAILURE, LOCK))
+        or any(folder.exists(name) for name in (PACKS, CLEAN, PARTS, KEPT, FAILURE, LOCK))
         or (local is not None and local.exists(""))
     ):
         return

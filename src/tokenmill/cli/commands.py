@@ -1,6 +1,6 @@
 """The commands: each parses its options, makes one call of the library, and prints the result.
 
-prepare, plan                  recipe -> dataset, or what that would take
+prepare, join, plan            recipe -> dataset, or what that would take
 verify, repair, bench          a dataset that is there
 doctor                         whether this machine, a corpus or a dataset is right
 inspect, peek, trace, view     what it contains, and where that came from
@@ -63,6 +63,8 @@ Examples:
   tokenmill prepare corpus/*.parquet -o data/owt --split nanogpt --layout nanogpt
   tokenmill prepare corpus/ -o /nfs/owt --scratch /local/tmp --max-tokens 150G
   tokenmill prepare s3://bucket/corpus -o s3://bucket/owt
+  tokenmill prepare /nfs/corpus -o /nfs/owt --hosts hosts.txt --env-setup 'source venv/bin/activate'
+  tokenmill prepare corpus/ -o /nfs/owt --part 2/4        on one of four machines; then: tokenmill join /nfs/owt
 
 \b
 Environment: DATASET_NUM_PROC is the number of workers where -j is not given;
@@ -85,16 +87,22 @@ def prepare(options: dict[str, Any]) -> int:
         start_arrow()  # this process may be the worker
     _tell_variables(options)
     # Ray prints failures in the cluster to standard output; the progress display reports them as well.
-    hushed = contextlib.redirect_stdout(io.StringIO()) if options["executor"] == "ray" else contextlib.nullcontext()
+    on_ray = options["executor"] == "ray" or options["hosts"] is not None
+    hushed = contextlib.redirect_stdout(io.StringIO()) if on_ray else contextlib.nullcontext()
     with ProgressDisplay.of(options, "encoding") as watcher, hushed:
         result = prepare(watch=watcher, **library_arguments(options))
     export = result.export
     if options["json"]:
         beside = {"export": show.export_record(export)} if export else {}
         rate = {"tokens_per_second": watcher.tokens_per_second}
-        show.as_json(show.result_record(result) | rate | show.nodes_record(result.nodes) | beside)
+        show.as_json(
+            show.result_record(result) | rate | show.part_record(result.part) | show.nodes_record(result.nodes) | beside
+        )
     elif not options["quiet"]:
-        show.result(result, tokens_per_second=watcher.tokens_per_second, is_kept=not options["only_layout"])
+        if result.part is not None and not result.part.is_joined:
+            show.part(result, result.part, tokens_per_second=watcher.tokens_per_second)
+        else:
+            show.result(result, tokens_per_second=watcher.tokens_per_second, is_kept=not options["only_layout"])
         show.nodes(show.nodes_record(result.nodes))
         if export is not None:
             show.exported(export)
@@ -108,6 +116,30 @@ def _tell_variables(options: dict[str, Any]) -> None:
 
         for line in acting_variables(options["workers"]):
             typer.echo(line, err=True)
+
+
+_JOIN = """
+Make the dataset when all parts of `prepare --part` are done, or say which parts miss how many units.
+
+\b
+Examples:
+  tokenmill prepare corpus/ -o /nfs/owt --part 1/2        on one machine
+  tokenmill prepare corpus/ -o /nfs/owt --part 2/2        on another one
+  tokenmill join /nfs/owt
+"""
+
+
+@command(app, "join", _JOIN, declared.JOIN_OPTIONS)
+def join(options: dict[str, Any]) -> int:
+    from tokenmill.build.join import join
+
+    with ProgressDisplay.of(options, "joining") as watcher:
+        result = join(watch=watcher, **library_arguments(options))
+    if options["json"]:
+        show.as_json(show.result_record(result))
+    elif not options["quiet"]:
+        show.result(result)
+    return 3 if result.manifest.quarantined else 0
 
 
 _PLAN = """

@@ -92,5 +92,5 @@ def _early_workers(arguments: list[str]) -> Iterator[None]:
         stop_unused()
 
 
-_NO_WORKERS = re.compile(r"--help|--executor[ =]ray|(-j|--workers)[ =]?1( |$)")
+_NO_WORKERS = re.compile(r"--help|--executor[ =]ray|--hosts|(-j|--workers)[ =]?1( |$)")
 _OTHER_TOKENIZER = re.compile(r"--config|--tokenizer(?![ =]gpt2( |$))")

@@ -202,13 +202,32 @@ PREPARE_OPTIONS = {
         "ADDRESS",
         "the Ray cluster: HOST:PORT or auto. By default the one that is found, else a temporary local Ray",
     ),
+    "hosts": Option(
+        RUN,
+        "FILE",
+        "start a temporary Ray cluster over SSH on these hosts, one [user@]host[:port] [slots] a line, and stop it at "
+        "the end",
+    ),
+    "env_setup": Option(RUN, "COMMAND", "with hosts: what to run there first, like 'source venv/bin/activate'"),
+    "ssh_key": Option(RUN, "FILE", "with hosts: the private key for SSH, if its configuration does not name it"),
     "placement": Option(
         RUN,
         "WHERE",
         "with ray: shared (all nodes reach OUT, the default), or node-local (every node stores a part in OUT on its "
         "own disk; '$VARIABLES' in OUT are those of the node)",
     ),
+    "part": Option(
+        RUN,
+        "I/N",
+        "do only the units of part I of N, on any machine that reaches OUT; when all parts are done, tokenmill join "
+        "makes the dataset",
+    ),
     "wait": _flag(RUN, "if another process is building OUT, wait for it", "--wait"),
+}
+JOIN_OPTIONS = {
+    "output": _argument("OUT", "the folder or URL that the parts were given"),
+    "workers": _workers("threads that hash files of parts that were cut off; all cores by default"),
+    **PRINTED,
 }
 _FINISHED = {"path": _argument("OUT", "folder or URL of a dataset")}
 _REBUILD = {

@@ -22,7 +22,7 @@ from tokenmill.errors import DatasetError, RecipeError
 from tokenmill.sizes import counted, few, format_bytes, format_count, format_seconds
 
 if TYPE_CHECKING:
-    from tokenmill.build.api import PrepareResult
+    from tokenmill.build.api import PartStatus, PrepareResult
     from tokenmill.build.preview import PlanResult
     from tokenmill.dataset.dataset import Dataset
     from tokenmill.dataset.manifest import Manifest, Nodes
@@ -88,7 +88,6 @@ def result_record(result: PrepareResult | ImportResult) -> dict[str, Any]:
 
 
 def result(result: PrepareResult | ImportResult, *, tokens_per_second: int = 0, is_kept: bool = True) -> None:
-    manifest = result.manifest
     if not is_kept:
         _print(f"{result.output} keeps only the export; the dataset, as it was:")
     elif result.already_complete:
@@ -96,9 +95,35 @@ def result(result: PrepareResult | ImportResult, *, tokens_per_second: int = 0, 
     else:
         rate = f", {format_count(tokens_per_second)} tokens/s" if tokens_per_second else ""
         _print(f"{result.output} is done in {format_seconds(result.seconds)}{rate}")
+    _totals(result)
+
+
+def part(result: PrepareResult, part: PartStatus, *, tokens_per_second: int = 0) -> None:
+    """A part of a build, and what has to be done next."""
+    rate = f", {format_count(tokens_per_second)} tokens/s" if tokens_per_second else ""
+    what = f"part {part.number}/{part.into} of {result.output}, {counted(part.units, 'unit')},"
+    if result.already_complete:
+        _print(f"{what} was complete already")
+    else:
+        _print(f"{what} is done in {format_seconds(result.seconds)}{rate}")
+    _totals(result, has_shards=False)
+    if part.missing_units:
+        _print(f"  {counted(part.missing_units, 'unit')} of other parts are missing")
+    else:
+        _print(f"  all parts are complete: run `tokenmill join {shlex.quote(result.output)}`")
+
+
+def part_record(part: PartStatus | None) -> dict[str, Any]:
+    return {} if part is None else {"part": dataclasses.asdict(part)}
+
+
+def _totals(result: PrepareResult | ImportResult, *, has_shards: bool = True) -> None:
+    """The splits, what was dropped, and what was compared."""
+    manifest = result.manifest
+    shards = {name: (("shard", len(split.shards)),) if has_shards else () for name, split in manifest.splits.items()}
     for line in _split_lines(
         {
-            name: (("token", split.tokens), ("document", split.documents), ("shard", len(split.shards)))
+            name: (("token", split.tokens), ("document", split.documents), *shards[name])
             for name, split in manifest.splits.items()
         }
     ):
@@ -156,7 +181,10 @@ def _lines(text: str, width: int) -> list[str]:
 
 
 def nodes_record(nodes: Nodes | None) -> dict[str, Any]:
-    return {} if nodes is None else {"nodes": [dataclasses.asdict(place) for place in nodes.parts]}
+    """Which node has what. The numbers of a part's units, possibly a million, are left to `nodes.json`."""
+    if nodes is None:
+        return {}
+    return {"nodes": [dataclasses.asdict(dataclasses.replace(place, units=())) for place in nodes.parts]}
 
 
 def nodes(record: dict[str, Any]) -> None:

@@ -27,8 +27,10 @@ LINE_SECONDS = 30.0
 _BAR_CELLS = (24, 16, 8)
 _GAP = "  "
 # Columns in their order; and by their use, for a terminal that has no room for all.
-_IN_ORDER = ("label", "bar", "share", "bytes", "documents", "tokens", "speed", "left", "workers")
-_BY_USE = ("share", "left", "speed", "bytes", "label", "tokens", "bar", "documents", "workers")
+_IN_ORDER = ("label", "bar", "share", "bytes", "documents", "tokens", "speed", "left", "workers", "hosts")
+_BY_USE = ("share", "left", "speed", "hosts", "bytes", "label", "tokens", "bar", "documents", "workers")
+# Hosts that are shown each by itself.
+_FEW_HOSTS = 4
 
 
 class ProgressDisplay:
@@ -166,7 +168,18 @@ def pieces(event: Event) -> dict[str, str]:
         found["speed"] = f"{format_bytes(event['bytes_per_second'])}/s"
         found["left"] = f"ETA {format_seconds(left) if left is not None else '?'}"
         found["workers"] = counted(event["workers"], "worker")
+    if "hosts" in event:
+        found["hosts"] = _hosts({name: host["bytes_per_second"] for name, host in event["hosts"].items()})
     return found
+
+
+def _hosts(rates: Mapping[str, int]) -> str:
+    """How fast each host is, or the slowest and the fastest of many."""
+    if len(rates) <= _FEW_HOSTS:
+        return ", ".join(f"{host} {format_bytes(rate)}/s" for host, rate in rates.items())
+    slowest, fastest = (choose(rates, key=rates.__getitem__) for choose in (min, max))
+    ends = " to ".join(f"{format_bytes(rates[host])}/s ({host})" for host in (slowest, fastest))
+    return f"{len(rates)} hosts, {ends}"
 
 
 def join_pieces(found: Mapping[str, str]) -> str:

@@ -6,12 +6,12 @@ same sources and the same recipe give the same bytes.
 A dataset may also be spread over nodes. Its plan is dealt into parts, each built on one node's own disk, and the
 record `nodes.json` says which part is where:
 
-    units of the plan    0 1 2 3 | 4 5 6 | 7 8 9     runs of similar size, in the order of the plan
+    units of the plan    0 3 5 8 | 1 4 9 | 2 6 7     of similar size, spread over the whole plan
     parts                   0    |   1   |   2       each a dataset, in OUT on its node
     nodes.json            node1  | node3 | node2     written when all parts are complete, the same on every node
 
 The plan of a part has only its own units and their sources, and names the whole plan. A restart reads from the disks
-which node has which part, so no list of nodes has to be stored.
+which node has which part, so no list of nodes has to be stored. Parts that version 0.1 dealt are runs of units.
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ NODES = "nodes.json"
 NODES_FORMAT = 1
 # The key in a plan's or manifest's identity.
 NODES_IDENTITY = "part"
+# How a part was dealt: every part is a fair sample.
+SPREAD = "spread"
 
 _HINT = "the manifest is damaged or was not written by tokenmill"
 _SAME_FOLDER = "rename one of them: they would be the same folder on many disks"
@@ -291,11 +293,15 @@ class _Tokenizer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NodePart:
-    """Part `number` of a plan that was dealt `into` so many parts. `whole` is the fingerprint of the whole plan."""
+    """Part `number` of a plan that was dealt `into` so many parts. `whole` is the fingerprint of the whole plan.
+
+    `dealt` is empty if the parts are runs of neighbours.
+    """
 
     number: Int
     into: Int
     whole: str
+    dealt: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -306,12 +312,17 @@ class Totals:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PartLocation:
-    """The node and folder of a part, its size, and the digest of its manifest."""
+    """The node and folder of a part, its size, and the digest of its manifest.
+
+    `units` are the numbers of its units in the whole plan, in the order of its documents. Empty if the parts are runs
+    of neighbours: then all parts, one after the other, have the order of the whole.
+    """
 
     host: str
     path: str
     splits: dict[str, Totals]
     manifest: Digest
+    units: tuple[Int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -329,10 +340,12 @@ def part_of(identity: Mapping[str, Any]) -> NodePart | None:
     return None if found is None else records.convert(NodePart, found, where=f"identity.{NODES_IDENTITY}")
 
 
-def describe_nodes(manifest: Manifest, digest: Digest, *, host: str, path: str) -> PartLocation:
+def describe_nodes(
+    manifest: Manifest, digest: Digest, *, host: str, path: str, units: tuple[int, ...] = ()
+) -> PartLocation:
     """A complete part, as `nodes.json` lists it."""
     splits = {name: Totals(tokens=split.tokens, documents=split.documents) for name, split in manifest.splits.items()}
-    return PartLocation(host=host, path=path, splits=splits, manifest=digest)
+    return PartLocation(host=host, path=path, splits=splits, manifest=digest, units=units)
 
 
 def load_nodes(folder: Storage) -> Nodes | None:

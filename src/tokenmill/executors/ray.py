@@ -33,6 +33,7 @@ from tokenmill import errors, records
 from tokenmill.errors import RecipeError
 from tokenmill.executors.base import MAX_TRIES, Listener, UnitFailure, retry_or_fail
 from tokenmill.executors.forkserver import WORKER_ENVIRONMENT, Message
+from tokenmill.executors.host_cluster import HostCluster
 from tokenmill.executors.ray_cluster import (
     LOOK_SECONDS,
     answered,
@@ -73,13 +74,26 @@ class _Call:
 
 
 class RayExecutor:
-    """Units on the actors of a cluster; `workers` limits how many there are, and is the size of a local Ray."""
+    """Units on the actors of a cluster; `workers` limits how many there are, and is the size of a local Ray.
+
+    The cluster of `hosts`, if they are given, is started first; who made it stops it.
+    """
 
     def __init__(
-        self, folder: Storage, config: BuildConfig, spec: TokenizerSpec, *, address: str | None, workers: int | None
+        self,
+        folder: Storage,
+        config: BuildConfig,
+        spec: TokenizerSpec,
+        *,
+        address: str | None,
+        workers: int | None,
+        hosts: HostCluster | None = None,
     ) -> None:
         wanted = workers if workers is not None else positive_from_environment("DATASET_NUM_PROC")
-        self._ours = connect(address, wanted)
+        if hosts is not None:
+            hosts.start()
+            address = hosts.address
+        self._ours = connect(address, wanted, hosts.environment if hosts is not None else None)
         self._wanted = wanted
         options = {"num_cpus": 1, "max_concurrency": CALLS, "runtime_env": {"env_vars": WORKER_ENVIRONMENT}}
         self._new_actor = ray.remote(**options)(UnitActor)
@@ -140,7 +154,8 @@ class RayExecutor:
                 if task is None:
                     self._check_opened(answer)
                 elif answer["kind"] == "done":
-                    listener({"kind": "progress", "unit": task.unit.index, **answer["counts"]})
+                    about = {"unit": task.unit.index, "host": answer["host"]}
+                    listener({"kind": "progress", **about, **answer["counts"]})
                     listener({"kind": "done", "unit": task.unit.index})
                 else:
                     retry_or_fail(task, error_of(answer), tries, again, failures, listener)
@@ -178,6 +193,7 @@ class RayExecutor:
             elif call.actor in self._free_calls:
                 self._free_calls[call.actor] += call.free_calls
                 self._hosts.setdefault(call.actor, answer.get("host", ""))  # its first answer: it has opened
+                answer["host"] = self._hosts[call.actor]
             yield call.task, answer
 
     def _start_actors(self) -> None:

@@ -62,8 +62,11 @@ _JOIN_HINT = (
 )
 
 
-def connect(address: str | None, workers: int | None) -> bool:
-    """Join a cluster, or start a temporary local Ray. False if this program has joined one already."""
+def connect(address: str | None, workers: int | None, secret: Mapping[str, str] | None = None) -> bool:
+    """Join a cluster, or start a temporary local Ray. False if this program has joined one already.
+
+    `secret` is the environment of a cluster that this program has started on other hosts.
+    """
     if ray.is_initialized():
         joined = ray.get_runtime_context().gcs_address
         if address not in (None, "auto", joined):
@@ -75,7 +78,8 @@ def connect(address: str | None, workers: int | None) -> bool:
         options = {"num_cpus": resolve_workers(workers), "include_dashboard": False, "object_store_memory": STORE_BYTES}
         secret = local_environment()
     else:
-        options, secret = {"address": found}, user_environment() if _is_recorded(address) else {}
+        options = {"address": found}
+        secret = secret or (user_environment() if _is_recorded(address) else {})
     try:
         with (
             _own_signal_handlers(),

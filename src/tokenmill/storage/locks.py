@@ -7,6 +7,11 @@ machines of a network drive or in an object store.
     holder on this machine     dead if its process has ended, or the machine has booted since
     holder on another machine  dead if the heartbeat has stopped for PATIENCE_SECONDS
 
+Parts of a build (`--part 2/4`) have a lock each, `.build/parts/2-of-4.lock`. They do not exclude each other; the build
+lock excludes all of them:
+
+    a build   takes its lock, then refuses if a part is held      a part   takes its lock, then refuses if the build is
+
 `FileLocks` protect the copies in a shard cache: the system releases them when a process dies.
 """
 
@@ -20,6 +25,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,9 +38,13 @@ from tokenmill.storage.local import check_parents
 from tokenmill.storage.output import TEMP_SUFFIX
 
 LOCK = ".build/lock"
+# What the parts of a build note about themselves.
+PARTS = ".build/parts"
+LOCK_SUFFIX = ".lock"
 HEARTBEAT_SECONDS = 5.0
 PATIENCE_SECONDS = 30.0
 _CHECKS = 50
+_LOCKS_AT_ONCE = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,12 +60,16 @@ class Holder:
 
 @contextlib.contextmanager
 def locked(
-    folder: Storage, *, patience: float | None = PATIENCE_SECONDS, tell: Callable[[str], None] = lambda _: None
+    folder: Storage,
+    *,
+    lock: str = LOCK,
+    patience: float | None = PATIENCE_SECONDS,
+    tell: Callable[[str], None] = lambda _: None,
 ) -> Iterator[None]:
     """Hold the folder's lock during a `with` block. Raises `LockedError` if a running build has it.
 
-    `patience` is how many seconds the heartbeat of another machine may stop before its lock is taken over; None never
-    takes it over. `tell` receives a message before a wait.
+    `lock` may be that of a part. `patience` is how many seconds the heartbeat of another machine may stop before its
+    lock is taken over; None never takes it over. `tell` receives a message before a wait.
     """
     me = Holder(
         machine=_machine(),
@@ -66,20 +80,21 @@ def locked(
     )
     held, stop = threading.Event(), threading.Event()
     # It starts before the lock exists, so that no other thread takes a lock without a heartbeat for a dead one.
-    beat = threading.Thread(target=_beat, args=(folder, held, stop), daemon=True, name=_heart(me))
+    beat = threading.Thread(target=_beat, args=(folder, lock, held, stop), daemon=True, name=_heart(me))
     beat.start()
     try:
-        while not _acquire(folder, me):
-            _break_if_dead(folder, patience, tell)
+        while not _acquire(folder, lock, me):
+            _break_if_dead(folder, lock, patience, tell)
         held.set()
+        _refuse_others(folder, lock, patience, tell)
         yield
     finally:
         stop.set()
         held.set()
         beat.join()
         with contextlib.suppress(DatasetError, StorageError):
-            if _holder(folder) == me:
-                folder.remove(LOCK)
+            if _holder(folder, lock) == me:
+                folder.remove(lock)
 
 
 def telling(watch: Callable[[dict[str, Any]], None] | None) -> Callable[[str], None]:
@@ -87,58 +102,85 @@ def telling(watch: Callable[[dict[str, Any]], None] | None) -> Callable[[str], N
     return lambda message: None if watch is None else watch({"kind": "waiting", "message": message})
 
 
-def is_held(folder: Storage) -> bool:
+def is_held(folder: Storage, lock: str = LOCK, *, patience: float | None = PATIENCE_SECONDS) -> bool:
     """Whether a running build has the lock. The lock of a dead one is removed."""
-    if not folder.exists(LOCK):
+    if not folder.exists(lock):
         return False
     try:
-        _break_if_dead(folder, PATIENCE_SECONDS)
+        _break_if_dead(folder, lock, patience)
     except LockedError:
         return True
     return False
 
 
-def _acquire(folder: Storage, me: Holder) -> bool:
-    return not folder.exists(LOCK) and folder.claim(LOCK, records.seal(me)) and _holder(folder) == me
+def part_lock(number: int, into: int) -> str:
+    """The lock of part `number` of `into`."""
+    return f"{PARTS}/{number}-of-{into}{LOCK_SUFFIX}"
 
 
-def _break_if_dead(folder: Storage, patience: float | None, tell: Callable[[str], None] = lambda _: None) -> None:
+def _acquire(folder: Storage, lock: str, me: Holder) -> bool:
+    return not folder.exists(lock) and folder.claim(lock, records.seal(me)) and _holder(folder, lock) == me
+
+
+def _refuse_others(folder: Storage, lock: str, patience: float | None, tell: Callable[[str], None]) -> None:
+    """Raise `LockedError` if a part has its lock while this is a build, or a build while this is a part."""
+    if lock != LOCK:
+        if folder.exists(LOCK):
+            _break_if_dead(folder, LOCK, patience, tell)
+        return
+    found = [f"{PARTS}/{name}" for name in folder.names(PARTS) if name.endswith(LOCK_SUFFIX)]
+    if found:  # at the same time: parts may have died on many machines
+        with ThreadPoolExecutor(min(len(found), _LOCKS_AT_ONCE)) as pool:
+            list(pool.map(lambda name: _break_if_dead(folder, name, patience, tell), found))
+
+
+def _break_if_dead(
+    folder: Storage, lock: str, patience: float | None, tell: Callable[[str], None] = lambda _: None
+) -> None:
     """Remove the lock of a dead holder; that of a live one is a `LockedError`. Returns if the lock has disappeared."""
-    holder = _holder(folder)
+    holder = _holder(folder, lock)
     if holder is not None and holder.machine == _machine():
         if _is_alive(holder):
             raise LockedError(
-                f"{folder.path} is being built by process {holder.process} on this machine",
+                f"{_what(folder, lock)} is being built by process {holder.process} on this machine",
                 hint="wait for it, or stop it and run the same command again",
             )
-        _remove(folder, holder)
+        _remove(folder, lock, holder)
         return
     if holder is not None and _booted_since(holder):
-        _remove(folder, holder)
+        _remove(folder, lock, holder)
         return
-    first, waited = folder.stat(LOCK), 0.0
+    first, waited = folder.stat(lock), 0.0
     if first is None:
         return
     elsewhere = LockedError(
-        f"{folder.path} is being built {_location(holder)}",
+        f"{_what(folder, lock)} is being built {_location(holder)}",
         hint="wait for it, or stop it and run the same command again",
     )
     if patience is None:
         raise elsewhere
     age = max(0.0, time.time() - first.modified / 1e9)
     tell(
-        f"waiting for the lock of {folder.path}, held {_location(holder)}, last heartbeat {age:.0f} s ago; "
+        f"waiting for the lock of {_what(folder, lock)}, held {_location(holder)}, last heartbeat {age:.0f} s ago; "
         f"taken over after {patience:g} s without a heartbeat"
     )
     while waited < patience:
         time.sleep(min(0.5, patience))
         waited += 0.5
-        now = folder.stat(LOCK)
+        now = folder.stat(lock)
         if now is None:
             return
         if now.modified != first.modified:
             raise elsewhere
-    _remove(folder, holder)
+    _remove(folder, lock, holder)
+
+
+def _what(folder: Storage, lock: str) -> str:
+    """What a lock is of: an output folder, or a part of it."""
+    if lock == LOCK:
+        return folder.path
+    part = lock.removeprefix(f"{PARTS}/").removesuffix(LOCK_SUFFIX).replace("-of-", "/")
+    return f"part {part} of {folder.path}"
 
 
 def _location(holder: Holder | None) -> str:
@@ -146,18 +188,18 @@ def _location(holder: Holder | None) -> str:
     return "on another machine" if holder is None or not holder.host else f"on {holder.host} (process {holder.process})"
 
 
-def _remove(folder: Storage, holder: Holder | None) -> None:
+def _remove(folder: Storage, lock: str, holder: Holder | None) -> None:
     """Remove the lock of a dead holder, unless another process has taken it over already.
 
     The lock must not change between the comparison and the removal, so one process at a time claims the right to both.
     """
-    right = f"{LOCK}.{records.digest(holder)[:12]}{TEMP_SUFFIX}"
+    right = f"{lock}.{records.digest(holder)[:12]}{TEMP_SUFFIX}"
     if not folder.claim(right, secrets.token_bytes(8)):
         _wait_until_used(folder, right)
         return
     try:
-        if _holder(folder) == holder:
-            folder.remove(LOCK)
+        if _holder(folder, lock) == holder:
+            folder.remove(lock)
     finally:
         folder.remove(right)
 
@@ -171,10 +213,10 @@ def _wait_until_used(folder: Storage, right: str) -> None:
     folder.remove(right)
 
 
-def _holder(folder: Storage) -> Holder | None:
+def _holder(folder: Storage, lock: str) -> Holder | None:
     """The holder of the lock; None if there is no lock, or its file is damaged."""
     try:
-        return records.unseal(Holder, folder.read(LOCK, max_bytes=4096), where=LOCK)
+        return records.unseal(Holder, folder.read(lock, max_bytes=4096), where=lock)
     except DatasetError:
         return None
 
@@ -190,11 +232,11 @@ def _heart(holder: Holder) -> str:
     return f"tokenmill-heartbeat-{holder.token}"
 
 
-def _beat(folder: Storage, held: threading.Event, stop: threading.Event) -> None:
+def _beat(folder: Storage, lock: str, held: threading.Event, stop: threading.Event) -> None:
     held.wait()
     while not stop.wait(HEARTBEAT_SECONDS):
         with contextlib.suppress(StorageError):
-            folder.touch(LOCK)
+            folder.touch(lock)
 
 
 def _machine() -> str:

@@ -76,6 +76,15 @@ def finish(case: Case, output: str) -> str | None:
     return wrong_with(case, output)
 
 
+def finish_in_parts(case: Case, output: str) -> str | None:
+    """The same for a build in parts."""
+    try:
+        case.world.build_in_parts(output)
+    except TokenmillError as error:
+        return f"the parts do not go on: {type(error).__name__}: {error.message}"
+    return wrong_with(case, output)
+
+
 def mend(case: Case, output: str) -> str | None:
     """Repair; a sentence if the result is not as it must be."""
     try:

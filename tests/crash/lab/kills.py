@@ -30,7 +30,8 @@ from lab.seam import Tapped
 from lab_runner import Row
 from tokenmill.storage.filesystem import FileSystem
 
-BUILDS = ("build", "build with scratch", "build with budget", "build with prepend")
+BUILDS = ("build", "build with scratch", "build with budget", "build with prepend", "parts", "parts with scratch")
+PARTS = BUILDS[4:]
 REPAIRS = ("repair", "repair without manifest")
 # Enough for a command to be killed in the midst of its work.
 COMMAND_DOCUMENTS = 400
@@ -227,6 +228,7 @@ def _all_gone(processes: list[int]) -> bool:
 EXPERIMENTS = [
     # The other scenes have the same operations; they are among those that are killed again and again.
     ("kills, builds", partial(kills, BUILDS[:2], None)),
+    ("kills, parts", partial(kills, PARTS[:1], None)),
     ("kills, repairs", partial(kills, REPAIRS[:1], None)),
     ("kills, commands", partial(command_kills, 32, seed=1)),
     ("kills, repeated", partial(repeated_kills, (*BUILDS, *REPAIRS), 240, seed=1)),

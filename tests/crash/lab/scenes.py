@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from lab.judge import Case, finish, make_case, mend, wrong_tree
+from lab.judge import Case, finish, finish_in_parts, make_case, mend, wrong_tree
 from lab.seam import operations
 from lab.swift import swift
 from tokenmill.storage.filesystem import FileSystem
@@ -82,6 +82,10 @@ def _build(case: Case, output: str, fs: FileSystem) -> object:
     return case.world.build(output, fs)
 
 
+def _build_in_parts(case: Case, output: str, fs: FileSystem) -> object:
+    return case.world.build_in_parts(output, fs)
+
+
 def _repair(case: Case, output: str, fs: FileSystem) -> object:
     return case.world.repair(output, fs)
 
@@ -95,6 +99,8 @@ SCENES = {
     "build with scratch": Scene("scratch", _nothing, _build, _is_right, finish),
     "build with budget": Scene("budget", _nothing, _build, _is_right, finish),
     "build with prepend": Scene("prepend", _nothing, _build, _is_right, finish),
+    "parts": Scene("plain", _nothing, _build_in_parts, _is_right, finish_in_parts),
+    "parts with scratch": Scene("scratch", _nothing, _build_in_parts, _is_right, finish_in_parts),
     "build when finished": Scene("plain", _finished, _build, _is_right, finish),
     "repair": Scene("plain", damage, _repair, _is_right, mend),
     "repair without manifest": Scene("plain", _beheaded, _repair, _is_right, mend),

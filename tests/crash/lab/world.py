@@ -21,6 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from tokenmill.build.api import open_executor
+from tokenmill.build.join import PartNumber, build_part, join_folder
 from tokenmill.build.pipeline import BuildOptions, build
 from tokenmill.dataset.manifest import Manifest
 from tokenmill.maintenance.repair import repair_folder
@@ -63,6 +64,15 @@ class World:
                 wanted, folder, BuildOptions(start_executor=start_executor, scratch=self.scratch, update=self.update)
             )
         return found
+
+    def build_in_parts(self, output: str, fs: FileSystem = LOCAL) -> Manifest:
+        """The same in two parts, one after the other, and joined."""
+        wanted = make_recipe({"sources": (str(self.sources),), **self.recipe}, config=None)
+        folder = Folder(output, fs)
+        options = BuildOptions(start_executor=partial(open_executor, 1, None), scratch=self.scratch)
+        for number in (2, 1):
+            build_part(wanted, folder, options, part=PartNumber(number, 2))
+        return join_folder(folder, threads=1)[0]
 
     def verify(self, output: str, fs: FileSystem = LOCAL) -> VerifyReport:
         return verify_folder(Folder(output, fs), threads=1)
