@@ -260,9 +260,10 @@ def _plain_quotes(view: npt.NDArray[np.uint8]) -> npt.NDArray[np.int64]:
     behind = view[quotes - 1] == _BACKSLASH if len(quotes) else np.zeros(0, np.bool_)
     if not behind.any():
         return quotes
-    others = np.flatnonzero(view != _BACKSLASH)
-    before = quotes[behind] - 1
-    run = before - others[np.searchsorted(others, before) - 1]
+    backslashes = np.flatnonzero(view == _BACKSLASH)
+    firsts = backslashes[np.diff(backslashes, prepend=-2) > 1]
+    last = quotes[behind] - 1
+    run = last - firsts[np.searchsorted(firsts, last, side="right") - 1] + 1
     escaped = np.zeros(len(quotes), np.bool_)
     escaped[np.flatnonzero(behind)[run % 2 == 1]] = True
     return quotes[~escaped]
