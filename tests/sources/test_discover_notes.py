@@ -209,3 +209,20 @@ def test_tables_none_of_which_can_be_read_are_an_error_before_any_work(tmp_path:
         (tmp_path / name).write_bytes(b"no parquet")
     with pytest.raises(SourceError, match=r"a\.parquet"):
         listed(tmp_path)
+
+
+def test_parts_of_conversations_that_are_not_text_are_counted(tmp_path: Path) -> None:
+    call = {"role": "assistant", "content": None, "tool_calls": [{"id": "1"}]}
+    image = {
+        "role": "user",
+        "content": [{"type": "text", "text": "see"}, {"type": "image_url", "image_url": {"url": "x"}}],
+    }
+    plain = {"role": "user", "content": "hi"}
+    rows = [{"messages": [plain, call]}, {"messages": [image, call]}, {"messages": [plain]}]
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said = listed(tmp_path / "a.jsonl").notes
+    assert said[-1] == (
+        "parts that are not text are left out; of the first 3 in a.jsonl: tool_calls in 2, image_url in 1"
+    )
+    (tmp_path / "a.jsonl").write_text(json.dumps(rows[-1]))
+    assert not any("left out; of" in note for note in listed(tmp_path / "a.jsonl").notes)

@@ -22,7 +22,15 @@ from typing import TYPE_CHECKING
 from tokenmill.errors import NotTextError, RecipeError, SourceError, StorageError
 from tokenmill.recipe import BY_ROW
 from tokenmill.records import make_table
-from tokenmill.sources.base import Extent, Rule, Source, SourceFormat, default_unit_bytes, naming_what_needs_memory
+from tokenmill.sources.base import (
+    Extent,
+    Rule,
+    Source,
+    SourceFormat,
+    SourceSlice,
+    default_unit_bytes,
+    naming_what_needs_memory,
+)
 from tokenmill.sources.files import (
     COMPRESSIONS,
     Pin,
@@ -47,7 +55,7 @@ from tokenmill.sources.reader import (
     kind_of,
     read_as,
 )
-from tokenmill.sources.text_columns import UNREAD
+from tokenmill.sources.text_columns import UNREAD, parts_left_out
 from tokenmill.storage import globs
 from tokenmill.storage.base import is_hub, is_url
 from tokenmill.storage.hub import plain_name
@@ -82,6 +90,8 @@ _OWNERS = {
 }
 # A name has fewer.
 _MANY_SPACES = 8
+# How much of a source is read to see what is left out of its conversations.
+_LOOK_BYTES, _LOOK_ROWS = 1 << 20, 100
 # How many files that are not text an error names.
 _MAX_NAMED = 3
 
@@ -434,7 +444,7 @@ def notes(
     if endings := passed_over.endings:
         yield f"{_files(endings.total())} of other kinds in the folders passed over: {count_endings(endings)}"
     yield from (f"the dataset {place} among the sources is passed over" for place in passed_over.datasets[:_MOST])
-    yield from _text_notes(recipe, sources)
+    yield from _text_notes(recipe, root, sources)
     if not_text:
         yield f"{_files(len(not_text))} will be quarantined, like this one: {not_text[0].message}"
     yield from (error.message for error in unread[:_MOST])
@@ -442,16 +452,18 @@ def notes(
         yield f"and {len(unread) - _MOST} more that cannot be read"
 
 
-def _text_notes(recipe: Recipe, sources: Iterable[Source]) -> Iterator[str]:
+def _text_notes(recipe: Recipe, root: str, sources: Iterable[Source]) -> Iterator[str]:
     """Where a text was found that could be meant otherwise."""
     unknown: Counter[str] = Counter()
     whole: Counter[str] = Counter()
     rules: Counter[str] = Counter()
+    examples: dict[str, Source] = {}
     for source in sources:
         if recipe.documents in BY_ROW and kind_of(source.name)[0] is None:
             (whole if source.kind == "document" else unknown)[ending_of(source.name)] += 1
         if source.text and recipe.text_column is None and recipe.template is None:
             rules[json.dumps(source.text)] += 1
+            examples.setdefault(json.dumps(source.text), source)
     if unknown:
         yield f"{_files(unknown.total())} of unknown kind read as text, a document a line: {count_endings(unknown)}"
     if whole:
@@ -459,6 +471,30 @@ def _text_notes(recipe: Recipe, sources: Iterable[Source]) -> Iterator[str]:
         yield f"{said}; `documents='lines'` makes it one a line"
     for rule, count in rules.most_common():
         yield from (f"the text of {_files(count)} is {what}" for what in _guessed(json.loads(rule)))
+        yield from _left_out(os.path.join(root, examples[rule].name), examples[rule], recipe)
+
+
+def _left_out(path: str, source: Source, recipe: Recipe) -> Iterator[str]:
+    """What is not text in the first conversations of a source."""
+    name = source.text.get("turns") or (source.text["chosen"][-1] if "chosen" in source.text else None)  # type: ignore[index]  # a list
+    if name is None:
+        return
+    # A template shows any value as JSON.
+    whole = replace(source, text={"template": f"{{{name}}}"})
+    part = SourceSlice(path=path, index=0, source=whole)
+    counts: Counter[str] = Counter()
+    texts: list[str] = []
+    with contextlib.suppress(SourceError, ValueError):
+        read = format_of(source.kind, recipe.documents).read(
+            part, limit=recipe.max_document_bytes, batch_bytes=_LOOK_BYTES
+        )
+        first = next(iter(read), None)
+        texts = [] if first is None else first.text.to_pylist()[:_LOOK_ROWS]
+        for text in texts:
+            counts.update(parts_left_out(json.loads(text)))
+    if counts:
+        parts = ", ".join(f"{part} in {count:,}" for part, count in counts.most_common(_MAX_NAMED))
+        yield f"parts that are not text are left out; of the first {len(texts):,} in {source.name}: {parts}"
 
 
 def _guessed(rule: Rule) -> Iterator[str]:

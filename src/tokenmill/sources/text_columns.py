@@ -219,6 +219,26 @@ def _turn_text(turn: Any) -> str | None:
     return None
 
 
+# What a turn says about itself, and is not a part of it.
+_ABOUT_TURN = ("role", "from", "name", "type", "id", "weight", "train", "loss")
+
+
+def parts_left_out(turns: Any) -> set[str]:
+    """The names of the parts of a conversation that are not text, such as tool_calls or image_url."""
+    found: set[str] = set()
+    for turn in turns if isinstance(turns, list) else [turns]:
+        if not isinstance(turn, dict):
+            continue
+        spoken = next((key for key in _TURN_TEXT if turn.get(key) is not None), None)
+        if spoken is None and isinstance(turn.get("type"), str):
+            found.add(turn["type"])
+        else:
+            found |= {key for key, value in turn.items() if value and key not in (*_ABOUT_TURN, spoken)}
+        if spoken is not None:
+            found |= parts_left_out(turn[spoken]) if isinstance(turn[spoken], list | dict) else set()
+    return found
+
+
 # A dictionary column can repeat one stored text a million times, so the size of the file bounds nothing.
 MAX_BATCH_ROWS = 1 << 14
 
