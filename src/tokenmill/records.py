@@ -1,4 +1,4 @@
-"""Sealed records: the format of the plan, the receipts, the manifest and other small files.
+"""Sealed records, strictly decoded JSON with a digest: the plan, the receipts, the manifest and other small files.
 
     value -> canonical JSON (sorted keys, no spaces), its SHA-256 as one more field at the end -> bytes
     bytes -> size, seal, JSON, fields and types, canonical spelling are checked                -> value

@@ -6,7 +6,7 @@
 Nothing is written. The samples have one global order, and a step takes the next `world_size * batch_size` of them, as
 with the loader. How many tokens a unit has is only known after tokenizing it, so every rank needs the tokens of all of
 the text, and keeps its own samples. A rank makes these tokens itself, or with `workers` the ranks of a node share a
-pool of processes that makes them (`executors/token_pool.py`).
+pool of processes that makes them (`executors/token_client.py`).
 
 An epoch reads the tokens of one split unit by unit, and buffers them while samples need them:
 
@@ -45,7 +45,7 @@ from tokenmill.dataset.bin_idx import Tokens, numpy_dtype
 from tokenmill.dataset.windows import check_seq_len, check_tokens
 from tokenmill.errors import DatasetError, RecipeError, StateError
 from tokenmill.executors.in_process import InProcessProber
-from tokenmill.executors.token_pool import TokenPool
+from tokenmill.executors.token_client import TokenClient
 from tokenmill.loader.batches import Batch, BatchSpec, Labels, WindowLayout
 from tokenmill.loader.loader import check_share, run_ahead
 from tokenmill.loader.mixture import merge
@@ -322,7 +322,7 @@ class TextStream:
             raise StateError(f"the state's cursor {value} does not lead to sample {seen}", hint="the state is damaged")
         return cursor
 
-    def _open_encoder(self, workers: int | None) -> InThisProcess | TokenPool:
+    def _open_encoder(self, workers: int | None) -> InThisProcess | TokenClient:
         """What turns units into tokens: this process, or a pool that the ranks of this node share."""
         texts, spec = self._texts, self._spec
         if not workers:
@@ -335,7 +335,7 @@ class TextStream:
             "split": texts.split,
         }
         name = records.digest([configuration, self._sources, self._job, os.getcwd()])
-        return TokenPool(workers, configuration, name, self._upcoming)
+        return TokenClient(workers, configuration, name, self._upcoming)
 
     def _upcoming(self, now: int, position: int) -> UnitTask | None:
         """The unit at a position, which counts the units of all epochs; None behind the end of the current pass."""
@@ -347,7 +347,7 @@ class TextStream:
 
     def _batches(
         self,
-        encoder: InThisProcess | TokenPool,
+        encoder: InThisProcess | TokenClient,
         worker: int = 0,
         workers: int = 1,
         position: tuple[int, Cursor] | None = None,
@@ -388,7 +388,7 @@ class TextStream:
                 break
         yield cursor.samples_before, cursor, None
 
-    def _open_epoch(self, cursor: Cursor, encoder: InThisProcess | TokenPool) -> Epoch:
+    def _open_epoch(self, cursor: Cursor, encoder: InThisProcess | TokenClient) -> Epoch:
         return Epoch(self._texts, cursor, encoder, self.dropped, joins=self._shuffle is not None)
 
     def _marked(self, cursor: Cursor, epoch: Epoch, seen: int) -> Cursor:
@@ -511,7 +511,7 @@ class Epoch:
         self,
         texts: Texts,
         cursor: Cursor,
-        encoder: InThisProcess | TokenPool,
+        encoder: InThisProcess | TokenClient,
         dropped: Counter[str],
         *,
         joins: bool = False,
@@ -567,7 +567,7 @@ class Epoch:
 
 
 def read_split(
-    texts: Texts, cursor: Cursor, encoder: InThisProcess | TokenPool, dropped: Counter[str]
+    texts: Texts, cursor: Cursor, encoder: InThisProcess | TokenClient, dropped: Counter[str]
 ) -> Iterator[tuple[Mark, TokenPiece]]:
     """The tokens of the split from a cursor on, piece by piece with the mark of their unit. Drops are counted."""
     plan, mark = texts.plan, cursor.mark
@@ -585,7 +585,7 @@ def read_split(
 
 
 def read_within_budget(
-    plan: Plan, encoder: InThisProcess | TokenPool, epoch: int, unit: int, all_tokens: int
+    plan: Plan, encoder: InThisProcess | TokenClient, epoch: int, unit: int, all_tokens: int
 ) -> Iterator[TokenPiece]:
     """The pieces of a unit, up to the token budget. The piece that exceeds it is made once more, and cut."""
     position, budget, first = epoch * len(plan.units) + unit, plan.identity["max_tokens"], 0

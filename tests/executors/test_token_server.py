@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_token_pool import read
+from test_token_client import read
 
 import tokenmill
 from conftest import make_texts, write_jsonl
 from tokenmill.build.plan import make_task
-from tokenmill.executors.token_pool import TokenPool
+from tokenmill.executors.token_client import TokenClient
 from tokenmill.executors.token_server import TokenServer
 from tokenmill.text_stream import TextStream
 
@@ -59,7 +59,7 @@ class Serving:
         self.thread = threading.Thread(target=self.server.serve, args=(Connection(theirs.detach()), listener))
         self.thread.start()
 
-    def __enter__(self) -> list[TokenPool]:
+    def __enter__(self) -> list[TokenClient]:
         return self.pools
 
     def __exit__(self, *_: object) -> None:
@@ -81,7 +81,7 @@ def test_clients_at_any_distance_and_speed_get_their_pieces(
 ) -> None:
     assert len(expected[0]) >= 4
 
-    def run(pool: TokenPool, seed: int) -> None:
+    def run(pool: TokenClient, seed: int) -> None:
         chance = random.Random(seed)
         position = chance.randrange(len(expected))
         for _ in range(12):
@@ -105,7 +105,7 @@ def test_pieces_that_are_made_ahead_take_no_more_than_the_room(stream: TextStrea
     assert 1 << 20 < serving.most_held <= (4 + 2) << 20, "at most one piece of each worker more"
 
 
-def read_at(pool: TokenPool, stream: TextStream, position: int) -> list[list[int]]:
+def read_at(pool: TokenClient, stream: TextStream, position: int) -> list[list[int]]:
     plan = stream._texts.plan
     pieces: Iterator[Any] = pool.read(position, make_task(plan, position % len(plan.units)), 0)
     return [piece.tokens.tolist() for piece in pieces]

@@ -1,4 +1,4 @@
-"""The plan: a recipe resolved against the real sources, as an ordered table of units.
+"""The plan: a recipe resolved against the real sources, as an ordered table of units; and the token budget.
 
     sources, in order     a.parquet              b.jsonl          c.txt d.txt e.txt
     units                 [0 row groups 0-3]     [2 bytes 0-64M]  [4 whole files]

@@ -1,4 +1,4 @@
-"""Worker processes, and the fork server that starts them.
+"""Worker processes, and the fork server that starts them and replaces those that died.
 
     parent --- a socket, "start a worker" ---> fork server --- fork ---> worker, with that socket
            <-- its exit code -----------------                           (and no thread but its own)

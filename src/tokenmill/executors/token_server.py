@@ -4,7 +4,7 @@
     rank 1 ---+--- token server ---+--- worker: unit 8
     rank 2 ---+                    +--- worker: unit 9
 
-A client (`token_pool.py`) announces the units that it will need, and requests the pieces of one unit after the other.
+A client (`token_client.py`) announces the units that it will need, and requests the pieces of one unit after the other.
 Each unit is encoded once for all clients. Units that are needed soonest come first, so a client that is behind catches
 up. Pieces travel as descriptors of anonymous memory. So the server holds only descriptors, and nothing has to be
 removed, whichever process is killed.

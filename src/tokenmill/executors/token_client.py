@@ -1,6 +1,6 @@
 """The client of the token server: reads the tokens of units, which the ranks of a node share.
 
-    TokenPool.read(unit 7)  ->  pieces of tokens
+    TokenClient.read(unit 7)  ->  pieces of tokens
                    units 8, 9, ... are being made meanwhile
 
 The first client starts the server (`token_server.py`), and others find it by name: a Unix socket in Linux's abstract
@@ -49,7 +49,7 @@ _END_SECONDS = 1.5
 _Data = npt.NDArray[np.uint8]
 
 
-class TokenPool:
+class TokenClient:
     """A client of a token server.
 
     `configuration` is what workers need, `name` is equal for clients that share a server, and `upcoming`, called

@@ -15,8 +15,8 @@ import tokenmill
 from conftest import make_texts, write_jsonl
 from tokenmill.build.plan import make_task
 from tokenmill.errors import BuildError
-from tokenmill.executors import token_pool
-from tokenmill.executors.token_pool import TokenPool
+from tokenmill.executors import token_client
+from tokenmill.executors.token_client import TokenClient
 from tokenmill.text_stream import TextStream
 from tokenmill.units.encode import TokenPiece
 
@@ -29,7 +29,7 @@ def stream(tmp_path: Path) -> TextStream:
 
 
 @pytest.fixture
-def pools(stream: TextStream) -> Iterator[list[TokenPool]]:
+def pools(stream: TextStream) -> Iterator[list[TokenClient]]:
     found = [stream._open_encoder(2) for _ in range(2)]
     yield found
     for pool in found:
@@ -45,7 +45,7 @@ def read(encoder: Any, stream: TextStream, unit: int, limit: int = -1) -> list[A
 
 
 def test_pieces_are_those_that_this_process_makes_in_any_order_of_units(
-    stream: TextStream, pools: list[TokenPool]
+    stream: TextStream, pools: list[TokenClient]
 ) -> None:
     alone = stream._open_encoder(0)
     for number, (unit, limit) in enumerate([(0, -1), (0, 100), (2, -1), (3, 1), (1, -1)]):
@@ -58,11 +58,11 @@ def test_pieces_are_those_that_this_process_makes_in_any_order_of_units(
 
 
 def test_clients_of_one_name_share_a_server_which_ends_with_the_last(
-    stream: TextStream, pools: list[TokenPool]
+    stream: TextStream, pools: list[TokenClient]
 ) -> None:
     first, second = pools
     read(first, stream, 0), read(second, stream, 0)
-    (server,) = token_pool._started
+    (server,) = token_client._started
     first.close()
     assert read(second, stream, 1)
     os.kill(server, 0)
@@ -72,16 +72,16 @@ def test_clients_of_one_name_share_a_server_which_ends_with_the_last(
 
 
 def test_servers_that_die_one_after_the_other_are_an_error(
-    stream: TextStream, pools: list[TokenPool], monkeypatch: pytest.MonkeyPatch
+    stream: TextStream, pools: list[TokenClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    start = token_pool.start_python
+    start = token_client.start_python
 
     def start_and_kill(*arguments: Any, **options: Any) -> Any:
         process = start(*arguments, **options)
         process.send_signal(signal.SIGKILL)
         return process
 
-    monkeypatch.setattr(token_pool, "start_python", start_and_kill)
+    monkeypatch.setattr(token_client, "start_python", start_and_kill)
     with pytest.raises(BuildError, match="ended 3 times before the next piece of text was done"):
         read(pools[0], stream, 0)
     monkeypatch.undo()
@@ -89,7 +89,7 @@ def test_servers_that_die_one_after_the_other_are_an_error(
 
 
 def test_processes_that_cannot_be_started_are_an_error_that_names_what_needs_none(
-    stream: TextStream, pools: list[TokenPool], monkeypatch: pytest.MonkeyPatch
+    stream: TextStream, pools: list[TokenClient], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(BuildError, match="workers cannot be started") as caught:
