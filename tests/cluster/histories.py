@@ -134,6 +134,9 @@ def quiet(*, nodes: int = 3, with_ray: bool = True) -> None:
         assert tree(found.lab.place / "out") == found.right
         found.nothing_runs(5, but=tuple(node.processes()) if with_ray else ())
         assert f"Ray starts on {nodes} hosts, with {nodes} slots" in found.said()
+        for host in found.nodes:
+            temp = Path(f"/proc/{host.processes('sshd')[0]}/root/tmp")
+            assert not list(temp.glob("tokenmill-ray-*")), "Ray's folder is left"
         if ours is not None:
             assert before <= set(node.processes()), "the user's Ray was disturbed"
             ours.kill()

@@ -17,10 +17,11 @@ from tokenmill.executors.host_agent import kill_below
 AGENT = [sys.executable, "-m", "tokenmill.executors.host_agent"]
 
 
-def agent(*arguments: str) -> subprocess.Popen[str]:
+def agent(*arguments: str, place: Path = Path("/nowhere/ray")) -> subprocess.Popen[str]:
     process = subprocess.Popen(AGENT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     assert process.stdin is not None
-    process.stdin.write(json.dumps({"arguments": arguments, "environment": {"RAY_USAGE_STATS_ENABLED": "0"}}) + "\n")
+    request = {"arguments": arguments, "environment": {"RAY_USAGE_STATS_ENABLED": "0"}, "place": str(place)}
+    process.stdin.write(json.dumps(request) + "\n")
     process.stdin.flush()
     return process
 
@@ -33,11 +34,15 @@ def test_a_ray_that_does_not_start_says_why() -> None:
     assert any("no-such-option" in line for line in message["log"])
 
 
-def test_an_agent_whose_launcher_is_gone_ends_at_once() -> None:
-    with agent("start", "--help") as process:
+def test_an_agent_whose_launcher_is_gone_ends_at_once_and_removes_the_folder_of_ray(tmp_path: Path) -> None:
+    (tmp_path / "ray/session").mkdir(parents=True)
+    (tmp_path / "ray/session/log").touch()
+    (tmp_path / "other").mkdir()
+    with agent("start", "--help", place=tmp_path / "ray") as process:
         assert process.stdin is not None
         process.stdin.close()
         assert process.wait(30) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["other"]
 
 
 KILL = """

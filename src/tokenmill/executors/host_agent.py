@@ -4,7 +4,7 @@
                <--------- up | ended, with why ----------           --- kills --->   it and all that it started
 
 The agent's standard input is its life line: if it ends, or is silent for SILENT_SECONDS, the launcher was killed, cut
-off or interrupted, and the agent kills every process below itself. It loads the standard library only.
+off or interrupted, and the agent kills every process below itself and removes Ray's folder.
 """
 
 from __future__ import annotations
@@ -61,6 +61,10 @@ def main() -> None:
     else:
         reader.join(BEAT_SECONDS)
         _say({"kind": "ended", "log": list(tail)})
+        _end()
+    kill_below(os.getpid())
+    if request["place"]:
+        _remove(request["place"])
     _end()
 
 
@@ -76,6 +80,15 @@ def _read(process: subprocess.Popen[str], tail: deque[str]) -> None:
 def _say(message: dict[str, Any]) -> None:
     with contextlib.suppress(OSError):  # the launcher is gone
         os.write(1, f"{json.dumps(message)}\n".encode())
+
+
+def _remove(place: str) -> None:
+    """Remove Ray's folder of sockets and logs. After an error of Ray it is kept."""
+    from tokenmill.errors import TokenmillError
+    from tokenmill.storage.local import Folder
+
+    with contextlib.suppress(TokenmillError, OSError):
+        Folder(os.path.dirname(place)).remove_tree(os.path.basename(place))
 
 
 def _end() -> None:

@@ -92,6 +92,8 @@ class HostCluster:
         self._agents: list[_Agent] = []
         self._stopping = threading.Event()
         self._secret = local_environment()
+        # On every host; Ray's sockets need a short path.
+        self._place = f"/tmp/tokenmill-ray-{secrets.token_hex(4)}"  # noqa: S108 - random, and Ray makes it
         self.address = ""
 
     @property
@@ -123,7 +125,6 @@ class HostCluster:
             self.check()
         ip = _own_address(self._checked)
         self.address = f"{ip}:{_free_port(ip)}"
-        place = f"/tmp/tokenmill-ray-{secrets.token_hex(4)}"  # noqa: S108 - on every host; Ray's sockets need a short path
         head = [
             "start",
             "--head",
@@ -131,15 +132,17 @@ class HostCluster:
             f"--port={self.address.rpartition(':')[2]}",
             "--include-dashboard=false",
         ]
-        head += [f"--temp-dir={place}", *_common(ip)]
+        head += [f"--temp-dir={self._place}", *_common(ip)]
         if importlib.util.find_spec("grpc") is not None:  # then the head serves clients, too
             head.append(f"--ray-client-server-port={_free_port(ip)}")
-        self._start_agent("this machine", [sys.executable, "-m", _AGENT], head)
+        self._start_agent("this machine", [sys.executable, "-m", _AGENT], head, is_here=True)
         _wait([self._agents[0]])
         for found in self._checked:
             address = ip if found.address.startswith("127.") or found.address == "::1" else found.address
             node = ["start", f"--address={self.address}", f"--num-cpus={found.slots}", *_common(address)]
-            self._start_agent(found.host.name, self._ssh(found.host, f'"$p" -m {_AGENT}'), node)
+            self._start_agent(
+                found.host.name, self._ssh(found.host, f'"$p" -m {_AGENT}'), node, is_here=found.name == platform.node()
+            )
         self._tell(f"Ray starts on {len(self._checked)} hosts, with {sum(one.slots for one in self._checked)} slots")
         threading.Thread(target=self._beat, name="tokenmill-beat", daemon=True).start()
         _wait(self._agents)
@@ -154,8 +157,10 @@ class HostCluster:
             agent.join(deadline)
         self._agents.clear()
 
-    def _start_agent(self, name: str, command: list[str], arguments: list[str]) -> None:
-        request = {"arguments": arguments, "environment": self._secret}
+    def _start_agent(self, name: str, command: list[str], arguments: list[str], *, is_here: bool) -> None:
+        # A node on this machine shares the folder with the head, whose agent removes it.
+        place = "" if is_here and self._agents else self._place
+        request = {"arguments": arguments, "environment": self._secret, "place": place}
         self._agents.append(_Agent(name, command, request, self._stopping, self._tell))
 
     def _beat(self) -> None:
