@@ -25,6 +25,7 @@ from hypothesis import HealthCheck, settings
 from s3 import Bucket
 from stores import bucket_server
 from tokenmill.cli import commands
+from tokenmill.dataset.manifest import CARD, REPORT
 
 pytest_plugins = ["ray_lab"]
 
@@ -61,12 +62,12 @@ def write_jsonl(path: Path, texts: Sequence[str]) -> Path:
 
 
 def tree(path: str | Path) -> dict[str, str]:
-    """SHA-256 of every file of a dataset, but for .build."""
+    """SHA-256 of every file of a dataset, but for .build and what a person looks at."""
     root = Path(path)
     return {
         str(file.relative_to(root)): hashlib.sha256(file.read_bytes()).hexdigest()
         for file in sorted(root.rglob("*"))
-        if file.is_file() and ".build" not in file.parts
+        if file.is_file() and ".build" not in file.parts and file.name not in (CARD, REPORT)
     }
 
 

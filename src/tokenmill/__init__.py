@@ -61,6 +61,7 @@ if TYPE_CHECKING:
     from tokenmill.inspection.compare_tokenizers import SourceRatio, TokenizerResult, compare_tokenizers
     from tokenmill.inspection.doctor import Check, DoctorReport, doctor
     from tokenmill.inspection.peek import Excerpt, Piece, peek
+    from tokenmill.inspection.report import ReportResult, report
     from tokenmill.inspection.trace import trace
     from tokenmill.inspection.viewer import Viewer, view
     from tokenmill.loader.loader import DataLoader
@@ -101,6 +102,7 @@ _HOMES = {
     "tokenmill.inspection.compare_tokenizers": ("SourceRatio", "TokenizerResult", "compare_tokenizers"),
     "tokenmill.inspection.doctor": ("Check", "DoctorReport", "doctor"),
     "tokenmill.inspection.peek": ("Excerpt", "Piece", "peek"),
+    "tokenmill.inspection.report": ("ReportResult", "report"),
     "tokenmill.inspection.trace": ("trace",),
     "tokenmill.inspection.viewer": ("Viewer", "view"),
     "tokenmill.loader.loader": ("DataLoader",),
@@ -152,6 +154,7 @@ __all__ = [
     "PrepareResult",
     "Problem",
     "RecipeError",
+    "ReportResult",
     "SilentStoreError",
     "SourceChangedError",
     "SourceError",
@@ -185,6 +188,7 @@ __all__ = [
     "pull",
     "push",
     "repair",
+    "report",
     "stream",
     "trace",
     "verify",

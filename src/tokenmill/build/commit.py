@@ -88,11 +88,13 @@ def commit(
     intact: Mapping[str, Digest] | None = None,
     linked: Container[str] = (),
     with_statistics: bool = True,
+    recount: bool = False,
 ) -> Manifest:
     """Shards, provenance, statistics and manifest from the receipts. May be run again after any interruption.
 
     Files that are `intact` stay as they are; their pieces may be gone. Shards in `linked` got their final names earlier
-    in this build. Receipts of older versions have no statistics; then the dataset has none either.
+    in this build. Receipts of older versions have no statistics; then the dataset has none either. `recount`
+    counts the frequencies of tokens again, after which the manifest may be another one.
     """
     intact = intact or {}
     totals = {}
@@ -105,7 +107,7 @@ def commit(
     if tokenizer_file is not None:
         files[tokenizer["file"]] = tokenizer_file
     whole = total_of(receipts)
-    if with_statistics and STATISTICS in intact:
+    if with_statistics and STATISTICS in intact and not recount:
         files[STATISTICS] = intact[STATISTICS]
     elif with_statistics and whole.have_statistics:
         files[STATISTICS] = _commit_statistics(
@@ -132,7 +134,7 @@ def commit(
         files=files,
     )
     check_totals(plan, receipts, result)
-    folder.write_parts(manifest.MANIFEST, records.sealed_parts(result), committed=lambda: True)
+    folder.write_parts(manifest.MANIFEST, records.sealed_parts(result), committed=lambda: not recount)
     return result
 
 

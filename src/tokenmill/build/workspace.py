@@ -206,9 +206,15 @@ def _has_plan(folder: Storage) -> bool:
 
 def _has_begun(folder: Storage) -> bool:
     # In an object store, a folder ends with its last object: between the probe and the lock it does not exist.
-    return folder.names() in ([], [".build"]) and all(
-        f".build/{name}" in _BEGUN or name.endswith(TEMP_SUFFIX) or name.startswith("probe-")
-        for name in folder.names(".build")
+    names = set(folder.names())
+    # The card and the report of an earlier dataset stay when a build is started over.
+    return (
+        names <= {".build", manifest.CARD, manifest.REPORT}
+        and (".build" in names or not names)
+        and all(
+            f".build/{name}" in _BEGUN or name.endswith(TEMP_SUFFIX) or name.startswith("probe-")
+            for name in folder.names(".build")
+        )
     )
 
 
@@ -322,6 +328,8 @@ def start_over(folder: Storage, *, but: Sequence[str] = ()) -> None:
         remove_kept(folder)  # first: otherwise the update would be resumed
     folder.remove(manifest.MANIFEST)
     folder.remove(manifest.NODES)
+    if folder.size_of(manifest.REPORT) is not None:  # a plain file
+        folder.remove(manifest.REPORT)
     folder.sync("")  # from here on it is not a dataset, whatever else is still there
     for parent in (*sorted(splits), "provenance"):
         for name in folder.names(parent):

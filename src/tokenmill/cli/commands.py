@@ -2,6 +2,7 @@
 
 prepare, join, plan            recipe -> dataset, or what that would take
 verify, repair, bench          a dataset that is there
+report                         a page about it
 doctor                         whether this machine, a corpus or a dataset is right
 inspect, peek, trace, view     what it contains, and where that came from
 compare, tokenizers            two datasets, or several tokenizers, side by side
@@ -30,6 +31,7 @@ from tokenmill.cli.signals import INTERRUPTED, is_stopping
 from tokenmill.errors import MORE_MEMORY, Interrupted, RecipeError, TokenmillError, is_failure, redact
 
 if TYPE_CHECKING:
+    from tokenmill.build.api import PrepareResult
     from tokenmill.maintenance.push_pull import TransferResult
 
 app = typer.Typer(
@@ -91,12 +93,18 @@ def prepare(options: dict[str, Any]) -> int:
     hushed = contextlib.redirect_stdout(io.StringIO()) if on_ray else contextlib.nullcontext()
     with ProgressDisplay.of(options, "encoding") as watcher, hushed:
         result = prepare(watch=watcher, **library_arguments(options))
+    page = None if options["no_report"] or options["only_layout"] else _report_of(result)
     export = result.export
     if options["json"]:
         beside = {"export": show.export_record(export)} if export else {}
         rate = {"tokens_per_second": watcher.tokens_per_second}
         show.as_json(
-            show.result_record(result) | rate | show.part_record(result.part) | show.nodes_record(result.nodes) | beside
+            show.result_record(result)
+            | {"report": page}
+            | rate
+            | show.part_record(result.part)
+            | show.nodes_record(result.nodes)
+            | beside
         )
     elif not options["quiet"]:
         if result.part is not None and not result.part.is_joined:
@@ -106,6 +114,8 @@ def prepare(options: dict[str, Any]) -> int:
         show.nodes(show.nodes_record(result.nodes))
         if export is not None:
             show.exported(export)
+        if page is not None:
+            show.location_of_report(page)
     return 3 if result.manifest.quarantined else 0
 
 
@@ -116,6 +126,27 @@ def _tell_variables(options: dict[str, Any]) -> None:
 
         for line in acting_variables(options["workers"]):
             typer.echo(line, err=True)
+
+
+def _report_of(result: PrepareResult) -> str | None:
+    """Write the report of a new dataset in a folder of this machine. Without it, the dataset is complete as well."""
+    from tokenmill.dataset.manifest import REPORT
+    from tokenmill.inspection.report import report
+    from tokenmill.storage.base import is_url, open_folder
+
+    is_whole = result.nodes is None and (result.part is None or result.part.is_joined)
+    if not is_whole or is_url(result.output):
+        return None
+    folder = open_folder(result.output)
+    if result.already_complete and folder.exists(REPORT):
+        return folder.at(REPORT)
+    try:
+        return report(result.output).path
+    except Exception as error:  # whatever it is, it does not make the dataset worse
+        if not is_failure(error):
+            raise
+        show.note(f"{REPORT} was not written: {error}")
+        return None
 
 
 _JOIN = """
@@ -215,6 +246,30 @@ def repair(options: dict[str, Any]) -> int:
     else:
         show.repaired(problems, after)
     return 0 if after.ok else 4
+
+
+_REPORT = """
+Write a page about a dataset, report.html: totals, charts, sources, drops, checks, the recipe and samples. It is one
+file that needs no network. README.md beside it is a card for the Hugging Face hub; one that you changed is kept.
+
+\b
+Examples:
+  tokenmill report data/owt
+  tokenmill report data/owt --license cc-by-4.0
+  tokenmill report out/nanogpt -o nanogpt.html
+"""
+
+
+@command(app, "report", _REPORT, declared.REPORT_OPTIONS)
+def report(options: dict[str, Any]) -> int:
+    from tokenmill.inspection.report import report
+
+    written = report(**library_arguments(options))
+    if options["json"]:
+        show.as_json(dataclasses.asdict(written))
+    else:
+        show.written_report(written)
+    return 0
 
 
 _INSPECT = """

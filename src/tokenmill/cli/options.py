@@ -222,6 +222,7 @@ PREPARE_OPTIONS = {
         "do only the units of part I of N, on any machine that reaches OUT; when all parts are done, tokenmill join "
         "makes the dataset",
     ),
+    "no_report": _flag(PRINT, "do not write report.html and README.md into OUT", "--no-report"),
     "wait": _flag(RUN, "if another process is building OUT, wait for it", "--wait"),
 }
 JOIN_OPTIONS = {
@@ -242,6 +243,12 @@ VERIFY_OPTIONS = {
     **_REBUILD,
 }
 REPAIR_OPTIONS = {**_FINISHED, **_REBUILD}
+REPORT_OPTIONS = {
+    "dataset": _argument("OUT", "a dataset, or token files of a layout"),
+    "output": Option(DATASET, "FILE", "write the page to this file only, and no README.md", ("-o", "--output")),
+    "license": Option(DATASET, "NAME", "the license in README.md, as on the hub, like cc-by-4.0"),
+    "json": JSON,
+}
 INSPECT_OPTIONS = {
     **_FINISHED,
     "split": Option(PRINT, "NAME", "which split to show texts of (train if there is one)"),
@@ -451,7 +458,7 @@ def library_arguments(given: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-_FOR_THE_COMMAND = (*PRINTED, "verbose", "ids", *EXPECTED)
+_FOR_THE_COMMAND = (*PRINTED, "verbose", "ids", "no_report", *EXPECTED)
 
 _QUOTED = re.compile(r"`([^`\n]{1,4000})`")
 _FIELD = re.compile(r"(\w+)(?=: | is )")

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from tokenmill.inspection.compare_tokenizers import TokenizerResult
     from tokenmill.inspection.doctor import DoctorReport
     from tokenmill.inspection.peek import Excerpt
+    from tokenmill.inspection.report import ReportResult
     from tokenmill.loader.trace import Trace, TracedDocument
     from tokenmill.maintenance.push_pull import TransferResult
     from tokenmill.maintenance.verify import Problem, VerifyReport
@@ -194,6 +195,20 @@ def nodes(record: dict[str, Any]) -> None:
             f"{counted(totals['tokens'], 'token')} of {name}" for name, totals in _train_first(place["splits"])
         )
         _print(f"  part {number:<5} {place['host']}:{place['path']}  {tokens}")
+
+
+def written_report(result: ReportResult) -> None:
+    _print(f"{result.path}: {format_bytes(result.num_bytes)} in {format_seconds(result.seconds)}")
+    if result.card is not None:
+        _print(f"{result.card}: the dataset card")
+
+
+def location_of_report(path: str) -> None:
+    _print(f"  report {path}")
+
+
+def note(text: str) -> None:
+    print(f"note: {printable(text)}", file=sys.stderr)
 
 
 def export_record(result: ExportResult) -> dict[str, Any]:

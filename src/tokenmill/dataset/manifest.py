@@ -54,6 +54,9 @@ UNKNOWN_TOKENIZER: dict[str, Any] = {
     "engine": "",
 }
 NODES = "nodes.json"
+# What a person looks at. It is not part of the dataset, and can be written again at any time.
+REPORT = "report.html"
+CARD = "README.md"
 NODES_FORMAT = 1
 # The key in a plan's or manifest's identity.
 NODES_IDENTITY = "part"

@@ -13,6 +13,7 @@ from __future__ import annotations
 import bisect
 import hashlib
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -36,21 +37,14 @@ MAX_EXAMPLE_CHARS = 96
 BLOCK_TOKENS = 1 << 16
 BLOCK_SHARE = 64
 MIN_BLOCKS, MAX_BLOCKS = 16, 1024
-_OCTAVE = 4
 _READ_TOKENS = 1 << 20
 _READS_AT_ONCE = 32
 _COLUMNS = ("documents", "tokens", "bytes", "characters")
 _HINT = "run tokenmill repair; without sources, the dataset can be used as it is"
 
 
-def _edges() -> Iterator[int]:
-    yield from range(2 * _OCTAVE)
-    for octave in range(1, 40):
-        yield from (step << octave for step in range(_OCTAVE, 2 * _OCTAVE))
-
-
-# The smallest length of each bin: 0, 1, ... 8, then four bins for each doubling: 10, 12, 14, 16, 20, ...
-LENGTH_EDGES = np.unique(np.fromiter(_edges(), np.int64))
+# The smallest length of each bin: 0, and the whole parts of 2 ** (k / 4), so four bins for each doubling from 8 on.
+LENGTH_EDGES = np.unique([0, *(math.isqrt(math.isqrt(1 << k)) for k in range(160))])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -260,7 +260,12 @@ def _check_target(target: Storage, wanted: Manifest) -> None:
         if (stored.identity, stored.sources) != (wanted.identity, wanted.sources):
             raise OutputError(f"{target.path} has another dataset", hint="choose another target, or remove it first")
         return
-    known = {name.partition("/")[0] for name in wanted.all_files()} | {".build", "packing"}
+    known = {name.partition("/")[0] for name in wanted.all_files()} | {
+        ".build",
+        "packing",
+        manifest.CARD,
+        manifest.REPORT,
+    }
     begun = {f"{name}{PART_SUFFIX}" for name in known}
     if strange := sorted(name for name in names if name not in known | begun and not is_temp(name)):
         raise OutputError(

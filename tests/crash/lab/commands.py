@@ -36,7 +36,7 @@ class Bench:
         """The command that builds the world."""
         recipe = self.world.recipe
         fixed = ["--tokenizer", recipe["tokenizer"], "--unit-bytes", recipe["unit_bytes"], "--split", "val=0.2", "-q"]
-        return command("prepare", self.world.sources, "-o", output, *fixed, *options)
+        return command("prepare", self.world.sources, "-o", output, "--no-report", *fixed, *options)
 
     def wrong_with(self, output: str) -> str | None:
         """What is wrong with an output that must be finished; None if nothing."""
