@@ -166,7 +166,7 @@ def _ratio(one: float, other: float) -> float | None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SplitRow:
+class SplitLine:
     name: str
     documents: int | None
     tokens: int
@@ -185,7 +185,7 @@ class SplitRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SourceRow:
+class SourceLine:
     name: str
     file_bytes: int
     documents: int
@@ -200,7 +200,7 @@ class SourceRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sample:
+class ShownDocument:
     """The beginning of a document."""
 
     split: str
@@ -211,7 +211,7 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class CheckLine:
     """One line about whether the dataset is right."""
 
     what: str
@@ -260,7 +260,7 @@ class _Facts:
 
     # Totals.
 
-    def _split_rows(self) -> list[SplitRow]:
+    def _split_rows(self) -> list[SplitLine]:
         rows = []
         names = sorted(self._dataset, key=lambda name: (name != "train", name))
         for name in names:
@@ -270,7 +270,7 @@ class _Facts:
             if known is not None and sum(known.tokens) != split.num_tokens:
                 known = None
             rows.append(
-                SplitRow(
+                SplitLine(
                     name=name,
                     documents=_num_documents(split),
                     tokens=split.num_tokens,
@@ -301,7 +301,7 @@ class _Facts:
 
     # Sources.
 
-    def _source_rows(self) -> tuple[list[SourceRow], SourceRow | None]:
+    def _source_rows(self) -> tuple[list[SourceLine], SourceLine | None]:
         if self._statistics is None or not self.manifest.sources:
             return [], None
         columns = _added_up(self._statistics.splits.values(), len(self.manifest.sources))
@@ -309,7 +309,7 @@ class _Facts:
         total = int(tokens.sum()) or 1
         order = np.argsort(-tokens, kind="stable")
         rows = [
-            SourceRow(
+            SourceLine(
                 name=visible(_cut(self.manifest.sources[number].name)),
                 file_bytes=self.manifest.sources[number].bytes,
                 documents=int(documents[number]),
@@ -324,7 +324,7 @@ class _Facts:
         if not len(left):
             return rows, None
         chosen = set(left.tolist())
-        other = SourceRow(
+        other = SourceLine(
             name=counted(len(left), "other source"),
             file_bytes=sum(one.bytes for number, one in enumerate(self.manifest.sources) if number in chosen),
             documents=int(documents[left].sum()),
@@ -397,7 +397,7 @@ class _Facts:
         )
         return f"{counted(left, 'other source')} with {format_count(tokens)} tokens together."
 
-    def _said(self, row: SourceRow) -> str:
+    def _said(self, row: SourceLine) -> str:
         return f"{format_count(row.tokens)} · {_percent(row.share)}"
 
     def rank_chart(self) -> str:
@@ -479,35 +479,35 @@ class _Facts:
 
     # Checks.
 
-    def _checks(self) -> Iterator[Check]:
+    def _checks(self) -> Iterator[CheckLine]:
         parity = self.manifest.parity
         if parity:
             documents = counted(parity.get("documents", 0), "document")
             told = f"{documents} of the sources gave the same ids as {parity.get('reference')}"
-            yield Check(what="Tokenizer", result=told, is_good=True)
+            yield CheckLine(what="Tokenizer", result=told, is_good=True)
         else:
-            yield Check(what="Tokenizer", result="not compared with a reference", is_good=None)
+            yield CheckLine(what="Tokenizer", result="not compared with a reference", is_good=None)
         if self._folder is None:
-            yield Check(what="Files", result="files of another trainer: they have no manifest", is_good=None)
+            yield CheckLine(what="Files", result="files of another trainer: they have no manifest", is_good=None)
             return
         read, kept = self.manifest.documents_read, self.manifest.documents
         dropped = sum(self.manifest.dropped.values())
         told = f"{read:,} documents read = {kept:,} kept + {dropped:,} dropped"
-        yield Check(what="Totals", result=told, is_good=read == kept + dropped)
+        yield CheckLine(what="Totals", result=told, is_good=read == kept + dropped)
         try:
             problems = verify_folder(self._folder, threads=1, quick=True).problems
         except TokenmillError as error:
-            yield Check(what="Files", result=error.message, is_good=False)
+            yield CheckLine(what="Files", result=error.message, is_good=False)
             return
         if problems:
             said = "; ".join(f"{problem.file} {problem.what}" for problem in problems[:_SHOWN_PROBLEMS])
             left = len(problems) - _SHOWN_PROBLEMS
             more = f" and {left:,} more" if left > 0 else ""
-            yield Check(what="Files", result=f"{said}{more}", is_good=False)
+            yield CheckLine(what="Files", result=f"{said}{more}", is_good=False)
         else:
             files = counted(self.manifest.num_files, "file")
             told = f"{files} with the sizes and structure of the manifest; digests are checked by tokenmill verify"
-            yield Check(what="Files", result=told, is_good=True)
+            yield CheckLine(what="Files", result=told, is_good=True)
 
     # The build.
 
@@ -565,7 +565,7 @@ class _Facts:
 
     # Samples.
 
-    def _samples(self) -> Iterator[Sample]:
+    def _samples(self) -> Iterator[ShownDocument]:
         if self._is_remote:
             self.missing.append("There are no samples: the shards are not on this machine.")
             return
@@ -578,7 +578,7 @@ class _Facts:
                     ids = split.document(number)
                     left -= 1
                     shown = ids[:_SAMPLE_TOKENS]
-                    yield Sample(
+                    yield ShownDocument(
                         split=name,
                         document=number,
                         num_tokens=len(ids),
@@ -624,7 +624,7 @@ def _blocks(splits: Sequence[TokenSplit], ranges: Sequence[tuple[int, int]]) -> 
 
 
 @dataclass(frozen=True, slots=True)
-class _Run:
+class _BuildSpan:
     """One run of the build: when it began and ended, and its progress as seconds and tokens done since it began."""
 
     start: float
@@ -637,7 +637,7 @@ class _Run:
         return max(0.0, self.stop - self.start)
 
 
-def _runs(events: Iterable[dict[str, Any]]) -> Iterator[_Run]:
+def _runs(events: Iterable[dict[str, Any]]) -> Iterator[_BuildSpan]:
     """The runs of a build in its log. A run that was killed ends with its last event."""
     run: list[dict[str, Any]] = []
     for event in events:
@@ -651,7 +651,7 @@ def _runs(events: Iterable[dict[str, Any]]) -> Iterator[_Run]:
         yield _run_of(run)
 
 
-def _run_of(events: Sequence[dict[str, Any]]) -> _Run:
+def _run_of(events: Sequence[dict[str, Any]]) -> _BuildSpan:
     start = events[0]
     begin = float(start["time"])
     progress = [(0.0, 0.0)]
@@ -662,10 +662,10 @@ def _run_of(events: Sequence[dict[str, Any]]) -> _Run:
             progress.append((seconds, max(progress[-1][1], rate * seconds)))
     stop = max(float(event["time"]) for event in events)
     workers = start.get("workers")
-    return _Run(begin, stop, workers if isinstance(workers, int) else 0, progress)
+    return _BuildSpan(begin, stop, workers if isinstance(workers, int) else 0, progress)
 
 
-def _speeds(runs: Sequence[_Run]) -> tuple[list[tuple[float, float]], list[float], float]:
+def _speeds(runs: Sequence[_BuildSpan]) -> tuple[list[tuple[float, float]], list[float], float]:
     """Tokens a second over the time spent, where runs were resumed, and the time of all runs."""
     points: list[tuple[float, float]] = []
     marks: list[float] = []
