@@ -121,8 +121,8 @@ def _body(manifest: Manifest, name: str) -> list[str]:
         "batch = next(iter(loader))",
         "```",
         "",
-        f'Each `.bin` is raw little-endian {manifest.dtype}: `numpy.memmap("train/00000.bin", "{manifest.dtype}")`; '
-        "with its `.idx` it is a pair of Megatron-LM. `tokenmill verify PATH` checks all files against `dataset.json`.",
+        f"A .bin file is raw little-endian {manifest.dtype}, which numpy.memmap reads as it is; with its .idx it is a pair of "
+        "Megatron-LM. The command tokenmill verify PATH checks all files against dataset.json.",
         "",
         "## How it was made",
         "",
