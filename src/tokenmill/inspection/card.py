@@ -47,7 +47,7 @@ def is_unchanged(text: bytes) -> bool:
 def card(manifest: Manifest, *, name: str, license: str | None = None) -> str:
     """The card of a dataset."""
     if license is not None and not _PLAIN.fullmatch(license):
-        raise RecipeError(f"license is {license!r}", hint="write it as on the Hugging Face hub: `license='cc-by-4.0'`")
+        raise RecipeError(f"license is {license!r}", hint="write it as on the Hugging Face hub, such as cc-by-4.0")
     text = "\n".join([*_metadata(manifest, name, license or "unknown"), "", *_body(manifest, name)]) + "\n"
     return text + _SEAL_TEXT.format(hashlib.sha256(text.encode()).hexdigest())
 
@@ -117,12 +117,12 @@ def _body(manifest: Manifest, name: str) -> list[str]:
         "```python",
         "import tokenmill",
         "",
-        'loader = tokenmill.DataLoader("PATH", seq_len=1024, batch_size=8)',
-        "batch = next(iter(loader))",
+        'dataset = tokenmill.open("PATH")',
+        'print(dataset["train"].text(0))',
         "```",
         "",
-        f"A .bin file is raw little-endian {manifest.dtype}, which numpy.memmap reads as it is; with its .idx it is a pair of "
-        "Megatron-LM. The command tokenmill verify PATH checks all files against dataset.json.",
+        f"A .bin file is raw little-endian {manifest.dtype}, which numpy.memmap reads as it is; with its .idx it is a "
+        "pair of Megatron-LM. The command tokenmill verify PATH checks all files against dataset.json.",
         "",
         "## How it was made",
         "",
