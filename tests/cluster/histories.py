@@ -149,7 +149,7 @@ def interrupted() -> None:
         _signal_inside(found, signal.SIGINT)
         found.nothing_runs(2)
         assert process.wait(10) == 130, found.lab.logs()
-        assert re.search(r"Interrupted\. .* units are saved", found.said()), found.said()
+        assert re.search(r"Interrupted\. .*[Rr]un the same command to resume", found.said()), found.said()
         found.finish(found.prepare())
 
 
