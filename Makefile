@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 STORE_TESTS := $(addprefix tests/,storage/clouds.py storage/test_object_folder.py e2e/test_object_store.py maintenance/test_push_pull.py formats/test_open_remote.py build/test_commit.py)
 
-.PHONY: demo test lint lowest beside walks bench bench-revisions bench-layouts bench-loader crash cluster differ trainers interop stores browser docs clean
+.PHONY: demo test lint lowest beside walks bench bench-revisions bench-layouts bench-loader crash cluster differ trainers interop stores browser pictures docs clean
 
 demo: $(VENV)/.core
 	PATH="$(CURDIR)/$(BIN):$$PATH" sh examples/demo.sh
@@ -75,6 +75,12 @@ stores: $(VENV)/.test $(VENV)/.stores .venv-azurite/.done
 browser: $(VENV)/.test .venv-browser/.done
 	$(PIP) --group browser
 	PICTURES=$(PICTURES) $(BIN)/python -m pytest tests/browser/check_viewer.py
+
+# The pictures in docs/, of a real run.
+pictures: $(VENV)/.core .venv-browser/.done
+	$(PIP) --group browser
+	$(PIP) --editable ".[view]"
+	$(BIN)/python tools/pictures.py
 
 # What is generated: the command reference, and the tree and the walks in CONTRIBUTING.md.
 docs: $(VENV)/.core

@@ -55,6 +55,15 @@ def test_control_characters_can_be_seen(tmp_path: Path) -> None:
     assert not set("\x1b\u202e") & set(page)
 
 
+def test_the_overview_has_the_totals_and_the_charts_of_the_report(tmp_path: Path) -> None:
+    path = prepare(tmp_path, make_texts(40, seed=3), split="val=0.2")
+    page = pages_of(path).overview({})
+    for name, split in api.open(path).manifest.splits.items():
+        assert f'">{name}</a></th><td class="n">{split.tokens:,}</td><td class="n">{split.documents:,}</td>' in page
+    assert re.findall(r"<figcaption>(.*?)</figcaption>", page)[:2] == ["How long documents are", "Tokens by source"]
+    assert page.count("<svg role") == page.count("<figcaption>")
+
+
 def test_a_long_document_is_shown_in_parts(tmp_path: Path) -> None:
     path = prepare(tmp_path, ["word " * 3000])
     split, pages = api.open(path)["train"], pages_of(path)

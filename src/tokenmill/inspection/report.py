@@ -87,7 +87,7 @@ def report(
     place = None if output is None else arguments.place("output", output)
     arguments.text_or_none("license", license)
     opened = open_dataset(dataset)
-    folder = _folder_of(dataset)
+    folder = dataset_folder(dataset)
     if place is None and folder is None:
         raise RecipeError(
             "files of another trainer have no place for a report", hint="say where to write it: `output='report.html'`"
@@ -109,7 +109,7 @@ def report(
     return ReportResult(path=path, num_bytes=len(page), seconds=time.monotonic() - begin, card=card)
 
 
-def _folder_of(dataset: str | os.PathLike[str]) -> Storage | None:
+def dataset_folder(dataset: str | os.PathLike[str]) -> Storage | None:
     """The folder of a dataset of ours; None for files of other trainers."""
     with contextlib.suppress(TokenmillError):
         folder = open_folder(dataset)
@@ -122,7 +122,7 @@ def render(dataset: Dataset, folder: Storage | None, name: str, *, is_remote: bo
     """The page of a dataset, as HTML. What would copy shards to this machine is left out if it `is_remote`."""
     from jinja2 import Environment, StrictUndefined
 
-    facts = _Facts(dataset, folder, is_remote=is_remote)
+    facts = ReportFacts(dataset, folder, is_remote=is_remote)
     # Every value is escaped but for the charts, which escape their own texts.
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     environment.filters.update(
@@ -219,7 +219,7 @@ class CheckLine:
     is_good: bool | None
 
 
-class _Facts:
+class ReportFacts:
     """What the page says about a dataset."""
 
     def __init__(self, dataset: Dataset, folder: Storage | None, *, is_remote: bool) -> None:

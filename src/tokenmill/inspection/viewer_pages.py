@@ -31,6 +31,7 @@ from tokenmill.formats.open import open as open_dataset
 from tokenmill.inspection.peek import Excerpt, ExcerptReader, Piece, open_reader
 from tokenmill.loader.batches import IGNORED
 from tokenmill.sizes import format_bytes, format_count, format_seconds
+from tokenmill.storage.base import is_url
 
 LISTED_DOCUMENTS, BEGINNING_TOKENS, PAGE_TOKENS = 40, 48, 2048
 SHOWN_ROWS, ROW_TOKENS, MAX_BATCH_TOKENS = 4, 1024, 1 << 22
@@ -85,6 +86,7 @@ class Pages:
         self._lock = threading.Lock()
         self._readers: dict[tuple[str, int], ExcerptReader] = {}
         self._engines: list[tuple[str, ExcerptReader, Any]] | None = None
+        self._charts: list[tuple[str, str]] | None = None
         self._environment = _environment()
         if dataset is not None and tokenizer is not None:
             open_reader(dataset, dataset.splits[0], max_tokens=1, tokenizer=tokenizer)  # refused now, if unknown
@@ -110,6 +112,7 @@ class Pages:
             sources=sources,
             num_sources=len(manifest.sources),
             parity=manifest.parity,
+            charts=self._draw_charts(),
             recipe=[
                 (name, value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, sort_keys=True))
                 for name, value in sorted(manifest.identity.items())
@@ -276,6 +279,23 @@ class Pages:
 
     def refusal(self, error: TokenmillError) -> str:
         return self._render("refusal.html", message=error.message, hint=error.hint)
+
+    def _draw_charts(self) -> list[tuple[str, str]]:
+        """Those of the report, each with its heading. They are drawn once: a finished dataset does not change."""
+        if self._charts is None:
+            from tokenmill.inspection.report import ReportFacts, dataset_folder
+
+            dataset = self._open()
+            with self._lock:
+                facts = ReportFacts(dataset, dataset_folder(self._path), is_remote=is_url(self._path))
+                drawn = [
+                    ("How long documents are", facts.length_chart()),
+                    ("Tokens by source", facts.source_chart()),
+                    ("Token frequencies by rank", facts.rank_chart()),
+                    ("Throughput of the build", facts.speed_chart()),
+                ]
+            self._charts = [(heading, chart) for heading, chart in drawn if chart]
+        return self._charts
 
     def _open(self) -> Dataset:
         if self._dataset is None:
