@@ -293,7 +293,7 @@ def test_a_damaged_dataset_without_its_build_folder_is_an_error_with_a_hint(data
     shutil.rmtree(dataset / ".build")
     change_token(dataset, "train/00002.bin")
     before = dataset_files(dataset)
-    with pytest.raises(DatasetError, match=r"\.build folder is gone") as caught:
+    with pytest.raises(DatasetError, match=r"\.build folder is missing") as caught:
         tokenmill.repair(dataset, workers=1)
     assert "tokenmill pull" in caught.value.hint
     assert "prepare it again" in caught.value.hint
@@ -304,7 +304,7 @@ def test_a_damaged_dataset_without_its_build_folder_is_an_error_with_a_hint(data
 def test_what_is_gone_of_the_build_folder_is_named(dataset: Path, name: str) -> None:
     (dataset / ".build" / name).unlink()
     change_token(dataset, "train/00002.bin")
-    with pytest.raises(DatasetError, match=rf": \.build/{name} is gone"):
+    with pytest.raises(DatasetError, match=rf": \.build/{name} is missing"):
         tokenmill.repair(dataset, workers=1)
 
 

@@ -166,8 +166,10 @@ def not_a_dataset(folder: Storage, command: str) -> DatasetError:
     if kind.name == "missing":
         place = "dataset" if is_url(path) else "folder"
         return NotADatasetError(f"there is no {place} {path}", hint="check the path, or prepare the dataset first")
-    said = f"it is {kind.what}" if kind.name != "unknown" else f"it has no {manifests.MANIFEST}, but {kind.what}"
-    error = DatasetError if kind.name.startswith("unfinished") else NotADatasetError
+    is_unfinished, lacks = kind.name.startswith("unfinished"), f"it has no {manifests.MANIFEST}"
+    said = f"{lacks}, but {kind.what}" if kind.name == "unknown" else f"it is {kind.what}"
+    said = f"{lacks}; {said}" if is_unfinished else said
+    error = DatasetError if is_unfinished else NotADatasetError
     return error(f"{path} is not a dataset: {said}", hint=help_for(kind, folder, command))
 
 

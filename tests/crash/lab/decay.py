@@ -18,8 +18,8 @@ from tokenmill.errors import DamagedPieceError, TokenmillError
 CLEAN = f"{OUT}/.build/clean.json"
 RECEIPTS, PACKS = f"{OUT}/.build/receipts/", f"{OUT}/.build/packs/"
 # A lock says nothing of use when it is damaged, and the log is for people. Without its plan a folder is nobody's build:
-# it is refused, in words, as anything else that is not ours.
-_SPARED = (f"{OUT}/.build/lock", f"{OUT}/.build/events.jsonl", f"{OUT}/.build/plan.json")
+# it is refused, in words, as anything else that is not ours. Without the times of its sources a build is as one of 0.1.
+_SPARED = tuple(f"{OUT}/.build/{name}" for name in ("lock", "events.jsonl", "plan.json", "touched.json"))
 
 
 def decays(subject: Subject, count: int, seed: int) -> Iterator[str | None]:
