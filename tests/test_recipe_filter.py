@@ -1,7 +1,11 @@
 from __future__ import annotations
 
+import csv
 import importlib
+import json
 import os
+import signal
+import subprocess
 import sys
 import types
 from collections import Counter
@@ -213,3 +217,141 @@ def test_a_filter_that_workers_cannot_import_is_refused(tmp_path: Path, reasons:
         with pytest.raises(RecipeError, match=said) as caught:
             tokenmill.prepare(source, tmp_path / "out", tokenizer="byte", workers=1, filter=function)
         assert "put the function in a module" in caught.value.hint
+
+
+COLUMNS = """
+import os, signal
+
+def keep(text: str, url: str | None, score, factor: float = 0.5) -> bool | str:
+    if "KILL_AT" in os.environ and text.startswith(os.environ["KILL_AT"]):
+        os.kill(os.getpid(), signal.SIGKILL)
+    if not url or score is None:
+        return "lacks_either"
+    return float(score) > factor or url.endswith("7")
+
+def misspelt(text: str, *, scor: float) -> bool:
+    return scor > 0
+
+def dated(text: str, day) -> bool:
+    return day.year > 2000
+"""
+
+
+@pytest.fixture
+def columns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
+    name = f"columns_of_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(COLUMNS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return importlib.import_module(name)
+
+
+def annotated_rows(count: int = 300) -> list[dict[str, Any]]:
+    """Some texts are empty or null, so that documents before a row are dropped for other reasons."""
+    texts: list[str | None] = [*make_texts(count, words=6)]
+    texts[3::17], texts[5::29] = [""] * len(texts[3::17]), [None] * len(texts[5::29])
+    return [
+        {
+            "url": None if number % 11 == 0 else f"http://x/{number}",
+            "text": text,
+            "score": None if number % 13 == 0 else number * 37 % 100 / 100,
+        }
+        for number, text in enumerate(texts)
+    ]
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
+    if path.suffix == ".parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=60)
+    elif path.suffix == ".arrow":
+        with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, pa.Table.from_pylist(rows).schema) as writer:
+            writer.write_table(pa.Table.from_pylist(rows), max_chunksize=60)
+    elif path.suffix == ".csv":
+        with path.open("w", newline="") as file:
+            writer = csv.DictWriter(file, list(rows[0]))
+            writer.writeheader()
+            writer.writerows(rows)
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows))
+    else:  # of each second row, fields without a value are left out
+        short = [
+            {name: value for name, value in row.items() if value is not None or number % 2}
+            for number, row in enumerate(rows)
+        ]
+        path.write_text("".join(f"{json.dumps(row)}\n" for row in short))
+    return path
+
+
+def tokens_of(path: Path) -> bytes:
+    return b"".join(shard.read_bytes() for shard in sorted(path.glob("train/*.bin")))
+
+
+@pytest.mark.parametrize("ending", ["parquet", "arrow", "jsonl", "json", "csv"])
+def test_a_filter_gets_the_columns_that_its_parameters_name(tmp_path: Path, columns: Any, ending: str) -> None:
+    rows = annotated_rows()
+    if ending == "csv":  # which has no nulls
+        rows = [{**row, "score": row["score"] or 0, "text": row["text"] or ""} for row in rows]
+    source = write_rows(tmp_path / f"a.{ending}", rows)
+    made = tokenmill.prepare(
+        source, tmp_path / "out", tokenizer="byte", workers=1, unit_bytes=3000, filter=columns.keep
+    )
+    texts = [row["text"] for row in rows if row["text"]]
+    answers = [columns.keep(**row) for row in rows if row["text"]]
+    kept = [text for text, answer in zip(texts, answers, strict=True) if answer is True]
+    plain = write_jsonl(tmp_path / "plain.jsonl", kept)
+    tokenmill.prepare(plain, tmp_path / "plain", tokenizer="byte", workers=1)
+    assert tokens_of(tmp_path / "out") == tokens_of(tmp_path / "plain")
+    assert made.manifest.dropped["filtered"] == answers.count(False) > 0
+    assert made.manifest.dropped["lacks_either"] == answers.count("lacks_either") > 0
+    tokenmill.verify(tmp_path / "out", source="all", filter=f"{columns.__name__}:keep")
+
+
+def test_a_filter_of_columns_gives_the_same_with_several_workers_and_after_a_kill(
+    tmp_path: Path, columns: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = annotated_rows()
+    source = write_rows(tmp_path / "a.jsonl", rows)
+    options: Any = {"tokenizer": "byte", "unit_bytes": 6000, "filter": f"{columns.__name__}:keep"}
+    whole = tokenmill.prepare(source, tmp_path / "one", workers=1, **options)
+    tokenmill.prepare(source, tmp_path / "three", workers=3, **options)
+    call = f"import tokenmill; tokenmill.prepare({str(source)!r}, {str(tmp_path / 'cut')!r}, workers=1, **{options!r})"
+    late = next(row["text"] for row in rows[250:] if row["text"])
+    environment = {**os.environ, "KILL_AT": late, "PYTHONPATH": str(tmp_path)}
+    killed = subprocess.run([sys.executable, "-c", call], env=environment, capture_output=True)
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    assert list((tmp_path / "cut/.build/receipts").iterdir()), "there are units to keep"
+    tokenmill.prepare(source, tmp_path / "cut", workers=1, **options)
+    assert (tmp_path / "one/dataset.json").read_bytes() == (tmp_path / "three/dataset.json").read_bytes()
+    assert (tmp_path / "one/dataset.json").read_bytes() == (tmp_path / "cut/dataset.json").read_bytes()
+    shard = next((tmp_path / "one/train").glob("*.bin"))
+    before = shard.read_bytes()
+    os.truncate(shard, 10)
+    tokenmill.repair(tmp_path / "one", workers=1, filter=options["filter"])
+    assert shard.read_bytes() == before
+    batches = list(tokenmill.stream(source, "byte", 16, 4, epochs=1, filter=options["filter"]))
+    loaded = list(tokenmill.DataLoader(tmp_path / "three", 16, 4, epochs=1, order="sequential"))
+    assert whole.documents and len(batches) == len(loaded) > 0
+    assert all((a["input_ids"] == b["input_ids"]).all() for a, b in zip(batches, loaded, strict=True))
+
+
+@pytest.mark.parametrize("ending", ["parquet", "arrow", "jsonl", "json", "csv"])
+def test_a_column_that_a_source_lacks_is_an_error_before_any_work(tmp_path: Path, columns: Any, ending: str) -> None:
+    source = write_rows(tmp_path / f"a.{ending}", annotated_rows(10))
+    with pytest.raises(RecipeError) as caught:
+        tokenmill.prepare(source, tmp_path / "out", tokenizer="byte", filter=columns.misspelt)
+    assert caught.value.message == (
+        f"{source} has no column 'scor', which the filter asks for; its columns: score, text, url"
+    )
+    assert not (tmp_path / "out/train").exists()
+
+
+def test_a_text_file_has_no_columns_for_a_filter(tmp_path: Path, columns: Any) -> None:
+    (tmp_path / "a.txt").write_text("text\n")
+    with pytest.raises(RecipeError, match=r"a\.txt has no column 'url', which the filter asks for; all of the file is"):
+        tokenmill.plan(tmp_path / "a.txt", filter=columns.keep)
+
+
+def test_a_value_that_python_cannot_have_is_an_error_that_names_the_rows(tmp_path: Path, columns: Any) -> None:
+    days = pa.array([0, 10**9], pa.date32())
+    pq.write_table(pa.table({"text": ["a", "b"], "day": days}), tmp_path / "a.parquet")
+    with pytest.raises(tokenmill.errors.TokenmillError, match="cannot be given to Python"):
+        tokenmill.prepare(tmp_path / "a.parquet", tmp_path / "out", tokenizer="byte", workers=1, filter=columns.dated)

@@ -7,7 +7,8 @@ A recipe decides the bytes of a dataset. How fast, where and with how many worke
 `identity()` is what a dataset's fingerprint covers.
 
 A template builds a text from columns: `"{title}\\n\\n{body}"`, with plain names in braces. A filter is a function
-of the user, named `module:function`. It is called with the text of a document, and returns whether to keep it.
+of the user, named `module:function`. It is called with the text of a document, and returns whether to keep it. Its
+other parameters are names of columns: it gets their values of the row.
 """
 
 from __future__ import annotations
@@ -408,7 +409,7 @@ _FILTER_HINT = (
 )
 
 
-def load_filter(name: str) -> Callable[[str], object]:
+def load_filter(name: str) -> Callable[..., object]:
     """The function that `module:function` names."""
     module_name, colon, function_name = name.partition(":")
     if not colon:
@@ -427,7 +428,17 @@ def load_filter(name: str) -> Callable[[str], object]:
     return function  # type: ignore[no-any-return]  # getattr has no signature
 
 
-def gives_reasons(function: Callable[[str], object]) -> bool:
+def columns_of_filter(function: Callable[..., object]) -> list[str]:
+    """The columns that a filter asks for: its parameters behind the text, except those with a default value."""
+    try:
+        _, *others = inspect.signature(function, follow_wrapped=False).parameters.values()
+    except ValueError:  # it has no parameters, or is written in C
+        return []
+    named = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return [one.name for one in others if one.kind in named and one.default is inspect.Parameter.empty]
+
+
+def gives_reasons(function: Callable[..., object]) -> bool:
     """Whether a text that a filter returns is the reason to drop a document: if it is annotated `-> bool | str`."""
     try:
         returned = get_type_hints(function).get("return")

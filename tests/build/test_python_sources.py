@@ -99,6 +99,10 @@ def test_fewer_texts_that_end_where_a_file_ends_are_refused(tmp_path: Path) -> N
         prepare(lambda: TEXTS[: len(first)], tmp_path / "out")
 
 
+def has_even_id(text: str, id: int) -> bool:
+    return id % 2 == 0
+
+
 def test_a_dataset_of_the_package_datasets_gives_its_text_column(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     table = datasets.Dataset.from_dict({"id": list(range(len(TEXTS))), "body": TEXTS})
@@ -111,6 +115,8 @@ def test_a_dataset_of_the_package_datasets_gives_its_text_column(tmp_path: Path)
         prepare(datasets.DatasetDict(train=table, test=table), tmp_path / "other")
     prepare(table.to_iterable_dataset(), tmp_path / "streamed", text_column="body")
     assert texts_of(tmp_path / "streamed") == TEXTS
+    prepare(table, tmp_path / "filtered", text_column="body", filter=has_even_id)
+    assert texts_of(tmp_path / "filtered") == TEXTS[::2]
 
 
 @pytest.mark.parametrize(

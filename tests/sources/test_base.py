@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -64,3 +65,13 @@ def check_batches(path: Path, read: int) -> None:
         assert batch.num_read <= MAX_DOCUMENTS
         assert batch.text.nbytes <= 20_000_000
     assert total == read
+
+
+def test_values_for_a_filter_stay_with_their_documents_when_batches_are_cut() -> None:
+    texts = [f"text {number}" for number in range(10)]
+    beside = tuple({"n": number} for number in range(10))
+    whole = replace(make_batch(0, pa.array(texts), np.arange(10)), beside=beside)
+    parts = list(even([whole, whole], max_documents=4))
+    assert [text for part in parts for text in part.text.to_pylist()] == texts * 2
+    assert [values for part in parts for values in part.beside] == [*beside, *beside]
+    assert all(len(part.beside) == len(part.text) <= 4 for part in parts)

@@ -12,9 +12,10 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from tokenmill.sources import jsonl
-from tokenmill.sources.base import Source, SourceSlice
+from tokenmill.sources.base import Source, SourceSlice, Unit
 from tokenmill.sources.files import recognise
 from tokenmill.sources.jsonl import JsonLinesFormat
+from tokenmill.sources.reader import read_unit
 
 BOM = b"\xef\xbb\xbf"
 Found = tuple[list[tuple[int, str]], list[tuple[int, str]]]
@@ -471,3 +472,35 @@ def test_bad_lines_are_told_once_each_wherever_the_ranges_end(
     assert list(chain.from_iterable(skips for _, skips in parts)) == [
         (positions[i], "invalid_json") for i in sorted(bad)
     ]
+
+
+@pytest.mark.parametrize("is_small", [False, True], ids=["alone", "joined"])
+def test_the_values_for_a_filter_come_from_good_lines_and_from_those_that_only_arrow_accepts(
+    tmp_path: Path, is_small: bool
+) -> None:
+    lines = [
+        b'{"text": "a", "n": 1}',
+        b'{"text": "b", "n": NaN}',
+        b"rubbish",
+        b'{"text": "c"}',
+        b'{"text": "d", "n": 1e999}',
+        b'{"text": "e", "n": "\xff"}',
+        b'{"text": 5, "n": 1}',
+        b'{"text": "f", "n": {"x": [null]}}',
+    ]
+    path = tmp_path / "a.jsonl"
+    write(path, lines)
+    source = Source(
+        name="a.jsonl", kind="jsonl", compression="", bytes=path.stat().st_size,
+        modified=path.stat().st_mtime_ns, split="", text={"column": "text", "filter": ["n"]},
+    )  # fmt: skip
+    if is_small:
+        unit = Unit(index=0, source=0, num_sources=1, start=0, stop=-1, text_bytes=1)
+        batches = list(read_unit(unit, [str(path)], [source], documents="lines", limit=1000))
+    else:
+        batches = list(JsonLinesFormat().read(SourceSlice(path=str(path), index=0, source=source), limit=1000))
+    texts = [text for batch in batches for text in batch.text.to_pylist()]
+    values = [found["n"] for batch in batches for found in batch.beside]
+    assert texts == ["a", "b", "c", "d", "f"]
+    assert [value for value in values if value == value] == [1, None, float("inf"), {"x": [None]}]
+    assert [skip.reason for batch in batches for skip in batch.skips] == ["invalid_json", "invalid_json", "not_text"]

@@ -2,11 +2,22 @@ from __future__ import annotations
 
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from tokenmill.errors import RecipeError
 from tokenmill.sources.base import Rule
-from tokenmill.sources.text_columns import common_rule, find_rule, row_text, rule_columns, unseen_rule
+from tokenmill.sources.text_columns import (
+    columns_to_read,
+    common_rule,
+    filter_columns,
+    find_rule,
+    row_text,
+    rule_columns,
+    table_batch,
+    unseen_rule,
+    with_filter_columns,
+)
 
 
 def rule_of(*columns: str) -> Rule:
@@ -228,3 +239,28 @@ def test_a_template_may_hold_names_in_braces_and_nothing_else(template: str) -> 
 )
 def test_a_column_that_is_not_text_makes_the_row_bad(row: dict[str, Any], reason: str) -> None:
     assert row_text({"column": "text"}, row) == ("", reason)
+
+
+def test_the_columns_of_a_filter_are_read_beside_those_of_the_text_once_each() -> None:
+    rule = with_filter_columns({"template": "{title}"}, ["url", "title"], ["url", "title"], where="file.parquet")
+    assert (rule_columns(rule), filter_columns(rule)) == (["title"], ["url", "title"])
+    assert columns_to_read(rule) == ["title", "url"]
+
+
+def test_names_of_columns_are_read_until_all_that_a_filter_asks_for_have_been_seen() -> None:
+    names = iter(["text", "url", "other"])
+    with_filter_columns({"column": "text"}, ["url"], names, where="file.jsonl")
+    assert list(names) == ["other"]
+
+
+def test_a_source_without_any_column_lacks_none() -> None:
+    assert with_filter_columns({"column": "text"}, ["url"], [], where="a")["filter"] == ["url"]
+
+
+def test_the_values_for_a_filter_are_those_of_the_rows_that_are_kept() -> None:
+    bad = pa.array([b"x", b"\xff", b"y", b"z"], pa.binary()).view(pa.string())
+    table = pa.RecordBatch.from_pydict({"text": ["a", "b", None, "d"], "url": bad, "score": [1.0, 2.0, 3.0, None]})
+    batch = table_batch(0, table, {"column": "text", "filter": ["url", "score"]}, 100)
+    assert batch.text.to_pylist() == ["a", "d"]
+    assert batch.beside == ({"url": "x", "score": 1.0}, {"url": "z", "score": None})
+    assert [(skip.position, skip.reason) for skip in batch.skips] == [(101, "invalid_utf8"), (102, "null_text")]

@@ -279,7 +279,10 @@ def _with_texts_stored(fields: dict[str, Any], folder: Storage, *, restart: bool
     from tokenmill.build.python_sources import store
 
     chosen = {name: arguments.text_or_none(name, fields.get(name)) for name in ("text_column", "template")}
-    return {**fields, "sources": store(fields["sources"], folder, restart=restart, **chosen)}
+    return {
+        **fields,
+        "sources": store(fields["sources"], folder, filter=fields.get("filter"), restart=restart, **chosen),
+    }
 
 
 def _noting(watch: Watcher | None) -> tuple[list[str], Watcher]:

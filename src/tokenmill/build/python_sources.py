@@ -18,14 +18,17 @@ import msgspec
 from tokenmill import arguments
 from tokenmill.build import workspace
 from tokenmill.errors import RecipeError, SourceChangedError
-from tokenmill.sources.text_columns import find_rule, rule_columns
+from tokenmill.recipe import columns_of_filter, load_filter
+from tokenmill.sources.text_columns import columns_to_read, find_rule, with_filter_columns
 from tokenmill.storage.base import Storage
 
 PART_BYTES = 32_000_000
 _HINT = "a function gives texts (str) or rows (dict), and the same ones each time that it is called"
 
 
-def store(given: Any, folder: Storage, *, text_column: str | None, template: str | None, restart: bool) -> list[str]:
+def store(
+    given: Any, folder: Storage, *, text_column: str | None, template: str | None, filter: object, restart: bool
+) -> list[str]:
     """Store the texts, and give the paths of their files. Texts that an earlier call has stored are compared."""
     workspace.check_ours(folder)
     if restart:
@@ -35,7 +38,7 @@ def store(given: Any, folder: Storage, *, text_column: str | None, template: str
     stored = [name for name in folder.names(workspace.SOURCES) if name.endswith(".jsonl")]
     names: list[str] = []
     first = 0
-    for lines in _parts(_rows(given, text_column, template)):
+    for lines in _parts(_rows(given, text_column, template, filter)):
         name = f"{len(names):05d}.jsonl"
         path, data = f"{workspace.SOURCES}/{name}", b"".join(lines)
         if name not in stored:
@@ -58,12 +61,15 @@ def _changed(folder: Storage, what: str) -> SourceChangedError:
     )
 
 
-def _rows(given: Any, text_column: str | None, template: str | None) -> Iterable[object]:
+def _rows(given: Any, text_column: str | None, template: str | None, filter: object) -> Iterable[object]:
     if isinstance(given, Mapping):
         raise RecipeError(f"the sources are several splits: {', '.join(map(str, given))}", hint="give one of them")
     if names := getattr(given, "column_names", None):
         rule = find_rule(names, text_column=text_column, template=template, where="the dataset")
-        return given.select_columns(rule_columns(rule))  # type: ignore[no-any-return]  # a datasets.Dataset
+        function = load_filter(filter) if isinstance(filter, str) else filter
+        if callable(function) and (wanted := columns_of_filter(function)):
+            rule = with_filter_columns(rule, wanted, names, where="the dataset")
+        return given.select_columns(columns_to_read(rule))  # type: ignore[no-any-return]  # a datasets.Dataset
     rows = given() if callable(given) else given
     if isinstance(rows, str | bytes | Mapping) or not isinstance(rows, Iterable):
         raise RecipeError(f"the function gave {arguments.show(rows)}", hint=_HINT)

@@ -162,8 +162,8 @@ OPTIONS: dict[str, Option] = {
         "filter",
         TEXT,
         _FILTER,
-        "keep the documents for which this function is true; it is called with the text, a str. The module is in the "
-        "current folder or on the Python path",
+        "keep the documents for which this function is true; it is called with the text, a str, and with the columns "
+        "that its other parameters name. The module is in the current folder or on the Python path",
         **_MODULES,
     ),
     "min_chars": _recipe_field("min_chars", TEXT, "N", "drop documents with fewer characters"),

@@ -9,7 +9,14 @@ import pyarrow as pa
 
 from tokenmill.sources.base import BATCH_BYTES, Batch, Section, Source, SourceSlice
 from tokenmill.sources.files import Pin, explained, open_file, pin_of
-from tokenmill.sources.text_columns import MAX_BATCH_ROWS, TableFormat, check_columns, rule_columns, table_batch
+from tokenmill.sources.text_columns import (
+    MAX_BATCH_ROWS,
+    TableFormat,
+    check_columns,
+    columns_to_read,
+    rule_columns,
+    table_batch,
+)
 from tokenmill.storage.base import is_url
 
 _BYTES = {
@@ -48,7 +55,7 @@ class ArrowFormat(TableFormat):
                 if 0 <= part.stop <= number:
                     return
                 if number >= part.start and batch.num_rows:
-                    chosen = batch.select(rule_columns(rule))
+                    chosen = batch.select(columns_to_read(rule))
                     _check_offsets(chosen, path, number)
                     for first in range(0, batch.num_rows, MAX_BATCH_ROWS):
                         with explained(path, where=f", record batch {number}"):

@@ -147,6 +147,10 @@ class SourceFormat(Protocol):
         """Where the text of a document is, from the beginning of the file or its schema."""
         return {}
 
+    def columns(self, path: str, source: Source) -> Iterable[str]:
+        """The names of the columns; those of the fields of objects, one object after the other."""
+        return ()
+
     def check(self, path: str, source: Source) -> None:
         """Raise `SourceError` if what a plan needs of the file cannot be read; `NotTextError` if it is not text."""
 
@@ -189,12 +193,16 @@ class Skip(NamedTuple):  # there may be millions, and a tuple is made in half th
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """Documents in order. `text` is an Arrow array of strings or bytes; `positions` are rows or byte offsets."""
+    """Documents in order. `text` is an Arrow array of strings or bytes; `positions` are rows or byte offsets.
+
+    `beside` has the values that a filter asks for, by column, of each document; nothing if it asks for none.
+    """
 
     text: pa.Array
     sources: npt.NDArray[np.int32]
     positions: npt.NDArray[np.int64]
     skips: tuple[Skip, ...] = ()
+    beside: tuple[dict[str, Any], ...] = ()
 
     @property
     def num_read(self) -> int:
@@ -223,13 +231,16 @@ def judged_batch(source: int, judged: Iterable[tuple[int, str, str]]) -> Batch:
 def even(
     batches: Iterable[Batch], *, max_documents: int | None = None, max_bytes: int = BATCH_BYTES
 ) -> Generator[Batch]:
-    """The same documents in batches of about `max_bytes`: small batches are joined, large ones are split."""
+    """The same documents in batches of about `max_bytes`: small batches are joined, large ones are split.
+
+    Batches with values for a filter are not joined: the values may be much larger than the text.
+    """
     most = min(max_documents or MAX_DOCUMENTS, MAX_DOCUMENTS)
     pending: list[Batch] = []
     size = count = 0
     for batch in batches:
         for part in _cut(batch, most, max_bytes):
-            if pending and (size + part.text.nbytes > max_bytes or count + part.num_read > most):
+            if pending and (part.beside or size + part.text.nbytes > max_bytes or count + part.num_read > most):
                 yield _join(pending)
                 pending, size, count = [], 0, 0
             pending.append(part)
@@ -248,8 +259,8 @@ def _cut(batch: Batch, max_documents: int, max_bytes: int) -> Iterator[Batch]:
     boundary = (int(batch.sources[half]), int(batch.positions[half]))
     before = tuple(skip for skip in batch.skips if (skip.source, skip.position) < boundary)
     after = tuple(skip for skip in batch.skips if (skip.source, skip.position) >= boundary)
-    first = Batch(batch.text[:half], batch.sources[:half], batch.positions[:half], before)
-    rest = Batch(batch.text[half:], batch.sources[half:], batch.positions[half:], after)
+    first = Batch(batch.text[:half], batch.sources[:half], batch.positions[:half], before, batch.beside[:half])
+    rest = Batch(batch.text[half:], batch.sources[half:], batch.positions[half:], after, batch.beside[half:])
     yield from _cut(first, max_documents, max_bytes)
     yield from _cut(rest, max_documents, max_bytes)
 
@@ -262,6 +273,7 @@ def _join(batches: list[Batch]) -> Batch:
         np.concatenate([batch.sources for batch in batches]),
         np.concatenate([batch.positions for batch in batches]),
         tuple(skip for batch in batches for skip in batch.skips),
+        tuple(values for batch in batches for values in batch.beside),
     )
 
 

@@ -37,7 +37,7 @@ from tokenmill.sources.base import (
 )
 from tokenmill.sources.byte_ranges import BOM
 from tokenmill.sources.files import ByteStream, ending_of, explained, open_stream, pin_of
-from tokenmill.sources.text_columns import MAX_BATCH_ROWS, find_rule, rule_columns, table_batch
+from tokenmill.sources.text_columns import MAX_BATCH_ROWS, columns_to_read, filter_columns, find_rule, table_batch
 
 _QUOTE, _NEWLINE, _RETURN = b'"\n\r'
 _CUT_BYTES = 1 << 20
@@ -57,6 +57,9 @@ class CsvFormat(SourceFormat):
     def find_text(self, path: str, source: Source, *, text_column: str | None, template: str | None) -> Rule:
         names = _header(path, source).names
         return find_rule(names, text_column=text_column, template=template, where=path)
+
+    def columns(self, path: str, source: Source) -> list[str]:
+        return _header(path, source).names
 
     def check(self, path: str, source: Source) -> None:
         _cuts(path, source, _header(path, source))
@@ -126,7 +129,7 @@ def _header(path: str, source: Source) -> _CsvHeader:
 
 
 def _check_once(names: list[str], rule: Rule, path: str) -> None:
-    for name in rule_columns(rule):
+    for name in columns_to_read(rule):
         if names.count(name) > 1:
             raise RecipeError(f"{path} has several columns {name!r}", hint="rename all but one of them")
 
@@ -275,8 +278,10 @@ def _parse(
     data: memoryview, positions: npt.NDArray[np.int64], index: int, rule: Rule, header: _CsvHeader
 ) -> Iterator[Batch]:
     """The texts of records that are not empty; a record with too many or too few fields is skipped."""
-    wanted = rule_columns(rule)
-    numbers = [str(header.names.index(name)) for name in wanted]
+    wanted, for_filter = columns_to_read(rule), filter_columns(rule)
+    types = {
+        str(header.names.index(name)): pa.large_string() if name in for_filter else pa.large_binary() for name in wanted
+    }
     odd: list[int] = []
 
     def skip(row: pyarrow.csv.InvalidRow) -> str:
@@ -293,8 +298,8 @@ def _parse(
         pyarrow.csv.ParseOptions(delimiter=header.delimiter, newlines_in_values=True, invalid_row_handler=skip),
         pyarrow.csv.ConvertOptions(
             check_utf8=False,
-            column_types=dict.fromkeys(numbers, pa.large_binary()),
-            include_columns=numbers,
+            column_types=types,
+            include_columns=list(types),
             strings_can_be_null=False,
         ),
     )
@@ -308,5 +313,5 @@ def _parse(
     for part in table.rename_columns(wanted).to_batches(max_chunksize=MAX_BATCH_ROWS):
         batch = table_batch(index, part, rule, at)
         moved = tuple(skip._replace(position=int(good[skip.position])) for skip in batch.skips)
-        yield Batch(batch.text, batch.sources, good[batch.positions], moved)
+        yield Batch(batch.text, batch.sources, good[batch.positions], moved, batch.beside)
         at += part.num_rows

@@ -20,7 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from tokenmill.errors import NotTextError, RecipeError, SourceError, StorageError
-from tokenmill.recipe import BY_ROW
+from tokenmill.recipe import BY_ROW, columns_of_filter, load_filter
 from tokenmill.records import make_table
 from tokenmill.sources.base import (
     Extent,
@@ -55,7 +55,7 @@ from tokenmill.sources.reader import (
     kind_of,
     read_as,
 )
-from tokenmill.sources.text_columns import UNREAD, parts_left_out
+from tokenmill.sources.text_columns import UNREAD, no_filter_column, parts_left_out, with_filter_columns
 from tokenmill.storage import globs
 from tokenmill.storage.base import is_hub, is_url
 from tokenmill.storage.hub import plain_name
@@ -129,7 +129,8 @@ def list_sources(recipe: Recipe, *, output: str | None = None) -> Listing:
     to_check = frozenset(path for _, path in ordered[:: -(-len(ordered) // most)])
     # Objects are described concurrently, because each request takes its time.
     with ThreadPoolExecutor(_REQUESTS_AT_ONCE) if is_url(root) else contextlib.nullcontext() as pool:
-        describe = partial(_describe, splits=found, pins=pins, recipe=recipe, to_check=to_check)
+        wanted = columns_of_filter(load_filter(recipe.filter)) if recipe.filter else []
+        describe = partial(_describe, splits=found, pins=pins, recipe=recipe, wanted=wanted, to_check=to_check)
         described = pool.map(describe, ordered) if pool else map(describe, ordered)
 
         def described_sources() -> Iterator[Source]:
@@ -349,9 +350,13 @@ def _describe(
     splits: Mapping[str, str],
     pins: Mapping[str, Pin],
     recipe: Recipe,
+    wanted: Sequence[str] = (),
     to_check: Collection[str] = (),
 ) -> tuple[Source, Extent, SourceError | None]:
-    """A source, where it can be cut, and the error if it cannot be read; its unit will fail with it."""
+    """A source, where it can be cut, and the error if it cannot be read; its unit will fail with it.
+
+    `wanted` are the columns that the filter asks for.
+    """
     name, path = named
     _check_utf8(path, hint="rename the file")
     found = pins.get(path) or find(path)
@@ -373,6 +378,8 @@ def _describe(
     )
     format = format_of(kind, recipe.documents)
     if not format.has_columns:  # it is planned without being opened
+        if wanted:
+            raise no_filter_column(wanted[0], where=path, has="all of the file is text")
         extent = format.extent(path, source)
         is_cut = extent.divisible and source.bytes >= _least_unit_bytes(recipe)
         return source, extent, _not_text(path, source, format) if is_cut or path in to_check else None
@@ -380,6 +387,8 @@ def _describe(
         for _ in range(_TRIES):
             try:
                 rule = format.find_text(path, source, text_column=recipe.text_column, template=recipe.template)
+                if wanted:
+                    rule = with_filter_columns(rule, wanted, format.columns(path, source), where=path)
                 planned = replace(source, text=rule)
                 return planned, format.extent(path, planned), None
             except NotTextError as error:

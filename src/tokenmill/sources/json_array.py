@@ -59,6 +59,10 @@ class JsonArrayFormat(SourceFormat):
         rule = jsonl.first_rule(groups, path, text_column=text_column, template=template)
         return rule or unseen_rule(text_column=text_column, template=template)
 
+    def columns(self, path: str, source: Source) -> Iterator[str]:
+        for elements in _elements(path, source):
+            yield from jsonl.names_of(jsonl.names_in_groups(elements.texts()))
+
     def check(self, path: str, source: Source) -> None:
         for _ in _elements(path, source):
             pass

@@ -12,6 +12,7 @@ import itertools
 import json
 import re
 from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -25,7 +26,7 @@ from tokenmill.errors import RecipeError
 from tokenmill.sources.base import Batch, Rule, Skip, Source, judged_batch, make_batch, text_array
 from tokenmill.sources.byte_ranges import BOM, DocumentRun, LineFormat
 from tokenmill.sources.files import HEAD_BYTES, Pin, is_plain_json, open_stream, pin_of, read_small, recognise
-from tokenmill.sources.text_columns import common_rule, refusal, row_text, unseen_rule
+from tokenmill.sources.text_columns import MAX_NAMES, common_rule, filter_columns, refusal, row_text, unseen_rule
 
 _FIRST_NOT_ASCII = 0x80
 _NEWLINE, _RETURN, _OPEN, _CLOSE = b"\n\r{}"
@@ -33,8 +34,6 @@ _PEEK_BYTES = 64_000_000
 _PEEK_STEP = 1 << 16
 # Objects that decide together where the text is: enough to outvote an odd one, and few enough for many files.
 _VOTES = 64
-# Names of fields that an error lists; each object may have others.
-_MAX_NAMES = 100
 # If more than this fraction of the first bytes of a run is beyond ASCII, Arrow is faster: it makes no Python strings.
 _SAMPLE_BYTES = 1 << 16
 _NON_ASCII_SHARE = 1 / 64
@@ -83,6 +82,9 @@ class JsonLinesFormat(LineFormat):
             )
         return rule or unseen_rule(text_column=text_column, template=template)
 
+    def columns(self, path: str, source: Source) -> Iterator[str]:
+        return names_of(fields(path, source.compression, pin_of(source)))
+
     def check(self, path: str, source: Source) -> None:
         for _ in fields(path, source.compression, pin_of(source)):
             pass
@@ -100,16 +102,50 @@ def first_rule(
         rule = common_rule(objects, text_column=text_column, template=template)
         if rule is not None:
             return rule
-        if len(seen) < _MAX_NAMES:
+        if len(seen) < MAX_NAMES:
             seen.update(*objects)
     if seen:
-        raise refusal(sorted(seen)[:_MAX_NAMES], text_column=text_column, template=template, where=path)
+        raise refusal(sorted(seen)[:MAX_NAMES], text_column=text_column, template=template, where=path)
     return None
+
+
+def names_of(groups: Iterable[list[list[str]]]) -> Iterator[str]:
+    """The names of the fields of objects, one object after the other."""
+    return (name for objects in groups for names in objects for name in names)
 
 
 def judged_objects(objects: list[bytes], positions: npt.NDArray[np.int64], index: int, rule: Rule, limit: int) -> Batch:
     """The documents of objects that were found one by one."""
-    return judged_batch(index, _judge_lines(objects, positions, rule, limit))
+    judged = _judge_lines(objects, positions, rule, limit)
+    if not (names := filter_columns(rule)):
+        return judged_batch(index, judged)
+    line_at = dict(zip(positions.tolist(), objects, strict=True))
+    beside: list[dict[str, Any]] = []
+
+    def with_values() -> Iterator[tuple[int, str, str]]:
+        for position, text, reason in judged:
+            row = None if reason else _whole_object(line_at[position])
+            if row is None:
+                yield position, "", reason or "invalid_json"
+            else:
+                beside.append({name: row.get(name) for name in names})
+                yield position, text, ""
+
+    batch = judged_batch(index, with_values())
+    return replace(batch, beside=tuple(beside))
+
+
+def _whole_object(line: bytes) -> dict[str, Any] | None:
+    """All fields of an object whose text was found; None if only its text can be parsed."""
+    try:
+        return msgspec.json.decode(line, type=dict[str, Any])
+    except (ValueError, RecursionError):
+        pass
+    try:  # numbers such as NaN, which only Arrow and Python accept
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return row if isinstance(row, dict) else None
 
 
 def lines(run: DocumentRun, index: int, rule: Rule, limit: int) -> Batch:
@@ -125,7 +161,7 @@ def lines(run: DocumentRun, index: int, rule: Rule, limit: int) -> Batch:
     starts = np.concatenate(([0], newlines + 1))
     ends = np.concatenate((newlines, [len(view)]))
     text = None
-    if "column" in rule and _is_one_object_a_line(view, starts, ends, limit):
+    if "column" in rule and not filter_columns(rule) and _is_one_object_a_line(view, starts, ends, limit):
         parse = _arrow_column if _is_non_ascii(view) else _msgspec_column
         text = parse(data, rule["column"], len(starts))
     if text is not None:

@@ -9,7 +9,14 @@ import pyarrow.parquet as pq
 
 from tokenmill.sources.base import BATCH_BYTES, Batch, Section, Source, SourceSlice
 from tokenmill.sources.files import Pin, explained, open_file, pin_of
-from tokenmill.sources.text_columns import MAX_BATCH_ROWS, TableFormat, check_columns, rule_columns, table_batch
+from tokenmill.sources.text_columns import (
+    MAX_BATCH_ROWS,
+    TableFormat,
+    check_columns,
+    columns_to_read,
+    rule_columns,
+    table_batch,
+)
 from tokenmill.storage.base import is_url
 
 
@@ -34,7 +41,7 @@ class ParquetFormat(TableFormat):
 
     def read(self, part: SourceSlice, *, limit: int, batch_bytes: int = BATCH_BYTES) -> Iterator[Batch]:
         path, rule, start = part.path, part.source.text, part.start
-        names = rule_columns(rule)
+        names = columns_to_read(rule)
         with _open_groups(
             path, pin_of(part.source), names, start, part.stop, step=min(batch_bytes, BATCH_BYTES)
         ) as file:

@@ -100,6 +100,7 @@ class _JoinedFiles:
             self.numbers[files],
             self._own(batch.positions, files),
             tuple(skip._replace(source=number, position=position) for number, position, skip in own),
+            batch.beside,
         )
 
     def _files(self, positions: npt.NDArray[np.int64]) -> npt.NDArray[np.intp]:

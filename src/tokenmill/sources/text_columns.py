@@ -9,7 +9,7 @@ If the user names none, the rule is found from the names of the columns, by the 
     prompt?, chosen, rejected         {"chosen": [...]}  the prompt, unless the chosen answer repeats it, and the answer
 
 All rows of a table have the same columns. Each object of JSON lines has its own fields, so an optional part stays in
-the rule even if many objects lack it.
+the rule even if many objects lack it. A rule also names the columns that a filter asks for, if any.
 
 `TableFormat` is what parquet and Arrow files have in common: rows of columns, some of which are the text.
 """
@@ -17,7 +17,8 @@ the rule even if many objects lack it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -46,6 +47,8 @@ _SHAPES: tuple[tuple[str, ...], ...] = (
 UNREAD: Rule = {"unread": True}
 _TURN_TEXT = ("content", "value", "text")
 _GLUE = "\n\n"
+# Names of columns that an error lists; each object may have others.
+MAX_NAMES = 100
 
 
 def find_rule(columns: Collection[str], *, text_column: str | None, template: str | None, where: str) -> Rule:
@@ -126,6 +129,41 @@ def rule_columns(rule: Rule) -> list[str]:
     if "chosen" in rule:
         return list(rule["chosen"])
     return [rule["turns"]] if "turns" in rule else [name.rstrip("?") for name in rule["join"]]
+
+
+def filter_columns(rule: Rule) -> list[str]:
+    """The columns whose values a filter gets."""
+    return list(rule.get("filter", ()))
+
+
+def columns_to_read(rule: Rule) -> list[str]:
+    """The columns of the text, and those for the filter."""
+    return list(dict.fromkeys((*rule_columns(rule), *filter_columns(rule))))
+
+
+def with_filter_columns(rule: Rule, wanted: Sequence[str], columns: Iterable[str], *, where: str) -> Rule:
+    """The rule with the columns that a filter asks for. `columns` are read until all have been seen.
+
+    A source without any column has no object either, or none that can be read.
+    """
+    missing, seen = dict.fromkeys(wanted), dict[str, None]()
+    for name in columns:
+        missing.pop(name, None)
+        if not missing:
+            break
+        if len(seen) < MAX_NAMES:
+            seen[name] = None
+    if missing and seen:
+        raise no_filter_column(next(iter(missing)), where=where, has=f"its columns: {', '.join(sorted(seen))}")
+    return {**rule, "filter": list(wanted)}
+
+
+def no_filter_column(name: str, *, where: str, has: str) -> RecipeError:
+    """The error for a source that lacks a column that a filter asks for."""
+    return RecipeError(
+        f"{where} has no column {name!r}, which the filter asks for; {has}",
+        hint="each parameter of a filter after the text is a column, unless it has a default value",
+    )
 
 
 def row_text(rule: Rule, row: Mapping[str, Any]) -> tuple[str, str]:
@@ -266,9 +304,10 @@ class TableFormat(SourceFormat, Protocol):
 
 def check_columns(schema: pa.Schema, rule: Rule, path: str) -> None:
     """Refuse a schema in which a column of the rule occurs twice, or the text column does not contain text."""
-    for name in rule_columns(rule):
+    for name in columns_to_read(rule):
         if len(schema.get_all_field_indices(name)) != 1:
             raise RecipeError(f"{path} has several columns {name!r}", hint="rename all but one of them")
+    for name in rule_columns(rule):
         _check_text_column(schema.field(name), rule, path)
 
 
@@ -285,10 +324,13 @@ def _check_text_column(field: pa.Field, rule: Rule, path: str) -> None:
 def table_batch(index: int, table: pa.RecordBatch, rule: Rule, row: int) -> Batch:
     """The texts of some rows, of which `row` is the first."""
     positions = np.arange(row, row + table.num_rows, dtype=np.int64)
-    if "column" not in rule:
-        rows = zip(positions.tolist(), _rows(table), strict=True)
-        judged = ((at, *(row_text(rule, row) if row is not None else ("", "invalid_utf8"))) for at, row in rows)
-        return judged_batch(index, judged)
+    wanted = filter_columns(rule)
+    if "column" not in rule or wanted:
+        rows = _rows(table)
+        texts = [row_text(rule, row) if row is not None else ("", "invalid_utf8") for row in rows]
+        batch = judged_batch(index, ((at, *text) for at, text in zip(positions.tolist(), texts, strict=True)))
+        kept = (row for row, (_, reason) in zip(rows, texts, strict=True) if row is not None and not reason)
+        return replace(batch, beside=tuple({name: row[name] for name in wanted} for row in kept)) if wanted else batch
     text = plain_text(table.column(rule["column"]))
     if not text.null_count:
         return make_batch(index, text, positions)
@@ -308,6 +350,8 @@ def _rows(table: pa.RecordBatch) -> list[dict[str, Any] | None]:
                 rows += table.slice(index, 1).to_pylist()
             except UnicodeDecodeError:
                 rows.append(None)
+    except (ValueError, OverflowError) as error:  # such as a date beyond those that Python has
+        raise pa.ArrowInvalid(f"a value cannot be given to Python: {error}") from None
     return rows
 
 

@@ -40,7 +40,7 @@ from tokenmill.tokenizers.base import LARGE_BYTES, Encoded, Engine
 from tokenmill.units.receipts import NO_LIMIT
 from tokenmill.units.task import BuildConfig, UnitTask
 
-Filter = Callable[[str], object]
+Filter = Callable[..., object]
 # The name of a reason of a filter.
 _REASON = re.compile(r"[a-z][a-z_]{0,39}")
 
@@ -326,7 +326,7 @@ def _filtered(
     reasons = gives_reasons(keep)
     for place, document in zip(np.flatnonzero(left).tolist(), text.filter(pa.array(left)).to_pylist(), strict=True):
         try:
-            answer = keep(document)
+            answer = keep(document, **(batch.beside[place] if batch.beside else {}))
             is_wanted = bool(answer)
         except BaseException as error:
             if not is_failure(error):
