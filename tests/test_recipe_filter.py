@@ -4,6 +4,7 @@ import csv
 import importlib
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -355,3 +356,15 @@ def test_a_value_that_python_cannot_have_is_an_error_that_names_the_rows(tmp_pat
     pq.write_table(pa.table({"text": ["a", "b"], "day": days}), tmp_path / "a.parquet")
     with pytest.raises(tokenmill.errors.TokenmillError, match="cannot be given to Python"):
         tokenmill.prepare(tmp_path / "a.parquet", tmp_path / "out", tokenizer="byte", workers=1, filter=columns.dated)
+
+
+def test_the_filter_by_columns_of_the_how_to_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = (Path(__file__).parents[1] / "docs/how-to/write-a-recipe.md").read_text(encoding="utf-8")
+    (code,) = re.findall(r"```python\n# by_column\.py\n(.*?)```", page, re.DOTALL)
+    name = f"by_column_of_{tmp_path.name}"
+    (tmp_path / f"{name}.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    rows = [{"text": "a", "score": 0.9}, {"text": "b"}, {"text": "c", "score": 0.9, "url": "http://x.example"}]
+    source = write_rows(tmp_path / "a.jsonl", rows)
+    made = tokenmill.prepare(source, tmp_path / "out", tokenizer="byte", workers=1, filter=f"{name}:keep")
+    assert (made.documents, made.manifest.dropped) == (1, {"no_score": 1, "filtered": 1})
