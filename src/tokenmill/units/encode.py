@@ -326,7 +326,7 @@ def _filtered(
     reasons = gives_reasons(keep)
     for place, document in zip(np.flatnonzero(left).tolist(), text.filter(pa.array(left)).to_pylist(), strict=True):
         try:
-            answer = keep(document, **(batch.beside[place] if batch.beside else {}))
+            answer = keep(document, **batch.beside[place]) if batch.beside else keep(document)
             is_wanted = bool(answer)
         except BaseException as error:
             if not is_failure(error):
