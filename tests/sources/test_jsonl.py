@@ -216,7 +216,8 @@ def test_the_reason_of_a_line_is_that_of_datasets_that_exist(tmp_path: Path, lin
 @pytest.mark.parametrize(
     ("line", "parsers"),
     [
-        (rb'{"text": "\ud800"}', {"python"}),
+        (rb'{"text": "\ud800"}', {"fields"}),
+        (rb'{"text": "\ud800", "x": [["\ud800"]]}', {"fields"}),
         (b'{"text": "cut}', {"row"}),
         (b'{"text": "\xff' + b"a" * 99 + b'"}', {"row"}),
         (b"not json", {"any"}),
@@ -235,8 +236,10 @@ def test_a_bad_line_is_given_to_one_parser(
     watched = SimpleNamespace(decode=watch("row", row.decode), decode_lines=row.decode_lines)
     monkeypatch.setattr(jsonl, "_row_decoder", lambda column: watched)
     monkeypatch.setattr(jsonl.msgspec.json, "decode", watch("any", jsonl.msgspec.json.decode))
-    monkeypatch.setattr(jsonl, "_parse_object", watch("python", jsonl._parse_object))
-    monkeypatch.setattr(jsonl, "_parse_any_number", watch("numbers", jsonl._parse_any_number))
+    monkeypatch.setattr(jsonl.json, "loads", watch("python", jsonl.json.loads))
+    named = jsonl.fields_decoder()
+    watched_fields = SimpleNamespace(decode=watch("fields", named.decode))
+    monkeypatch.setattr(jsonl, "fields_decoder", lambda: watched_fields)
     write(tmp_path / "f.jsonl", [line] * 9)
     assert len(read(tmp_path / "f.jsonl")[1]) == 9
     assert (set(asked), len(asked)) == (parsers, 9)
@@ -272,17 +275,61 @@ def test_pythons_parser_is_not_given_lines_of_many_brackets(
 ) -> None:
     """It takes hundreds of times as long as a good line, and gives the same reason."""
     write(tmp_path / "f.jsonl", [line])
+    monkeypatch.setattr(jsonl, "_has_surrogate", None)
+    found = [why for _, why in read(tmp_path / "f.jsonl")[1]]
+    assert found == [reason] * bool(reason)
 
-    def found() -> list[str]:
-        return [why for _, why in read(tmp_path / "f.jsonl")[1]]
 
-    with monkeypatch.context() as patch:
-        patch.setattr(jsonl, "_has_many_brackets", lambda line: False)
-        assert found() == [reason] * bool(reason)
-    if b'"x" :' not in line:  # which of two fields is kept is left to Python's parser
-        monkeypatch.setattr(jsonl, "_parse_object", None)
-    monkeypatch.setattr(jsonl, "_parse_any_number", None)
-    assert found() == [reason] * bool(reason)
+HALVES = [
+    rb"\ud800",
+    rb"\uDE00",
+    rb"\ud83d\ude00",
+    b"\xed\xa0\x80",
+    b"\\\\",
+    b"NaN",
+    b"",
+    b"\xff",
+    rb"\n",
+    rb"\uffff",
+    b'\\"',
+]
+NAMES = [b'"text"', b'"x"', rb'"\u0078"', rb'"\ud800"']
+VALUES = [b"1", b"NaN", b"-Infinity", b"Inf", b"1e999", b"9" * 4301, b"01", b"null", b"[" * 100 + b"]" * 100]
+STRINGS = st.lists(st.sampled_from(HALVES), max_size=3).map(lambda parts: b'"' + b"".join(parts) + b'"')
+
+
+def objects(inner: st.SearchStrategy[bytes]) -> st.SearchStrategy[bytes]:
+    field = st.tuples(st.one_of(st.sampled_from(NAMES), STRINGS), inner).map(b": ".join)
+    return st.lists(field, max_size=3).map(lambda some: b"{" + b", ".join(some) + b"}")
+
+
+NESTED = st.recursive(
+    st.one_of(STRINGS, st.sampled_from(VALUES)),
+    lambda inner: st.one_of(
+        st.lists(inner, max_size=3).map(lambda some: b"[" + b",".join(some) + b"]"), objects(inner)
+    ),
+    max_leaves=6,
+)
+
+
+@given(line=objects(NESTED), cut=st.one_of(st.none(), st.integers(0, 200)))
+@settings(max_examples=400, deadline=None, database=None)
+def test_half_of_a_pair_is_found_where_pythons_parser_finds_it(line: bytes, cut: int | None) -> None:
+    line = line if cut is None else line[:cut] + line[cut + 1 :]
+    assert jsonl._has_lone_surrogate(line) == jsonl._has_surrogate(line)
+
+
+@pytest.mark.parametrize("depth", [900, 975, 976, 1200])
+@pytest.mark.parametrize("frames", [0, 100])
+def test_how_deep_a_line_may_be_does_not_depend_on_who_reads_it(depth: int, frames: int) -> None:
+    """The number of workers decides how many calls are below."""
+
+    def below(frames: int) -> bool:
+        if frames:
+            return below(frames - 1)
+        return jsonl._has_lone_surrogate(rb'{"text": "\ud800", "x": ' + b"[" * depth + b"]" * depth + b"}")
+
+    assert below(frames) == (depth < 976)
 
 
 def test_a_string_left_open_is_searched_once() -> None:

@@ -39,14 +39,7 @@ _SAMPLE_BYTES = 1 << 16
 _NON_ASCII_SHARE = 1 / 64
 # Reasons for which msgspec refuses a line that Arrow may accept.
 _UNPARSED = ("invalid_utf8", "invalid_json")
-# How half of a surrogate pair begins: an escape, or its bytes in one of the encodings that json detects.
-_HALVES = (b"\\u", b"\xed", b"\x00")
-_ENCODER = json.JSONEncoder(ensure_ascii=False)
-_parse_object = json.JSONDecoder().raw_decode
-_parse_any_number = json.JSONDecoder(parse_int=float).raw_decode  # long integers would be refused
-_WHITE_SPACE = " \t\n\r"
-# Types of values that contain no others.
-_PLAIN = {str, int, float, bool, type(None)}
+_ENCODER = json.JSONEncoder(ensure_ascii=False, check_circular=False)
 # An escape that is surely half of a pair. Behind a backslash it may not be an escape, which a parser decides.
 _HALF_ESCAPE = re.compile(
     rb"\\u[dD](?<!\\\\u[dD])(?:[89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F][0-9a-fA-F]{2})"
@@ -54,18 +47,26 @@ _HALF_ESCAPE = re.compile(
 )
 # Numbers that msgspec may refuse as out of range, or ignore in a field that is not requested.
 _EXTREME_NUMBER = re.compile(rb"\d(?:[eE]\+?\d{2}|\d{199})")
+# Half of a pair as raw bytes.
+_HALF_BYTES = re.compile(rb"\xed[\xa0-\xbf][\x80-\xbf]")
 # Numbers that Arrow accepts and msgspec does not; Python's parser does not know all of them either.
-_OTHER_NUMBER = re.compile(rb"([:\[,]\s*)-?(?:Inf(?:inity)?|NaN)")
+_OTHER_NUMBER = re.compile(rb"-?(?:Inf(?:inity)?|NaN)(?=\s*[,\]}])")
 # One that is not closed ends with the line, so that no other match begins inside of it.
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)')
-# From so many brackets on, they are counted before Python's parser takes them, one inside the other.
-_MANY_BRACKETS = 50
-# With no more than these, or no more one inside the other, no parser reaches its limit of depth.
-_SAFE_BRACKETS = 900
 _KEY = re.compile(rb"(" + _STRING.pattern + rb")\s*:")
-_SURROGATE_ESCAPE = re.compile(rb"\\u[dD][89a-fA-F]")
 # What stands for half of a pair where a parser refuses it: no text has this character.
-_MARK, _MARK_ESCAPE, _MARK_BYTES = "\uffff", b"\\uffff", b"\xef\xbf\xbf"
+_MARK = "\uffff"
+_MARK_BYTES = _MARK.encode()
+# Where half of a pair or a mark cannot be told from something else: behind a backslash, or beside a mark.
+_UNCLEAR = (b"\\\\u", b"\\uf", b"\\uF", _MARK_BYTES)
+# Numbers that Python's parser accepts and msgspec does not; digits that it refuses.
+_PYTHONS_NUMBER = re.compile(rb"-?Infinity|NaN")
+_MAX_DIGITS = 4300
+_LONG_NUMBER = re.compile(rb"(?<!\d)\d{%d}" % (_MAX_DIGITS + 1))
+# Brackets one inside the other that Python's parser still takes in a worker: the same wherever a line is read.
+_MAX_DEPTH = 976
+_STEPS = bytes.maketrans(b"[{]}", b"\x01\x01\xff\xff")
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[{]}"))
 
 
 class JsonLinesFormat(LineFormat):
@@ -357,44 +358,18 @@ def _any_text(line: bytes, rule: Rule) -> tuple[str, str]:
 def _arrow_may_accept(line: bytes, column: str) -> bool:
     """Whether Arrow might parse an object that msgspec refuses: NaN, deep nesting, invalid bytes in other fields.
 
-    A call to Arrow takes a hundred times as long as parsing a line, so Python's own parser rules out most bad lines.
+    A call to Arrow takes a hundred times as long as parsing a line, so msgspec, which leaves the values as they are,
+    rules out most bad lines.
     """
-    if _has_many_brackets(line):
-        if not _is_balanced(line):
-            return False
-        if not _SURROGATE_ESCAPE.search(line) and not _has_extreme_number(line):
-            return _may_be_text_of(line, column)
+    if b"Inf" in line or b"NaN" in line:
+        line = _OTHER_NUMBER.sub(b"0", line)
     try:
-        row, _ = _parse_any_number(_OTHER_NUMBER.sub(rb"\g<1>0", line).decode(errors="replace"))
+        row = fields_decoder().decode(line.decode(errors="replace"))
     except RecursionError:
         return _is_balanced(line)
     except ValueError:
         return False
-    if not isinstance(row, dict) or not isinstance(row.get(column), str):
-        return False
-    return b"\\u" not in line or not _has_surrogate(row)
-
-
-def _may_be_text_of(line: bytes, column: str) -> bool:
-    """The same for an object with many brackets, by msgspec: it takes a level in a tenth of the time."""
-    if b"Inf" in line or b"NaN" in line:
-        line = _OTHER_NUMBER.sub(rb"\g<1>0", line)
-    try:
-        row = fields_decoder().decode(line.decode(errors="replace"))
-    except RecursionError:
-        return True
-    except ValueError:
-        return False
     return bytes(row.get(column, b"")).startswith(b'"')
-
-
-def _has_extreme_number(line: bytes) -> bool:
-    """Whether a number may be extreme; brackets, at each of which a search would begin anew, are taken out before."""
-    return _EXTREME_NUMBER.search(line.translate(None, b"[]{}")) is not None
-
-
-def _has_many_brackets(line: bytes) -> bool:
-    return line.count(b"[") + line.count(b"{") > _MANY_BRACKETS
 
 
 def _is_balanced(line: bytes) -> bool:
@@ -403,11 +378,12 @@ def _is_balanced(line: bytes) -> bool:
     return outside.count(b"[") == outside.count(b"]") and outside.count(b"{") == outside.count(b"}")
 
 
-def _depth(line: bytes) -> int:
-    """How many brackets are at most one inside the other, outside of strings."""
-    outside = np.frombuffer(_STRING.sub(b"", line), np.uint8)
-    opens, closes = (np.isin(outside, np.frombuffer(some, np.uint8)) for some in (b"[{", b"]}"))
-    return int(np.cumsum(opens.astype(np.int8) - closes.astype(np.int8), dtype=np.int64).max(initial=0))
+def _is_too_deep(line: bytes) -> bool:
+    """Whether too many brackets are one inside the other, outside of strings."""
+    if line.count(b"[") + line.count(b"{") <= _MAX_DEPTH:
+        return False
+    steps = np.frombuffer(_STRING.sub(b"", line).translate(_STEPS, _NO_BRACKETS), np.int8)
+    return int(np.cumsum(steps, dtype=np.int64).max(initial=0)) > _MAX_DEPTH
 
 
 def _parsed_by_arrow(lines: list[bytes], column: str) -> list[bytes | None]:
@@ -430,60 +406,48 @@ def _valid_text(data: bytes) -> tuple[str, str]:
 
 
 def _has_lone_surrogate(line: bytes) -> bool:
-    """Whether a line is JSON except for an escaped half of a surrogate pair."""
-    if not any(half in line for half in _HALVES):
-        return False
-    try:
-        if line.startswith(b"{") and line[1:2] != b"\x00":  # as `loads` parses it, in half the time
-            found = _surrogate_between_brackets(line) if _has_many_brackets(line) else None
-            if found is not None:
-                return found
-            text = line.decode(errors="surrogatepass")
-            value, end = _parse_object(text)
-            return not text[end:].strip(_WHITE_SPACE) and _has_surrogate(value)
-        return _has_surrogate(json.loads(line))
-    except (ValueError, RecursionError):
-        return False
+    """Whether a line is JSON except for half of a surrogate pair.
 
-
-def _surrogate_between_brackets(line: bytes) -> bool | None:
-    """The same for an object with many brackets, without Python's parser; None where only that knows.
-
-    Python's parser takes hundreds of times as long as a good line, most of it for nothing: to find that the last
-    bracket is missing, or to reach text that is at the top.
+    What is JSON, and which of two fields of one name is kept, is as Python's parser has it. To ask it takes up to a
+    hundred times as long as msgspec takes, which refuses half of a pair: so that is replaced by a mark first.
     """
-    if not _is_balanced(line):
+    if not (b"\\u" in line or b"\xed" in line or b"\x00" in line):
         return False
-    is_plain = not any(odd in line for odd in (b"NaN", b"Inf", _MARK_ESCAPE, _MARK_BYTES))
-    is_safe = line.count(b"[") + line.count(b"{") <= _SAFE_BRACKETS or _depth(line) <= _SAFE_BRACKETS
-    if not (is_plain and is_safe and _is_utf8(line)) or _has_extreme_number(line):
-        return None
-    marked = _HALF_ESCAPE.sub(rb"\\uffff", line)
+    is_clear = line[:1] == b"{" and line[1:2] != b"\x00" and not any(map(line.__contains__, _UNCLEAR))
+    if not is_clear or (len(line) > _MAX_DIGITS and _LONG_NUMBER.search(line)):
+        return _has_surrogate(line)
+    marked = _HALF_ESCAPE.sub(_MARK_BYTES, line)
+    if b"\xed" in line:
+        marked = _HALF_BYTES.sub(_MARK_BYTES, marked)
+    if _MARK_BYTES not in marked or _valid_text(marked)[1] or _is_too_deep(marked):
+        return False
+    if b"NaN" in marked or b"Inf" in marked:
+        marked = _PYTHONS_NUMBER.sub(b"[]", marked)
     try:
         row = fields_decoder().decode(marked)
+    except RecursionError:  # the caller's own stack is deep: what is in there is not known, but its brackets match
+        return _is_balanced(marked)
     except ValueError:
-        return None if _SURROGATE_ESCAPE.search(marked) else False
-    if any(map(_is_marked, (bytes(value) for value in row.values()))):
+        return False
+    return _MARK in "".join(row) or any(map(_is_mark_kept, map(bytes, row.values())))
+
+
+def _is_mark_kept(value: bytes) -> bool:
+    """Whether a value has a mark that does not vanish because a later field of the same object has the same name."""
+    if _MARK_BYTES not in value or value.startswith(b'"'):
+        return _MARK_BYTES in value
+    names = _KEY.findall(value)
+    if len(set(names)) == len(names) and not any(b"\\" in name for name in names):
         return True
-    keys = _KEY.findall(marked)
-    is_each_kept = len(set(keys)) == len(keys) and not any(b"\\" in key for key in keys)
-    return True if is_each_kept and any(map(_is_marked, _STRING.findall(marked))) else None
+    return _has_surrogate(value.replace(_MARK_BYTES, b"\\ud800"))
 
 
-def _is_marked(value: bytes) -> bool:
-    """Whether a value is a string with half of a pair, not with the letters of its escape behind a backslash."""
-    return value.startswith(b'"') and _MARK_ESCAPE in value and _MARK in msgspec.json.decode(value)
-
-
-def _has_surrogate(value: Any) -> bool:
-    """Whether a parsed value contains text that UTF-8 cannot encode."""
+def _has_surrogate(line: bytes) -> bool:
+    """Whether Python's parser finds text that UTF-8 cannot encode."""
     try:
-        if isinstance(value, dict) and all(type(field) in _PLAIN for field in value.values()):
-            "".join([*value, *(field for field in value.values() if type(field) is str)]).encode()
-        else:
-            _ENCODER.encode(value).encode()
+        _ENCODER.encode(json.loads(line)).encode()
     except UnicodeEncodeError:
         return True
-    except RecursionError:
+    except (ValueError, RecursionError):
         return False
     return False
