@@ -143,7 +143,7 @@ def test_a_text_that_utf8_cannot_encode_is_quarantined(tmp_path: Path) -> None:
 def test_a_folder_with_something_else_is_not_touched(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     (tmp_path / "out/mine.txt").write_text("mine")
-    with pytest.raises(OutputError, match="holds something else"):
+    with pytest.raises(OutputError, match="contains other files"):
         prepare(generate, tmp_path / "out")
     assert tree(tmp_path / "out") == {"mine.txt": tree(tmp_path / "out")["mine.txt"]}
 

@@ -382,6 +382,7 @@ def test_a_folder_without_a_manifest_says_what_to_do(tmp_path: Path) -> None:
         manifest.load_manifest(Folder(str(tmp_path)))
     assert "prepare" in caught.value.hint
     (tmp_path / ".build").mkdir()
-    with pytest.raises(DatasetError, match="not a dataset") as caught:
+    (tmp_path / ".build/events.jsonl").write_text("")
+    with pytest.raises(DatasetError, match=r"no dataset\.json; it is a build that has not finished") as caught:
         manifest.load_manifest(Folder(str(tmp_path)))
-    assert "has not finished" in caught.value.hint
+    assert "run the same tokenmill prepare command again" in caught.value.hint

@@ -117,8 +117,11 @@ def doctor(
     removed. `network` also asks the hub and the Ray cluster that are configured.
     """
     begin = time.monotonic()
-    arguments.text("tokenizer", tokenizer, hint="name a tokenizer, like gpt2")
+    arguments.not_blank("tokenizer", arguments.text("tokenizer", tokenizer, hint="name a tokenizer, like gpt2"))
     network = arguments.flag("network", network)
+    output, scratch = arguments.place_or_none("output", output), arguments.place_or_none("scratch", scratch)
+    if isinstance(target, str | os.PathLike):
+        target = arguments.place("target", target)
     checks = list(_check_machine(output, scratch))
     if network:
         urls = [os.fspath(path) for path in (target, output) if isinstance(path, str | os.PathLike)]
