@@ -79,8 +79,9 @@ class Job:
 
 
 def _whole(place: Path) -> Tree:
-    """All files of a finished output; whatever was left behind has a place in it too."""
+    """All files of a finished output; whatever was left behind has a place in it too. A report tells times."""
     found = {name: digest for name, digest in tree(place).items() if ".build" not in name.split("/")}
+    found = {name: "" if name.endswith("report.html") else digest for name, digest in found.items()}
     for file in place.rglob("*"):
         if file.name.endswith((".tmp", ".part")) or file.name == "lock":
             found[f"left: {file.relative_to(place)}"] = ""
