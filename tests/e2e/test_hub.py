@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import os
@@ -13,6 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from conftest import tree
 from hub import COMMIT, Repository, serve
 from tokenmill.errors import RecipeError
 from tokenmill.storage.hub import HubPlace, parse, plain_name
@@ -65,14 +65,6 @@ def run(
         text=True,
         check=False,
     )
-
-
-def tree(folder: Path) -> dict[str, str]:
-    return {
-        path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in sorted(folder.rglob("*"))
-        if path.is_file() and ".build" not in path.parts
-    }
 
 
 def blobs(folder: Path) -> list[Path]:
