@@ -49,7 +49,7 @@ def test_every_format_has_what_the_protocol_asks_for(name: str) -> None:
 
 
 def test_every_format_module_is_in_the_list() -> None:
-    shared = {"__init__", "base", "convert", "files", "open", "resumable", "results", "rows"}
+    shared = {"__init__", "base", "convert", "files", "open", "resumable", "results", "rows", "shuffled"}
     modules = {path.stem for path in Path(base.__file__).parent.glob("*.py")}
     assert modules - shared == set(base.FORMATS)
 

@@ -14,7 +14,7 @@ from made import EOT, FEW, LAYOUTS, OPTIONS, documents_of, file_names, make_data
 
 import tokenmill
 from conftest import make_texts, tree, write_parquet
-from tokenmill.errors import DatasetError, RecipeError
+from tokenmill.errors import RecipeError
 from tokenmill.formats.convert import content_fingerprint
 
 # 32-bit ids look like nothing that fits into 16 bits.
@@ -137,9 +137,10 @@ def test_an_end_of_text_beyond_32_bits_is_refused(tmp_path: Path) -> None:
         tokenmill.import_(tmp_path / "files", tmp_path / "back", layout="nanogpt", eot_id=99999999999)
 
 
-def test_verify_of_an_export_says_that_it_is_one(tmp_path: Path) -> None:
+def test_verify_checks_an_export_by_its_own_record(tmp_path: Path) -> None:
     dataset = make_dataset(tmp_path, {"train": [[1, 2]]})
     tokenmill.export(dataset.path, tmp_path / "files", to="nanogpt")
-    with pytest.raises(DatasetError) as caught:
-        tokenmill.verify(tmp_path / "files")
-    assert "it is an export" in caught.value.hint
+    assert tokenmill.verify(tmp_path / "files").ok
+    (tmp_path / "files/train.bin").write_bytes(b"\1\0\3\0\0\0")
+    (problem,) = tokenmill.verify(tmp_path / "files").problems
+    assert problem.file == "train.bin"

@@ -217,7 +217,7 @@ def test_a_local_dataset_needs_no_object_stores(local: Path) -> None:
 
 
 def test_what_is_no_dataset_is_told_with_its_url(bucket: Bucket) -> None:
-    with pytest.raises(DatasetError, match=f"{bucket.url}/nothing is not a dataset"):
+    with pytest.raises(DatasetError, match=f"there is no dataset {bucket.url}/nothing"):
         tokenmill.open(f"{bucket.url}/nothing")
 
 

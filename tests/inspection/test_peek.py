@@ -85,8 +85,10 @@ def test_a_tokenizer_tells_where_the_documents_of_raw_tokens_end(tmp_path: Path)
     split = api.open(path)["train"]
     (tmp_path / "raw").mkdir()
     split.tokens(0, split.num_tokens).tofile(tmp_path / "raw/train.bin")
+    (tmp_path / "other").mkdir()
+    split.tokens(0, 3).tofile(tmp_path / "other/train.bin")  # no end of text tells that they are GPT-2's
     with pytest.raises(DatasetError, match="does not record where its documents end") as caught:
-        peek(tmp_path / "raw/train.bin")
+        peek(tmp_path / "other/train.bin")
     assert caught.value.hint.startswith("name the `tokenizer` if you peek or import")
     found = peek(tmp_path / "raw/train.bin", tokenizer="gpt2", count=9)
     assert [excerpt.text for excerpt in found] == TEXTS

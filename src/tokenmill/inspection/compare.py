@@ -145,7 +145,7 @@ def _compare_settings(a: _Side, b: _Side) -> Iterator[ComparedValue]:
 def _settings(side: _Side) -> dict[str, Any]:
     """What decides the bytes, by the names that recipes have for it."""
     if isinstance(side, Recipe):
-        return json.loads(json.dumps(dataclasses.asdict(side)))  # type: ignore[no-any-return]
+        return json.loads(json.dumps({**dataclasses.asdict(side), "documents": side.identity()["documents"]}))  # type: ignore[no-any-return]
     manifest = side.manifest
     about = dict(manifest.tokenizer)
     kept = {name: value for name, value in manifest.identity.items() if name not in ("tokenizer", "engine")}
