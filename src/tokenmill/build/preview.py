@@ -170,8 +170,8 @@ def plan(
     longest = seconds * max(unit.text_bytes for unit in setup.plan.units) / max(1, setup.plan.text_bytes())
     left = seconds * max(0.0, share - done / len(setup.plan.units))
     took = elapsed(left, longest, at_once)
-    is_local = executor == "local"
-    memory, memory_free = count * MEMORY_BUDGET, free_memory() if is_local else math.inf
+    runs_here = executor == "local"
+    memory, memory_free = count * MEMORY_BUDGET, free_memory() if runs_here else math.inf
     return PlanResult(
         files=len(setup.listing.sources),
         source_bytes=sum(source.bytes for source in setup.listing.sources),
