@@ -31,9 +31,13 @@ set -e
 mount --make-rprivate /
 mkdir -p {shared}
 mount --bind {lab} {shared}
+mkdir -p {shared}.checkout
+mount --bind {checkout} {shared}.checkout
 for place in {home} /tmp /dev/shm /run; do mount -t tmpfs tmpfs $place; done
 sed 's#^root:.*#root:x:0:0:root:{home}:/bin/bash#' /etc/passwd > /tmp/passwd
 mount --bind /tmp/passwd /etc/passwd
+mkdir -p {checkout}
+mount --bind {shared}.checkout {checkout}
 mkdir -p /run/sshd {home}/.ssh {home}/disk
 cp {shared}/ssh/known_hosts {shared}/ssh/authorized_keys {home}/.ssh/
 cp {shared}/ssh/client {home}/.ssh/id_ed25519
@@ -52,6 +56,12 @@ UsePAM no
 PidFile none
 MaxStartups 50
 """
+
+
+def _mounts(place: Path) -> str:
+    """The script of a machine's mounts. The checkout may be in /tmp, of which each machine has its own."""
+    checkout = Path(__file__).resolve().parents[2]
+    return _MOUNTS.format(lab=place, shared=SHARED, home=HOME, programs=_programs(), checkout=checkout)
 
 
 def why_not() -> str:
@@ -91,7 +101,7 @@ class Machine:
         """Start its sshd; its home, /tmp and memory are empty, as after a new installation."""
         config = self.lab.place / "ssh" / f"{self.name}.conf"
         config.write_text(_SSHD.format(port=self.port, address=self.address, shared=SHARED, home=HOME))
-        script = _MOUNTS.format(lab=self.lab.place, shared=SHARED, home=HOME, programs=_programs())
+        script = _mounts(self.lab.place)
         script += f"hostname {self.name}\nexec /usr/sbin/sshd -D -e -f {SHARED}/ssh/{self.name}.conf\n"
         log = (self.lab.place / f"{self.name}.log").open("ab")
         self.process = subprocess.Popen(
@@ -116,7 +126,7 @@ class Machine:
 
     def start(self, *command: object, **options: Any) -> subprocess.Popen[str]:
         """A command here, with mounts of its own over those of the real machine."""
-        script = _MOUNTS.format(lab=self.lab.place, shared=SHARED, home=HOME, programs=_programs()) + 'exec "$@"\n'
+        script = _mounts(self.lab.place) + 'exec "$@"\n'
         environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
         environment |= {"HOME": HOME, "PATH": f"{_programs()}:{os.environ['PATH']}"}
         environment |= options.pop("env", {})
