@@ -5,6 +5,7 @@ Each of them is a real one: tiktoken's pattern runs out of stack, obstore cannot
 
 from __future__ import annotations
 
+import base64
 import dataclasses
 import json
 from collections.abc import Iterator
@@ -204,3 +205,14 @@ def test_the_command_line_shows_a_sentence_at_any_rate(
     done = tokenmill("verify", tmp_path, code=1)
     assert "error: unexpected PanicException: " in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_ranks_that_make_gigatoken_panic_are_refused_without_its_report(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """A token of three bytes that no two others make."""
+    lines = [f"{base64.b64encode(token).decode()} {rank}\n" for token, rank in {**ranks(), b"abc": 256}.items()]
+    (tmp_path / "a.tiktoken").write_text("".join(lines))
+    with pytest.raises(TokenizerError, match=r"gigatoken cannot encode .*assertion"):
+        open_engine(resolve(f"{tmp_path}/a.tiktoken:gpt2"))
+    assert capfd.readouterr().err == ""

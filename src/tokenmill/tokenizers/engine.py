@@ -18,6 +18,7 @@ import contextlib
 import functools
 import gc
 import json
+import os
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -100,6 +101,26 @@ def _check_specials(engine: Engine, spec: TokenizerSpec) -> None:
             raise TokenizerError(f"{spec.engine} encodes the text {name!r} as the special token {number}")
 
 
+@contextlib.contextmanager
+def _without_panic_reports() -> Iterator[None]:
+    """Drop what Rust prints about a panic, which it does before the error can be caught. Anything else is printed."""
+    try:
+        own, held = os.dup(2), os.memfd_create("standard-error")
+    except (OSError, AttributeError):  # it is closed, or this is not Linux
+        yield
+        return
+    try:
+        os.dup2(held, 2)
+        try:
+            yield
+        finally:
+            os.dup2(own, 2)
+        os.write(own, os.pread(held, os.fstat(held).st_size, 0))
+    finally:
+        os.close(own)
+        os.close(held)
+
+
 class _GigatokenEngine:
     def __init__(self, spec: TokenizerSpec) -> None:
         try:
@@ -112,7 +133,7 @@ class _GigatokenEngine:
 
     def _load(self, spec: TokenizerSpec) -> Any:
         if spec.kind == "tiktoken":
-            with temporary_file(spec.content, suffix=".tiktoken") as path:
+            with temporary_file(spec.content, suffix=".tiktoken") as path, _without_panic_reports():
                 return _rs.BPETokenizer.from_tiktoken(path, _SAME_SCHEME.get(spec.scheme, spec.scheme), None)
         return _Gigatoken.from_json(without_specials(spec)).backend
 
