@@ -19,13 +19,16 @@ from nodes import ray_cluster
 
 RECIPE: dict[str, Any] = {"tokenizer": "byte", "unit_bytes": "4kB", "split": "val=0.1"}
 OPTIONS = ("--tokenizer", "byte", "--unit-bytes", "4kB", "--split", "val=0.1", "-q", "--executor", "ray")
-# A filter that comes to a halt at one document, and says so, until it may go on.
+# A filter that comes to a halt at one document, and says so, until it may go on. Its code is part of the fingerprint,
+# which decides which node gets the document, so it names no folder of a test.
 HALT = """
 import os, time
 
+HERE = os.path.dirname(__file__)
+
 def keep(text):
-    while "HALT" in text and not os.path.exists({go!r}):
-        open({halted!r}, "w").close()
+    while "HALT" in text and not os.path.exists(os.path.join(HERE, "go")):
+        open(os.path.join(HERE, "halted"), "w").close()
         time.sleep(0.01)
     return True
 """
@@ -54,7 +57,7 @@ def right(corpus: Path, tmp_path: Path) -> dict[str, str]:
 def halting(corpus: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, Path]:
     """A last source where a build comes to a halt: it makes the second file, and goes on once there is the first."""
     go, halted = tmp_path / "go", tmp_path / "halted"
-    (tmp_path / "halting.py").write_text(HALT.format(go=str(go), halted=str(halted)))
+    (tmp_path / "halting.py").write_text(HALT)
     monkeypatch.delitem(sys.modules, "halting", raising=False)  # that of another test
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("NODE", "driver")
