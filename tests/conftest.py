@@ -36,6 +36,7 @@ WORDS = [
 
 # Whatever loads Ray after this looks for clusters at 127.0.0.1, as it does on systems where it has no others.
 os.environ["RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"] = "0"
+os.environ.pop("COLUMNS", None)  # xdist sets it, and what is printed would be wrapped
 
 # How long an example takes says nothing of it: machines are slow and busy with something else.
 settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
