@@ -41,7 +41,8 @@ _NOT_IN_IDENTITY = ("sources", "val_sources", "tokenizer", "eot_token", "on_bad"
 # How a build runs and what it prints. Users put these into recipes by mistake.
 NOT_IN_A_RECIPE = (
     "output", "workers", "scratch", "config", "restart", "update", "layout", "executor", "ray_address", "placement",
-    "only_layout", "part", "hosts", "ssh_key", "env_setup", "wait", "json", "quiet", "verbose", "no_progress", "no_report",
+    "only_layout", "part", "hosts", "ssh_key", "env_setup", "wait", "json", "quiet", "verbose", "no_progress",
+    "no_report",
 )  # fmt: skip
 # The limits of a manifest, and of the number of a split in the provenance of a document.
 _MAX_SPLIT_CHARS = 64
