@@ -611,7 +611,7 @@ def _text_table(names: list[str], rows: list[list[str]]) -> None:
 
 
 def doctor_report(report: DoctorReport) -> None:
-    """A line for each check, which goes on below itself if the terminal is narrow."""
+    """A line for each check, which continues on the next line if the terminal is narrow."""
     width = shutil.get_terminal_size().columns
     names = max(len(check.name) for check in report.checks)
     for check in report.checks:

@@ -117,7 +117,7 @@ def _kind_of_dataset(folder: Storage) -> FolderKind:
         return FolderKind("imported", "imported")
     try:
         part = manifests.part_of(manifests.load_manifest(folder).identity)
-    except DatasetError:  # whoever uses the manifest will say what is wrong with it
+    except DatasetError:  # the code that uses the manifest says what is wrong with it
         part = None
     if part is not None:
         return FolderKind("part", f"part {part.number} of {part.into} of a dataset on several nodes")

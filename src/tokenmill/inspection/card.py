@@ -1,7 +1,7 @@
 """The dataset card, `README.md` in a dataset: what it is and how to load it, with the metadata of the Hugging Face hub.
 
-Its content follows from the manifest alone. Its last line holds the SHA-256 of the rest, so a card that somebody has
-changed is recognised and left as it is, and so is a README.md without that line.
+Its content follows from the manifest alone. Its last line holds the SHA-256 of the rest, so an edited card is
+recognised and not overwritten; nor is a README.md without that line.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ def report(
     """Write a page about a dataset: `report.html` and the card `README.md` in its folder, or only the page to `output`.
 
     It needs no network, and nothing in it does. Any dataset that `open` reads can be reported on; for files of other
-    trainers, which tokenmill does not write to, give `output`. A `README.md` that somebody has changed stays as it is.
+    trainers, which tokenmill does not write to, give `output`. A `README.md` that was edited is not overwritten.
     `license` is for the card, in the spelling of the Hugging Face hub, such as `cc-by-4.0`.
     """
     begin = time.monotonic()
